@@ -1,8 +1,9 @@
 """Holds the structure of the code: ``python scripts/check_structure.py``; each message says what to do.
 
-Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename occurs once in a package;
-tests use no private attribute of other modules; docstrings and comments do without the words that
-``structure.toml`` bans; modules are neither long nor, unless they are listed there, tiny.
+Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename occurs once in a package; no
+module sleeps or takes durations from the wall clock; tests use no private attribute of other modules;
+docstrings and comments do without the words that ``structure.toml`` bans; modules are neither long nor,
+unless they are listed there, tiny.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def imports(module: Module) -> Iterator[Import]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." * node.level + alias.name for alias in node.names]
         else:
             continue
         for name in names:
@@ -111,6 +114,11 @@ def check_directions(checkout: Checkout) -> Iterator[str]:
             yield f"{module.where}: no rule for {module.name}; add one to {SETTINGS}"
             continue
         for one in imports(module):
+            whole = next(
+                (each for each in checkout.settings["packages"]["whole"] if under(one.name, each)), ""
+            )
+            if whole and not under(module.name, whole) and one.name in checkout.modules and one.name != whole:
+                yield f"{module.where}:{one.line}: import {whole} as a whole, not its module {one.name}"
             if one.typing or one.name.partition(".")[0] in sys.stdlib_module_names:
                 continue
             allowed = [*rule["allowed"], *(rule.get("lazy", []) if one.lazy else [])]
@@ -200,6 +208,26 @@ def check_sizes(checkout: Checkout) -> Iterator[str]:
             yield f"{SETTINGS}: {where} is not there any more: take it out of the list"
 
 
+def check_clocks(checkout: Checkout) -> Iterator[str]:
+    """Calls of the wall clock and of sleep, under whatever name they were imported."""
+    for module in checkout.modules.values():
+        names = {"time": "time"}
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+            elif isinstance(node, ast.ImportFrom) and node.module == "time":
+                names |= {alias.asname or alias.name: f"time.{alias.name}" for alias in node.names}
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call):
+                first, _, rest = ast.unparse(node.func).partition(".")
+                called = ".".join(filter(None, (names.get(first, first), rest)))
+                if called in ("time.time", "time.sleep"):
+                    yield (
+                        f"{module.where}:{node.lineno}: {called}: take durations from `monotonic_ns`, and "
+                        f"wait for an event instead of sleeping"
+                    )
+
+
 def prose(text: str) -> Iterator[tuple[int, str]]:
     """Comments and docstrings with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -255,7 +283,15 @@ def check_privates(checkout: Checkout) -> Iterator[str]:
                 )
 
 
-CHECKS = (check_directions, check_cycles, check_basenames, check_sizes, check_words, check_privates)
+CHECKS = (
+    check_directions,
+    check_cycles,
+    check_basenames,
+    check_sizes,
+    check_clocks,
+    check_words,
+    check_privates,
+)
 
 
 def main() -> None:

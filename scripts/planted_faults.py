@@ -36,7 +36,7 @@ BEGIN, END = "<!-- planted faults -->", "<!-- end of planted faults -->"
 LEAST_FAULTS, LEAST_QUICK = 40, 30
 QUICK = ("-m", "not slow and not process")
 MODULES = {"conch": "services", "conch_control": "control", "triton_python_backend_utils": "services"}
-_TEST_S, _HINTS_S, _WHOLE_S = 60, 300, 3600
+_TEST_S, _HINTS_S, _WHOLE_S = 30, 120, 3600
 _PASSED, _FAILED, _NONE_SELECTED = 0, 1, 5
 # From the lines of `-v`: a summary is missing where `-x` leaves a server of the session running.
 _FOUND = re.compile(r"^(tests/\S+?::.*?) (?:FAILED|ERROR)\b", re.MULTILINE)
@@ -134,7 +134,7 @@ class Copy:
         self._environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),
-            "HYPOTHESIS_PROFILE": "dev",
+            "HYPOTHESIS_PROFILE": "faults",
         }
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._check_imports()

@@ -7,7 +7,7 @@ import queue
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.support.servers import (
     eventually,
     probe,
     probe_inputs,
+    serving,
     serving_process,
     started,
     tensor,
@@ -195,7 +196,9 @@ def access_lines(path: Path, count: int) -> list[Any]:
 
 
 @contextmanager
-def recorded(tmp_path: Path, *flags: str) -> Iterator[tuple[AnyServer, Callable[[int], list[Any]]]]:
+def recorded(
+    tmp_path: Path, *flags: str, start: Callable[..., AbstractContextManager[AnyServer]] = serving
+) -> Iterator[tuple[AnyServer, Callable[[int], list[Any]]]]:
     """A server with an access log, and a function that gives so many of its lines, when there are so many."""
     path = tmp_path / "access.log"
 

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 import pytest
 
 PROCESS_FOLDERS = ("tests/chaos/", "tests/e2e/")
+PROCESS_FIXTURES = frozenset({"driver"})
+"""What starts a process for every test that uses it, such as a compiler."""
+
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"})
 
 
@@ -48,7 +51,8 @@ def mark(items: list[pytest.Item]) -> None:
         cases = getattr(item, "callspec", None)
         values = () if cases is None else cases.params.values()
         worker = any(value == "worker" for value in values if isinstance(value, str))
-        if worker or item.nodeid.startswith(PROCESS_FOLDERS):
+        fixtures = PROCESS_FIXTURES & set(getattr(item, "fixturenames", ()))
+        if worker or fixtures or item.nodeid.startswith(PROCESS_FOLDERS):
             item.add_marker(pytest.mark.process)
 
 

@@ -12,6 +12,8 @@ SETTINGS = """
 banned = ["whoever"]
 [tests]
 privates = ["os._exit"]
+[packages]
+whole = ["conch.wire"]
 [sizes]
 least = 2
 most = 6
@@ -27,7 +29,9 @@ lazy = ["torch"]
 """
 CLEAN = {
     "services/conch/core/request.py": '"""Requests."""\nimport numpy\n',
-    "services/conch/server.py": '"""A server."""\nfrom conch.core import request\ndef f():\n    import torch\n',
+    "services/conch/server.py": "#\nfrom conch.core import request\ndef f():\n    import torch\n",
+    "services/conch/wire/__init__.py": "#\nfrom conch.wire.part import A\n",
+    "services/conch/wire/part.py": "#\nA = 1\n",
     "tests/test_it.py": "class A:\n    def f(self):\n        self._own = 1\n\na = A()\na._own\nos._exit\n",
 }
 
@@ -52,6 +56,10 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
         ("check_directions", "services/conch/core/a.py", "#\nimport conch.server\n", "imports conch.server"),
         ("check_directions", "services/conch/a.py", "#\nimport torch\n", "imports torch"),
         ("check_directions", "services/other.py", "#\nimport os\n", "no rule for other"),
+        ("check_directions", "services/conch/core/a.py", "#\nfrom . import b\n", "imports .b"),
+        ("check_directions", "services/conch/a.py", "#\nimport conch.wire.part\n", "as a whole"),
+        ("check_clocks", "services/conch/a.py", "from time import time as t\nt()\n", "a.py:2: time.time"),
+        ("check_clocks", "services/conch/a.py", "import time as t\nt.sleep(1)\n", "a.py:2: time.sleep"),
         ("check_cycles", "services/conch/core/a.py", "#\nimport conch.core.a.b\n", ""),
         ("check_basenames", "services/conch/api/server.py", "#\n#\n", "server.py occurs 2 times"),
         ("check_sizes", "services/conch/a.py", "#\n" * 7, "split it"),

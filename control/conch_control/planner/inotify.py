@@ -26,7 +26,7 @@ from watchdog.observers.inotify_c import (
     WatchDescriptor,
 )
 
-from conch_control.planner.watcher import Identity, WatchError
+from conch_control.planner.watch_paths import Identity, WatchError
 
 OnChange = Callable[[Identity, str], None]
 """Called with a directory and the name of the changed entry; empty for the directory itself."""

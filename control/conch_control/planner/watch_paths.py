@@ -8,7 +8,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+Identity = tuple[int, int]
+"""Device and inode of a directory."""
+
 _MOST_LINKS = 40  # the kernel's limit
+
+
+class WatchError(Exception):
+    """The kernel refuses to watch; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

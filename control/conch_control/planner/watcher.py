@@ -17,23 +17,16 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from conch_control.planner.watch_paths import file_system, is_silent, resolve
+from conch_control.planner.watch_paths import Identity, WatchError, file_system, is_silent, resolve
 
 if TYPE_CHECKING:
     from conch_control.planner.inotify import Directories
-
-Identity = tuple[int, int]
-"""Device and inode of a directory."""
 
 log = logging.getLogger(__name__)
 
 _CACHES = "__pycache__"
 _EVERYTHING = ""
 """Stands for all entries of a directory."""
-
-
-class WatchError(Exception):
-    """The kernel refuses to watch; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Protocol
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.execution.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.sequence.state import SequenceStates
+from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.spec import ModelSpec
 from conch.workers.wire import CREDIT_AT
 

@@ -27,9 +27,9 @@ from conch.workers.channel import ChannelClosedError
 from conch.workers.exchange import Exchange
 from conch.workers.gpu_tensors import UnreachableError
 from conch.workers.incoming import Incoming
-from conch.workers.metrics import WorkerMetrics
 from conch.workers.waiting import Waits
 from conch.workers.wire import Kind, RequestRecord, ResponseRecord, WireError
+from conch.workers.worker_metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

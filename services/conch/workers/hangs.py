@@ -13,7 +13,7 @@ from typing import Protocol
 from conch.core.backend import Outcome
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, DeadlineExceededError
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.workers.answers import OpenRequest
 from conch.workers.monitor import Monitor, Timer
 

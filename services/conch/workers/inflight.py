@@ -12,7 +12,7 @@ from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, Kept
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.workers.answers import OpenRequest
 
 
@@ -141,7 +141,7 @@ class InFlightTable:
             if not closed:
                 self.batches[number] = sent
                 for request, each in zip(requests, numbers, strict=True):
-                    if not request.filler and not request.answered:
+                    if not request.filler and not request.completed:
                         opened[each] = request
                         request.on_cancel = partial(cancel, each)
         if closed:
@@ -178,7 +178,7 @@ class InFlightTable:
                 for number in numbers:
                     self._entries.pop(number, None)
 
-    def answered(self) -> Iterator[int]:
+    def completed(self) -> Iterator[int]:
         """Forgets the requests that wait to run again and have been answered without the worker.
 
         Yields:
@@ -186,7 +186,7 @@ class InFlightTable:
         """
         for number in list(self.again):
             request = self.open.get(number)
-            if request is None or request.answered:
+            if request is None or request.completed:
                 self.again.discard(number)
                 self.over((number,))
                 yield number
@@ -240,7 +240,7 @@ class InFlightTable:
         left = {
             number: request
             for number, request in list(self.open.items())
-            if number not in numbers and not request.answered
+            if number not in numbers and not request.completed
         }
         kept = [InFlight(self._since_ns(number), (request.id,)) for number, request in left.items()]
         return sorted(kept + batches, key=lambda each: each.since_ns)

@@ -30,7 +30,6 @@ from conch.workers.gpu_tensors import unmapped
 from conch.workers.incoming import Incoming
 from conch.workers.inflight import InFlight, InFlightTable
 from conch.workers.loss import Loss
-from conch.workers.metrics import WorkerMetrics
 from conch.workers.readiness import Checks, LinkReadiness
 from conch.workers.records import WorkerLog
 from conch.workers.results import Results
@@ -39,6 +38,7 @@ from conch.workers.specs import placement_to_json, spec_to_json
 from conch.workers.turns import Turn, Turns
 from conch.workers.waiting import Waits, WorkerWaiter
 from conch.workers.wire import Kind, WireError
+from conch.workers.worker_metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -62,7 +62,7 @@ class Checks:
             self._send(number)
         return check
 
-    def answered(self, number: int, fields: Mapping[str, object]) -> None:
+    def completed(self, number: int, fields: Mapping[str, object]) -> None:
         """Takes the answer to the question of a number."""
         with self._lock:
             check = self._open.pop(number, None)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from conch.backends.python.instance import only_cpu_inputs
+from conch.backends.python.runtime.python_instance import only_cpu_inputs
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
@@ -60,7 +60,7 @@ class BatchSender:
         payload: Payload | None = None
         try:
             if self._table.again:
-                for number in self._table.answered():
+                for number in self._table.completed():
                     self._exchange.send(Kind.FORGET, number)
             if self._records.changed:
                 self._exchange.send(Kind.LEVEL, 0, wire.encode_json({"level": self._records.level}))

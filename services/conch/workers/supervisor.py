@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from conch.core.errors import UnavailableError, as_conch_error
-from conch.core.readiness import Readiness
-from conch.core.workers import WorkerStatus
+from conch.core.servable import Readiness, WorkerStatus
 from conch.workers.attempt import Attempt, Launch
 from conch.workers.blocks import IDLE_NS
 from conch.workers.hangs import ExecutionLimit

@@ -27,6 +27,7 @@ OPERATIONS = {each.ok().label: each.ok() for each in SCHEMA.get_all_operations()
 ALLOWED = (
     # 500: what Triton says of JSON that does not fit, and of models that it does not find
     "attempt to access JSON non-",
+    "log settings belong to the program",
     "attempt to access non-existing object member",
     "attempt to get members for non-object",
     "failed to get request params.: ",

@@ -13,9 +13,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from conch.backends.python.config import auto_complete
-from conch.backends.python.instance import load_code
-from conch.backends.python.limits import limit_memory
+from conch.backends.python.api.pb_model_config import auto_complete
+from conch.backends.python.runtime.memory_limit import limit_memory
+from conch.backends.python.runtime.python_instance import load_code
 from conch.core.errors import ConchError
 from conch.workers import wire
 from conch.workers.host.logs import log_to_server

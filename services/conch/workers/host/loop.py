@@ -13,26 +13,26 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from conch.backends.python.instance import AsyncPythonInstance, PythonInstance, open_instance
-from conch.backends.python.limits import limit_memory
-from conch.backends.python.metrics import keep_metrics_in
-from conch.backends.python.settings import Settings
+from conch.backends.python.api.pb_metrics import use_metric_families
+from conch.backends.python.python_settings import Settings
+from conch.backends.python.runtime.memory_limit import limit_memory
+from conch.backends.python.runtime.python_instance import AsyncPythonInstance, PythonInstance, open_instance
 from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.workers import wire
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.exchange import Exchange
 from conch.workers.gpu_tensors import UnreachableError, unmapped
 from conch.workers.host.answering import Answering
-from conch.workers.host.calls import WorkerCalls
 from conch.workers.host.logs import log_to_server
-from conch.workers.host.metrics import RemoteFamilies
+from conch.workers.host.model_metrics import RemoteFamilies
 from conch.workers.host.reading import Reading, Watch
 from conch.workers.host.requests import Requests
+from conch.workers.host.server_calls import WorkerCalls
 from conch.workers.incoming import Incoming
 from conch.workers.specs import placement_from_json, spec_from_json
 from conch.workers.spinning import Spinning
@@ -131,7 +131,7 @@ class Host:
     # --- what the main thread does ------------------------------------------------------------------------
 
     def _open(self, spec: ModelSpec, placement: Placement) -> bool:
-        keep_metrics_in(self._families)
+        use_metric_families(self._families)
         settings = Settings.of(spec)
         if settings.memory_limit_mb is not None:
             limit_memory(settings.memory_limit_mb)
@@ -278,12 +278,12 @@ class Host:
         request = self._received.get(subject)
         if request is not None:
             request.cancelled = True
-            request.tell_cancelled()
+            request.notify_cancelled()
 
     def _on_forget(self, subject: int, incoming: Incoming) -> None:
         request = self._received.get(subject)
         if request is not None:
-            request.answered = True
+            request.completed = True
             request.kept = None
             self._received.remove(subject)
 

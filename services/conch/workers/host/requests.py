@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from conch.core.request import InferenceRequest, Responder
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.workers import wire
 from conch.workers.incoming import Incoming

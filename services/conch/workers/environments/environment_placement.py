@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conch.backends.python.settings import NeedsWorkerError, Placement, Settings
+from conch.backends.python.python_settings import NeedsWorkerError, Placement, Settings
 from conch.core.spec import ModelSpec
 from conch.workers.environments.asked import Asked
 
