@@ -84,10 +84,16 @@ def transport() -> Transport:
 
 
 @pytest.fixture
-def flow(loop: Loop, transport: Transport) -> Iterator[HttpFlowControl]:
+def waiting() -> list[object]:
+    """Requests behind the one that runs."""
+    return []
+
+
+@pytest.fixture
+def flow(loop: Loop, transport: Transport, waiting: list[object]) -> Iterator[HttpFlowControl]:
     own = asyncio.new_event_loop()  # for the event of uvicorn's part
     asyncio.set_event_loop(own)
-    transport.flow = HttpFlowControl(transport, cast(Any, loop), [])
+    transport.flow = HttpFlowControl(transport, cast(Any, loop), waiting)
     yield transport.flow
     asyncio.set_event_loop(None)
     own.close()
@@ -174,6 +180,21 @@ def test_a_turn_does_not_end_another_pause(flow: HttpFlowControl, loop: Loop, tr
     transport.closing = True
     flow.has_read(TURN_BYTES)
     assert not loop.turn()
+
+
+def test_reading_goes_on_once_no_request_waits_and_all_is_parsed(
+    flow: HttpFlowControl, transport: Transport, waiting: list[object]
+) -> None:
+    flow.pause_reading()
+    waiting.append(object())
+    flow.resume_reading()
+    assert not transport.reading
+    waiting.clear()
+    flow.hold()
+    flow.resume_reading()
+    assert not transport.reading
+    flow.release()
+    assert transport.reading
 
 
 def test_a_body_takes_memory_only_as_it_comes() -> None:

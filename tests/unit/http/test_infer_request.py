@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import NUMPY_DTYPES, Tensor
 from conch.frontends.http.infer.compression import accepted, decompressed
 from conch.frontends.http.infer.infer_headers import head_length
 from conch.frontends.http.infer.infer_request import RequestDecoder
-from conch.frontends.http.infer.infer_response import BinaryOutputs, write_elements
+from conch.frontends.http.infer.infer_response import BinaryOutputs, failure, write_elements
 from conch.frontends.http.infer.json_elements import tensor_bytes
 from conch.frontends.http.jsontext.json_loader import load
 from conch.frontends.http.jsontext.json_values import WINDOW, BulkArray, flattened
@@ -143,6 +143,28 @@ def test_requests_of_sequences_are_not_mixed_up() -> None:
         text = json.dumps(binary(parameters={"sequence_id": number, "sequence_start": True})).encode()
         request, _ = decode(text + bytes(8), len(text), decoder)
         assert (request.correlation_id, request.sequence_start, request.signature) == (number, True, None)
+
+
+def test_parameters_of_the_protocol_are_read_into_attributes() -> None:
+    given = {
+        "sequence_id": 5,
+        "sequence_start": True,
+        "sequence_end": True,
+        "priority": 2,
+        "timeout": 3,
+        "x": 4,
+    }
+    text = json.dumps(binary(parameters=given)).encode()
+    request, _ = decode(text + bytes(8), len(text))
+    assert (request.correlation_id, request.sequence_start, request.sequence_end) == (5, True, True)
+    assert (request.priority, request.timeout_us, request.parameters) == (2, 3, {"x": 4})
+
+
+@pytest.mark.parametrize(("after_ms", "seconds"), [(1, b"1"), (1000, b"1"), (1001, b"2")])
+def test_the_time_to_retry_is_rounded_up(after_ms: int, seconds: bytes) -> None:
+    error = ResourceExhaustedError("full")
+    error.retry_after_ms = after_ms
+    assert dict(failure(error).headers)[b"retry-after"] == seconds
 
 
 NUMBERS = {
