@@ -1,8 +1,7 @@
-"""What requests must have in common to share a batch.
+"""Computes batch keys: requests with equal keys may share a batch.
 
-Inputs of fixed dims always fit together. Of the others requests need the same shapes, but for the batch
-dimension: as they are after padding where the model pads them, and not at all where the model takes them
-ragged. And requests need the same inputs where some are optional.
+Requests must have the same inputs, with equal shapes except for the batch dimension. Padded inputs compare by
+their padded shape; ragged inputs by no shape.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
 
 BatchKey = Callable[[InferenceRequest], object]
-"""Gives the key of a request with valid inputs; requests with equal keys fit together."""
+"""Computes the key of a validated request."""
 
 
 def batch_key_for(spec: ModelSpec) -> BatchKey | None:
-    """The key of a model's requests; None where any two valid requests fit together."""
+    """The function for a model's keys; None if all valid requests may share a batch."""
     skip = 1 if spec.max_batch_size > 0 else 0
     if spec.padding is not None:
         return _PaddedShapes(spec, spec.padding)
@@ -41,11 +40,11 @@ def batch_key_for(spec: ModelSpec) -> BatchKey | None:
 
 
 class PaddedKey(NamedTuple):
-    """The key of requests whose batches have a budget.
+    """A batch key with a limit on elements.
 
     Attributes:
-        shapes: The shapes of their inputs, as for other requests.
-        most_rows: Rows that a batch of them may have; one at least.
+        shapes: Shapes of the inputs.
+        most_rows: Most rows in a batch; at least 1.
     """
 
     shapes: object
@@ -53,7 +52,7 @@ class PaddedKey(NamedTuple):
 
 
 class _PaddedShapes:
-    """The shapes that a request's inputs have once they are padded."""
+    """Computes keys from padded shapes."""
 
     def __init__(self, spec: ModelSpec, padding: Padding) -> None:
         self._name = spec.name

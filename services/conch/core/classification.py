@@ -1,4 +1,4 @@
-"""The classification extension: the top k of an output as strings ``value:index[:label]``."""
+"""Classification extension: formats the top k values of an output as ``value:index[:label]``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _MOST_ELEMENTS = 1_000_000
 
 
 def classify(tensor: Tensor, count: int, spec: TensorSpec | None, batches: bool) -> Tensor:
-    """The `count` highest values of each row of an output.
+    """Formats the highest values of each row of an output.
 
     Args:
-        tensor: An output of a numeric datatype; everything behind the batch dimension is one row.
-        count: How many classes to give for each row, at most.
-        spec: The output's config, for its labels.
-        batches: Whether the first dimension is the batch.
+        tensor: A numeric output; all dimensions after the batch form a row.
+        count: Most classes per row.
+        spec: The output's config, which has the labels.
+        batches: True if the first dimension is the batch.
 
     Returns:
-        A BYTES tensor of shape [batch, k], or [k] for a model without batching. Values are written with
-        six decimals for floating point; ties go to the lower index.
+        A BYTES tensor of shape [batch, k], or [k] for a model without batching. Floating-point
+        values have six decimals; among equal values, the lower index comes first.
 
     Raises:
-        InvalidArgumentError: The datatype has no classes, or the tensor is too large.
+        InvalidArgumentError: The datatype is unsupported, or the tensor is too large.
     """
     if tensor.datatype in ("BYTES", "BOOL", "FP16", "BF16"):
         raise InvalidArgumentError(
@@ -36,7 +36,7 @@ def classify(tensor: Tensor, count: int, spec: TensorSpec | None, batches: bool)
     array = tensor.numpy()
     if array.size > _MOST_ELEMENTS:
         raise InvalidArgumentError("classification output tensor too large")
-    # Not -1 for the row's length: numpy can't work that out for a batch of no rows.
+    # numpy can't infer -1 for a batch without rows.
     rows = array.reshape(array.shape[0], prod(array.shape[1:])) if batches else array.reshape(1, -1)
     k = min(count, rows.shape[1])
     labels = spec.labels if spec is not None else ()
@@ -47,7 +47,7 @@ def classify(tensor: Tensor, count: int, spec: TensorSpec | None, batches: bool)
 
 
 def _top(row: Array, k: int, labels: tuple[str, ...]) -> list[bytes]:
-    # A stable sort of the negated order keeps the lower index first among equals.
+    # The reversed stable sort keeps the lower index first among equal values.
     order = np.argsort(row[::-1], kind="stable")[::-1][:k]
     floating = row.dtype.kind == "f"
     texts: list[bytes] = []

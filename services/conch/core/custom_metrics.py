@@ -1,7 +1,9 @@
-"""Metrics that models define themselves: families by name, each with metrics told apart by labels.
+"""Metrics defined by models: families by name, metrics of a family by labels.
 
-A family is there for as long as a model holds it or one of its metrics, so what a model has made goes with
-it. Models that name the same family share it.
+A family lives as long as a model references it or one of its metrics. Models that use the same name share
+the family.
+
+Locks: one each for the families, a family and a metric; any thread may call.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ _RESERVED = ("nv_", "conch_")
 
 
 def label_name(key: str) -> str:
-    """A key as the name of a label: what can't be in one becomes an underscore."""
+    """A key as a label name; invalid characters become underscores."""
     name = _NOT_IN_A_LABEL.sub("_", key)
     return f"_{name}" if name[:1].isdigit() or not name else name
 
 
 def family_names(name: str, kind: str) -> set[str]:
-    """The names that a family and its samples take, in any format; those of two families must differ."""
+    """Names of a family and its samples in any format; they must not overlap with another family's."""
     names = {name}
     if kind == "counter":
         names |= {name.removesuffix("_total"), name.removesuffix("_total") + "_total"}
@@ -45,12 +47,12 @@ def family_names(name: str, kind: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """What a histogram holds.
+    """Buckets and sum of a histogram.
 
     Attributes:
-        bounds: Upper bounds of its buckets but the last.
+        bounds: Upper bounds of all buckets but the last.
         counts: Observations in each bucket.
-        sum: All observations together.
+        sum: Sum of all observations.
     """
 
     bounds: Sequence[float]
@@ -58,17 +60,17 @@ class Histogram:
     sum: float
 
     def cumulative(self) -> list[int]:
-        """Observations up to each bound, and all."""
+        """Cumulative counts; the last is the total."""
         return list(accumulate(self.counts))
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSnapshot:
-    """A metric at one moment.
+    """Labels and value of a metric.
 
     Attributes:
-        labels: What tells it from the others of its family.
-        value: What it holds.
+        labels: Label values by name.
+        value: A histogram, or the value of a counter or gauge.
     """
 
     labels: Mapping[str, str]
@@ -77,14 +79,7 @@ class MetricSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class FamilySnapshot:
-    """A family at one moment.
-
-    Attributes:
-        name: Its name.
-        kind: What its metrics are.
-        description: What it says of itself.
-        metrics: Its metrics.
-    """
+    """Snapshots of a family and its metrics."""
 
     name: str
     kind: Kind
@@ -93,13 +88,7 @@ class FamilySnapshot:
 
 
 class CustomMetric:
-    """A metric; any thread may use it. The texts of its errors are Triton's.
-
-    Args:
-        family: The family that it belongs to.
-        labels: What tells it from the others.
-        bounds: Upper bounds of a histogram's buckets.
-    """
+    """A counter, gauge or histogram. Error texts are Triton's."""
 
     def __init__(self, family: CustomFamily, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
         self._family = family
@@ -114,7 +103,7 @@ class CustomMetric:
         """The value of a counter or a gauge.
 
         Raises:
-            UnsupportedError: It is a histogram.
+            UnsupportedError: The metric is a histogram.
         """
         self._check("Value", "counter", "gauge")
         return self._value
@@ -123,8 +112,8 @@ class CustomMetric:
         """Adds to a counter or a gauge.
 
         Raises:
-            UnsupportedError: It is a histogram.
-            InvalidArgumentError: It is a counter, which nothing can be taken from.
+            UnsupportedError: The metric is a histogram.
+            InvalidArgumentError: A counter would decrease.
         """
         self._check("Increment", "counter", "gauge")
         if self._family.kind == "counter" and not by >= 0:
@@ -139,7 +128,7 @@ class CustomMetric:
         """Sets a gauge.
 
         Raises:
-            UnsupportedError: It is something else.
+            UnsupportedError: The metric is of another kind.
         """
         self._check("Set", "gauge")
         with self._lock:
@@ -149,7 +138,7 @@ class CustomMetric:
         """Counts a value in a histogram.
 
         Raises:
-            UnsupportedError: It is something else.
+            UnsupportedError: The metric is of another kind.
         """
         self._check("Observe", "histogram")
         with self._lock:
@@ -157,7 +146,7 @@ class CustomMetric:
             self._value += value
 
     def snapshot(self) -> MetricSnapshot:
-        """What it holds now."""
+        """Copies the current state."""
         with self._lock:
             histogram = self._family.kind == "histogram"
             value = Histogram(self._bounds, tuple(self._counts), self._value) if histogram else self._value
@@ -170,13 +159,7 @@ class CustomMetric:
 
 
 class CustomFamily:
-    """Metrics of one name, made by `CustomFamilies`.
-
-    Attributes:
-        name: Its name.
-        kind: What its metrics are.
-        description: What it says of itself.
-    """
+    """Metrics with one name; created by `CustomFamilies`."""
 
     def __init__(self, name: str, kind: Kind, description: str) -> None:
         self.name = name
@@ -186,16 +169,16 @@ class CustomFamily:
         self._metrics: WeakValueDictionary[tuple[tuple[str, str], ...], CustomMetric] = WeakValueDictionary()
 
     def metric(self, labels: Mapping[str, str], bounds: Sequence[float] | None = None) -> CustomMetric:
-        """The metric with these labels: the one there is, or a new one.
+        """Returns the metric with these labels; creates it if needed.
 
         Args:
-            labels: What tells it from the others, by names as `label_name` makes them.
-            bounds: Upper bounds of the buckets, ascending, of a histogram and of nothing else; empty for the
-                one that counts all.
+            labels: Label values; names are converted with `label_name`.
+            bounds: Ascending upper bounds of a histogram's buckets; empty for one bucket. None for other
+                kinds.
 
         Raises:
-            InvalidArgumentError: There are bounds, or none, where it should be the other way round, or
-                they do not ascend; or a label has the name of that of buckets.
+            InvalidArgumentError: Bounds are missing, unexpected or not ascending, or a histogram's label is
+                ``le``.
         """
         if self.kind == "histogram" and bounds is None:
             raise InvalidArgumentError("Bucket boundaries not found in Metric args.")
@@ -217,7 +200,7 @@ class CustomFamily:
             return metric
 
     def snapshot(self) -> FamilySnapshot:
-        """What it holds now."""
+        """Copies the current state."""
         with self._lock:
             metrics = sorted(self._metrics.items())
         return FamilySnapshot(
@@ -226,18 +209,18 @@ class CustomFamily:
 
 
 class CustomFamilies:
-    """The families of one server, or of one process."""
+    """The metric families of a server or process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: WeakValueDictionary[str, CustomFamily] = WeakValueDictionary()
 
     def family(self, name: str, kind: Kind, description: str) -> CustomFamily:
-        """The family of a name: the one there is, or a new one.
+        """Returns the family with this name; creates it if needed.
 
         Raises:
-            InvalidArgumentError: The name can't be that of a metric, or is the server's, or is that of a
-                family of another kind, or one of them has samples of the other's name.
+            InvalidArgumentError: The name is invalid, reserved, used by a family of another kind, or
+                collides with sample names of another family.
         """
         if kind not in get_args(Kind):
             raise InvalidArgumentError(f"'{kind}' is no kind of metrics")
@@ -265,14 +248,14 @@ class CustomFamilies:
                 )
 
     def snapshot(self) -> list[FamilySnapshot]:
-        """The families there are, by name."""
+        """Snapshots of all families, sorted by name."""
         with self._lock:
             families = sorted(self._families.items())
         return [family.snapshot() for _, family in families]
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Has models that this thread loads meanwhile make their families here."""
+        """Makes these the families of models that this thread loads inside the context."""
         token = _used.set(self)
         try:
             yield
@@ -281,11 +264,11 @@ class CustomFamilies:
 
 
 FAMILIES = CustomFamilies()
-"""Those of this process: a module that models import knows of no server that it could ask."""
+"""The process-wide default, for models that run outside a server."""
 
 _used: ContextVar[CustomFamilies] = ContextVar("conch_metric_families", default=FAMILIES)
 
 
 def current_families() -> CustomFamilies:
-    """Those of the server that loads a model on this thread; where none does, those of this process."""
+    """Families of the server that loads a model on this thread, otherwise the process-wide ones."""
     return _used.get()

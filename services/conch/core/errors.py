@@ -1,9 +1,7 @@
-"""The one tree of errors, each class with its Triton code, gRPC status and HTTP status.
+"""Error classes with their Triton code, gRPC status and HTTP status.
 
-Codes and mappings follow Triton's error model (eight codes, each with one gRPC and one HTTP status), with
-some codes of our own.
-The message of a `ConchError` is always safe to show to a client; anything else that is raised reaches
-clients only through `as_conch_error`, and its traceback only the log.
+Codes and mappings are Triton's, with additions. The message of a `ConchError` is safe for clients. Other
+exceptions reach clients only through `as_conch_error`; their tracebacks go only to the log.
 """
 
 from __future__ import annotations
@@ -11,10 +9,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 NO_MESSAGE = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
-"""What is shown of an exception that can't say what it is; Triton's text."""
+"""Text for an exception whose ``__str__`` fails; Triton's text."""
 
 _MOST_DETAILS = 4096
-"""In bytes, percent-encoded as they are sent."""
+"""Limit in bytes, percent-encoded."""
 _PERCENT = ord("%")
 
 
@@ -22,11 +20,11 @@ class ConchError(Exception):
     """An error with a message for the client.
 
     Attributes:
-        code: Triton's name of the code, such as ``INVALID_ARG``.
-        label: The code as it reads inside Triton's messages, such as ``Invalid argument``.
+        code: Triton's code, such as ``INVALID_ARG``.
+        label: The code as in Triton's messages, such as ``Invalid argument``.
         grpc_status: Numeric gRPC status code.
         http_status: HTTP status code.
-        retry_after_ms: When another try makes sense, in milliseconds from now; None if unknown.
+        retry_after_ms: Time to wait before a retry, in milliseconds; None if unknown.
     """
 
     code: ClassVar[str] = "INTERNAL"
@@ -36,18 +34,18 @@ class ConchError(Exception):
     retry_after_ms: int | None = None
 
     def __init__(self, message: str) -> None:
-        # Text from file names may hold what no protocol can carry.
+        # Text from file names may not be valid UTF-8.
         message = message.encode(errors="backslashreplace").decode()
         super().__init__(message)
         self.message = message
 
 
 class InternalError(ConchError):
-    """Something failed that the client could not have prevented."""
+    """A failure in the server or model."""
 
 
 class UnknownError(ConchError):
-    """A failure whose kind is not known."""
+    """A failure of unknown kind."""
 
     code = "UNKNOWN"
     label = "Unknown"
@@ -65,7 +63,7 @@ class NotFoundError(ConchError):
 
 
 class InvalidArgumentError(ConchError):
-    """A request, config or flag that is wrong as it stands."""
+    """An invalid request, config or flag."""
 
     code = "INVALID_ARG"
     label = "Invalid argument"
@@ -74,7 +72,7 @@ class InvalidArgumentError(ConchError):
 
 
 class UnavailableError(ConchError):
-    """Something that exists but can't answer now; a later try may succeed."""
+    """A model or service is temporarily unavailable; a retry may succeed."""
 
     code = "UNAVAILABLE"
     label = "Unavailable"
@@ -83,7 +81,7 @@ class UnavailableError(ConchError):
 
 
 class ResourceExhaustedError(ConchError):
-    """Too much waits already; a later try may succeed. Not one of Triton's codes."""
+    """A queue or limit is full; a retry may succeed. Not one of Triton's codes."""
 
     code = "RESOURCE_EXHAUSTED"
     label = "Resource exhausted"
@@ -92,7 +90,7 @@ class ResourceExhaustedError(ConchError):
 
 
 class UnsupportedError(ConchError):
-    """A feature this server, or this model, does not have."""
+    """A feature that the server or model does not support."""
 
     code = "UNSUPPORTED"
     label = "Unsupported"
@@ -101,7 +99,7 @@ class UnsupportedError(ConchError):
 
 
 class AlreadyExistsError(ConchError):
-    """A name that is taken."""
+    """A name that is in use."""
 
     code = "ALREADY_EXISTS"
     label = "Already exists"
@@ -110,7 +108,7 @@ class AlreadyExistsError(ConchError):
 
 
 class CancelledError(ConchError):
-    """The client took the request back."""
+    """The client cancelled the request."""
 
     code = "CANCELLED"
     label = "Cancelled"
@@ -119,7 +117,7 @@ class CancelledError(ConchError):
 
 
 class DeadlineExceededError(ConchError):
-    """The client no longer waits for the response. Not one of Triton's codes."""
+    """The request's deadline has passed. Not one of Triton's codes."""
 
     code = "DEADLINE_EXCEEDED"
     label = "Deadline exceeded"
@@ -128,7 +126,7 @@ class DeadlineExceededError(ConchError):
 
 
 class OutOfRangeError(ConchError):
-    """A position that is no longer, or not yet, there. Not one of Triton's codes."""
+    """A position outside the stored range. Not one of Triton's codes."""
 
     code = "OUT_OF_RANGE"
     label = "Out of range"
@@ -137,7 +135,7 @@ class OutOfRangeError(ConchError):
 
 
 class UnauthenticatedError(ConchError):
-    """A caller who does not say who it is, or says it wrongly. Not one of Triton's codes."""
+    """Missing or invalid credentials. Not one of Triton's codes."""
 
     code = "UNAUTHENTICATED"
     label = "Unauthenticated"
@@ -146,7 +144,7 @@ class UnauthenticatedError(ConchError):
 
 
 class PermissionDeniedError(ConchError):
-    """Something that this caller may not do. Not one of Triton's codes."""
+    """The client lacks permission. Not one of Triton's codes."""
 
     code = "PERMISSION_DENIED"
     label = "Permission denied"
@@ -175,7 +173,7 @@ ERRORS_BY_CODE: dict[str, type[ConchError]] = {
 
 
 def message_of(error: object) -> str:
-    """Text of an exception of any kind; its ``__str__`` may fail as well."""
+    """Text of an exception, even if its ``__str__`` fails."""
     try:
         return str(error)
     except BaseException:
@@ -183,25 +181,25 @@ def message_of(error: object) -> str:
 
 
 def as_conch_error(error: BaseException) -> ConchError:
-    """The error as a client may see it: itself if it is ours, else an internal error with its message."""
+    """Returns a `ConchError` unchanged; wraps other exceptions in an internal error."""
     if isinstance(error, ConchError):
         return error
     return InternalError(message_of(error) or type(error).__name__)
 
 
 def without_traceback(error: ConchError) -> ConchError:
-    """The error, so that keeping it does not keep the frames, and the requests, it came through."""
+    """Drops the traceback, so that a stored error does not keep frames and requests alive."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 def error_text(error: ConchError) -> str:
-    """An error as Triton prints it for operators: ``Unavailable - text``."""
+    """Formats an error as Triton logs it: ``Unavailable - text``."""
     return f"{error.label} - {error.message}"
 
 
 def status_details(details: str) -> bytes:
-    """An error text as gRPC status details, cut to 4 KiB: clients refuse larger trailers."""
+    """Encodes gRPC status details, cut to 4 KiB: clients reject larger trailers."""
     encoded = details.encode(errors="replace")
     left = _MOST_DETAILS
     if 3 * len(encoded) > left:

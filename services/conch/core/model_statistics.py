@@ -1,6 +1,7 @@
-"""Counters of one model version, with the meaning Triton's statistics extension gives them.
+"""Statistics of a model version, as defined by Triton's statistics extension.
 
-All durations are nanoseconds. Recording takes one lock per executed batch.
+Durations are in nanoseconds. Locks: one per model version, taken once per executed batch. Used by: the
+executor, the response cache, the statistics API and metrics.
 """
 
 from __future__ import annotations
@@ -26,20 +27,18 @@ __all__ = ["BatchDurations", "Duration", "ModelStatistics", "StatisticsSnapshot"
 QUEUED, RUNNING = "queued", "running"
 """Stages in which a request can be cancelled."""
 TIMEOUT, QUEUE_FULL = "timeout", "queue_full"
-"""Why a request is rejected: it has waited for longer than its queue policy allows, or there was no room."""
+"""Reasons for rejection: the queue policy's timeout expired, or the queue was full."""
 
 
 class ModelStatistics:
-    """The counters of one model version.
-
-    Plain integers, not `Duration` objects: recording is on the way of every request.
+    """Counters of a model version: plain integers rather than `Duration` objects, for speed.
 
     Args:
-        gauges: Gives the numbers of requests that wait and that run, at the moment; None for none.
+        gauges: Returns the numbers of pending and running requests.
 
     Attributes:
-        watched: Set once a request has a watch; recording does not look for watches before.
-        identity: Tells these counters from all others, without keeping them or their model.
+        watched: True once a request has a watch; until then, recording skips the check.
+        identity: Identifies these counters without a reference to them or their model.
     """
 
     __slots__ = (
@@ -107,46 +106,41 @@ class ModelStatistics:
         self._batches: dict[int, list[int]] = {}
 
     def keep_latencies(self) -> None:
-        """Counts from now on how long each request takes, for histograms; costs some 0.2 µs a request."""
+        """Enables latency histograms; costs about 0.2 µs per request."""
         with self._lock:
             self._latencies = Latencies()
 
     def keep_summaries(self) -> None:
-        """Keeps from now on what quantiles of times are made of; costs some 1 µs a request."""
+        """Enables quantile summaries; costs about 1 µs per request."""
         with self._lock:
             self._summaries = Summaries()
 
     def quantiles(self, now_ns: int, wanted: Sequence[float]) -> list[list[float]] | None:
-        """Quantiles of the times of late, by stage (see `summaries`); None unless they are kept."""
+        """Recent latency quantiles by stage (see `summaries`); None if summaries are disabled."""
         if self._summaries is None:
             return None
         with self._lock:
             return self._summaries.quantiles(now_ns, wanted)
 
     def keep_first_responses(self, bounds_ms: Sequence[float], decoupled: bool) -> None:
-        """Counts from now on how long first responses take.
+        """Enables the histogram of time to first response.
 
         Args:
-            bounds_ms: Upper bounds of the buckets but the last, ascending, in milliseconds.
-            decoupled: Whether each is recorded by itself; else it is the only one of its request.
+            bounds_ms: Ascending upper bounds of all buckets but the last, in milliseconds.
+            decoupled: True if `record_first_response` records them; otherwise the end of the request does.
         """
         with self._lock:
             self._first_responses = FirstResponses(bounds_ms)
             self._first_with_last = not decoupled
 
     def record_first_response(self, ns: int) -> None:
-        """Counts a decoupled model's first response to a request, by the nanoseconds since its receipt."""
+        """Records a decoupled request's time to first response."""
         if self._first_responses is not None:
             with self._lock:
                 self._first_responses.add(ns)
 
     def record_batch(self, batch: Batch, failed: Sequence[InferenceRequest] = ()) -> None:
-        """Counts one executed batch.
-
-        Args:
-            batch: The batch, with all its times set.
-            failed: Those of its requests that ended in an error.
-        """
+        """Records an executed batch with all its times set; `failed` are its requests with errors."""
         requests = batch.requests
         if batch.fillers:
             requests = [request for request in requests if not request.filler]
@@ -203,7 +197,7 @@ class ModelStatistics:
     def _record_failed(
         self, requests: Sequence[InferenceRequest], failed: Sequence[InferenceRequest], end_ns: int
     ) -> tuple[list[InferenceRequest], int]:
-        """Counts the failed requests of a batch; returns the others, and the rows of those that failed."""
+        """Records failed requests; returns the other requests and the number of failed rows."""
         lost = frozenset(failed)
         with self._lock:
             self._failed += len(failed)
@@ -212,7 +206,7 @@ class ModelStatistics:
         return [each for each in requests if each not in lost], sum(each.batch_size for each in failed)
 
     def record_execution(self, batch: Batch, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """Counts the execution of a batch whose requests are counted one by one."""
+        """Records an execution whose requests are recorded separately."""
         with self._lock:
             self._execution_count += 1
             self._bytes_copied += batch.bytes_copied
@@ -229,13 +223,13 @@ class ModelStatistics:
         output_ns: int = 0,
         again: bool = False,
     ) -> None:
-        """Counts one request that was answered well, apart from the execution of its batch.
+        """Records a successful request separately from its batch's execution.
 
         Args:
             request: The request.
-            times: When its batch was taken, when the inputs were ready, and when its last response came.
-            output_ns: How long handing over its responses took.
-            again: Whether it runs again, so that only the time of this run counts yet.
+            times: Start of the batch, end of input preparation, and time of the last response.
+            output_ns: Time spent sending responses.
+            again: True if the request is rescheduled: only this run's durations are added.
         """
         start, input_end, end = times
         with self._lock:
@@ -251,7 +245,7 @@ class ModelStatistics:
             self._infer_ns += end - input_end - output_ns
             self._output_ns += output_ns
             latencies = self._latencies
-            # Of a request that has run several times the last run counts here, and all in the sums.
+            # For a rescheduled request, histograms include only the last run; the sums include all runs.
             if latencies is not None and not again:
                 latencies.request[(end - request.received_ns).bit_length()] += 1
                 latencies.queue[(start - request.queued_ns).bit_length()] += 1
@@ -264,53 +258,48 @@ class ModelStatistics:
                 self._summaries.add(end, REQUEST, total_ns, queue_ns, input_ns, infer_ns, output_ns)
 
     def record_failure(self, ns: int, in_model: bool = False) -> None:
-        """Counts one request that failed `ns` nanoseconds after receipt.
-
-        Args:
-            ns: The time from its receipt to its answer.
-            in_model: Whether its model answered it; otherwise it was never executed.
-        """
+        """Records a request that failed `ns` after receipt, in its model or before execution."""
         with self._lock:
             self._failed += 1
             self._failed_in_model += in_model
             self._fail_ns += ns
 
     def record_rejection(self, ns: int, reason: str) -> None:
-        """Counts one request that was taken out of the queue unserved, or not let in."""
+        """Records a request that was removed from the queue or refused by it."""
         with self._lock:
             self._failed += 1
             self._fail_ns += ns
             self._rejected[reason] = self._rejected.get(reason, 0) + 1
 
     def record_cancellation(self, ns: int, stage: str) -> None:
-        """Counts one request whose client had gone while it was in a stage."""
+        """Records a request that was cancelled in a stage."""
         with self._lock:
             self._failed += 1
             self._fail_ns += ns
             self._cancelled[stage] += 1
 
     def record_response(self, index: int, kind: ResponseKind, infer_ns: int) -> None:
-        """Counts one response of a decoupled model, before it is handed over."""
+        """Records a decoupled response before it is sent."""
         with self._lock:
             self._responses.add(index, kind, infer_ns)
 
     def record_response_output(self, index: int, kind: ResponseKind, output_ns: int) -> None:
-        """Adds the time it took to hand a response over."""
+        """Adds the time spent sending a response."""
         with self._lock:
             self._responses.add_output(index, kind, output_ns)
 
     @property
     def requests_per_execution(self) -> float:
-        """How many requests an execution has had so far; 0 where there was none."""
+        """Mean number of requests per execution; 0 before the first."""
         with self._lock:
             return self._succeeded / self._execution_count if self._execution_count else 0.0
 
     def record_hit(self, lookup_ns: int, queue_ns: int, success_ns: int) -> None:
-        """Counts one request answered by the response cache.
+        """Records a response cache hit.
 
         Args:
-            lookup_ns: Time to find the answer and to read it.
-            queue_ns: Time before that which it waited for the cache.
+            lookup_ns: Time of the lookup.
+            queue_ns: Wait before the lookup.
             success_ns: Time from receipt to response.
         """
         with self._lock:
@@ -330,7 +319,7 @@ class ModelStatistics:
                 self._summaries.add(now, CACHE_HIT, lookup_ns)
 
     def record_miss(self, ns: int, count: int = 1) -> None:
-        """Counts a request the response cache had no answer to, or, with a count of 0, more time for one."""
+        """Records a response cache miss; a count of 0 adds time to an earlier miss."""
         with self._lock:
             self._misses += count
             self._miss_ns += ns
@@ -339,10 +328,7 @@ class ModelStatistics:
 
     @property
     def mark(self) -> tuple[int, ...]:
-        """Something that is another one whenever a counter has changed, cheaper than a snapshot.
-
-        The counters of single responses are not looked at.
-        """
+        """A value that changes with the counters, except single responses'; cheaper than a snapshot."""
         with self._lock:
             return (
                 self._succeeded,
@@ -359,11 +345,11 @@ class ModelStatistics:
             )
 
     def gauges(self) -> tuple[int, int]:
-        """The numbers of requests that wait and that run now."""
+        """The numbers of pending and running requests."""
         return (0, 0) if self._gauges is None else self._gauges()
 
     def snapshot(self) -> StatisticsSnapshot:
-        """A consistent copy of all counters, and the gauges of about the same moment."""
+        """A consistent copy of all counters, with the gauges of about the same time."""
         pending, running = self.gauges()
         with self._lock:
             count = self._succeeded
@@ -398,7 +384,7 @@ class ModelStatistics:
 
 
 def _wall_clock_ms(monotonic_ns: int) -> int:
-    """A moment of the monotonic clock as milliseconds since the epoch; 0 for never."""
+    """Converts monotonic nanoseconds to milliseconds since the epoch; 0 stays 0."""
     if not monotonic_ns:
         return 0
     return (time.time_ns() - (time.monotonic_ns() - monotonic_ns)) // 1_000_000

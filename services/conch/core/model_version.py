@@ -1,4 +1,7 @@
-"""A model version that is loaded and takes requests."""
+"""A loaded model version: validates requests and passes them to its runner.
+
+Owns: the instance pool, runner, executor and statistics. Used by: the registry and admission.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from conch.core.validation import RequestValidator
 
 
 def scheduler_for(spec: ModelSpec, instances: int = 1) -> Scheduler:
-    """The scheduler a model's config chooses, for so many instances."""
+    """Creates the scheduler that a model's config selects."""
     if spec.sequence is not None:
         return SequenceBatcher(spec, instances)
     batching = spec.batching
@@ -50,12 +53,12 @@ def scheduler_for(spec: ModelSpec, instances: int = 1) -> Scheduler:
 
 
 class Model:
-    """One version of one model: its instances, its queue and its statistics.
+    """A loaded model version with its instances, queue and statistics.
 
     Attributes:
-        spec: What it is.
-        statistics: Its counters; they start at zero with every load.
-        version_text: The version number as the protocol carries it.
+        spec: The model version; replaced by a resize.
+        statistics: Counters; each load starts at zero.
+        version_text: Version number as the protocol carries it.
     """
 
     __slots__ = (
@@ -104,19 +107,19 @@ class Model:
         limiter: RateLimiter | None = None,
         on_warmup: Callable[[], None] = lambda: None,
     ) -> Model:
-        """Makes and warms up all instances of a loaded backend model; closes what it made if one fails.
+        """Creates and warms up all instances of a backend model; closes them if one fails.
 
         Args:
             spec: The model version.
-            backend_model: What the backend loaded; belongs to the model from here on.
+            backend_model: The backend's model; the new object takes ownership.
             clock: Monotonic time in nanoseconds.
-            warmup: Samples that run on each instance when it has been made; they need no resources.
-            limiter: Where instances that need resources get them; None where rates are not limited.
-            on_warmup: Called before the first sample runs; not at all if there is none.
+            warmup: Samples to run on each new instance; they need no resources.
+            limiter: Grants resources to instances; None without rate limits.
+            on_warmup: Called before the first sample, if there is one.
 
         Raises:
-            ConchError: An instance can't be made, or a sample can't be run on it, or the instance could
-                never run.
+            ConchError: An instance can't be created, a sample fails, or an instance's resources can never be
+                granted.
         """
         pool = InstancePool(spec, backend_model, limiter)
         try:
@@ -127,14 +130,14 @@ class Model:
             raise
 
     def prepare_resize(self, spec: ModelSpec, warmup: Sequence[WarmupSample] = ()) -> Resize:
-        """Makes the instances that other counts need, for the caller to commit or abandon.
+        """Creates the instances for new counts; the caller commits or abandons the resize.
 
         Args:
-            spec: The same version with other counts in its instance groups; shown from the commit on.
+            spec: The same version with other instance counts; takes effect with the commit.
             warmup: Samples that run on each new instance.
 
         Raises:
-            ConchError: An instance can't be made; nothing has changed.
+            ConchError: An instance can't be created; nothing has changed.
         """
 
         def show() -> None:
@@ -145,37 +148,37 @@ class Model:
 
     @property
     def pending(self) -> int:
-        """Requests accepted and not yet executing."""
+        """Number of accepted requests that are not yet executing."""
         return self._runner.pending
 
     @property
     def held(self) -> int:
-        """How many sequences it has begun and not ended."""
+        """Number of active sequences."""
         return self._runner.held
 
     @property
     def readiness(self) -> Sequence[Readiness]:
-        """The checks its instances make of themselves."""
+        """Readiness checks of the instances."""
         return [check for instance in self._pool.active if (check := instance.readiness) is not None]
 
     @property
     def workers(self) -> Sequence[WorkerStatus]:
-        """What the processes of its instances are in, of those that have one of their own."""
+        """Status of the instances' worker processes."""
         return [status for instance in self._pool.all if (status := instance.worker()) is not None]
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the model does against its config."""
+        """Ways in which the model deviates from its config."""
         return self._pool.notes
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> Runner | None:
-        """Checks and queues a request; see `Runner.submit` for leading and for a version being closed.
+        """Validates and queues a request; `Runner.submit` explains `may_claim` and closing.
 
         Raises:
             InvalidArgumentError: The request does not fit the model.
-            UnavailableError: Its priority level has no place left.
-            ResourceExhaustedError: The queue has none.
-            ClosedError: The version takes no more requests.
+            UnavailableError: The queue of its priority level is full.
+            ResourceExhaustedError: The queue is full.
+            ClosedError: The version is closed.
         """
         self._validate(request)
         request.model = self
@@ -184,10 +187,10 @@ class Model:
         return self._runner if self._runner.submit(request, may_claim) else None
 
     def cancel(self, request: InferenceRequest) -> bool:
-        """Cancels a request: answers it at once if it is still queued, else marks it for the model.
+        """Cancels a request: fails it if queued, otherwise marks it for the model.
 
         Returns:
-            Whether it was still queued.
+            True if it was queued.
         """
         request.cancelled = True
         cancelled = self._runner.cancel(request)
@@ -201,17 +204,14 @@ class Model:
         return bool(cancelled)
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a sequence that this version, possibly closing, has begun."""
+        """True if a request belongs to an active sequence of this version, which may be closing."""
         return self._runner.continues(request)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Refuses new requests, finishes those it has, and frees the model.
-
-        Args:
-            timeout_s: How long to wait for requests to finish; None for as long as it takes.
+        """Refuses new requests, waits for accepted ones, and frees the model.
 
         Returns:
-            Whether everything finished. If not, nothing is freed: a thread may still run the model.
+            False on timeout. Nothing is freed then: a thread may still run the model.
         """
         if not self._runner.close(timeout_s):
             return False
@@ -222,7 +222,7 @@ class Model:
         return self._runner.pending, self._runner.running
 
     def fail_queued(self, error: ConchError) -> int:
-        """Answers everything queued with an error; returns how many requests that were."""
+        """Fails all queued requests; returns their number."""
         failed = self._runner.take_queued()
         for request in failed:
             if not request.completed:

@@ -1,4 +1,4 @@
-"""Padding of inputs to buckets: what a model's parameter ``CONCH_PADDING`` says, as plain data.
+"""Parses the model parameter ``CONCH_PADDING``, which pads inputs to buckets.
 
 The parameter is JSON::
 
@@ -6,8 +6,8 @@ The parameter is JSON::
      "outputs": {"logits": {"axis": 0, "like": "tokens"}},
      "max_batch_elements": 8192}
 
-An input or output with more than one padded axis has a list of such objects. Here only the form is checked;
-whether it fits the model's tensors is the control plane's to say.
+An input or output with more than one padded axis has a list of such objects. This module checks only the
+form; the control plane checks the rules against the model's tensors.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ POWERS_OF_TWO = 0
 
 @dataclass(frozen=True, slots=True)
 class MadeInput:
-    """An input that the server makes from the real lengths.
+    """An input that the server computes from the unpadded lengths.
 
     Attributes:
         name: Input name.
         datatype: Protocol name of the element type.
-        column: Of lengths: whether the shape is ``[batch, 1]``, not ``[batch]``.
+        column: For lengths: True for shape ``[batch, 1]``, False for ``[batch]``.
     """
 
     name: str
@@ -44,16 +44,16 @@ class MadeInput:
 
 @dataclass(frozen=True, slots=True)
 class PaddedInput:
-    """One axis of an input that is padded.
+    """A padded axis of an input.
 
     Attributes:
         name: Input name.
-        axis: The axis, counted without the batch dimension.
-        buckets: The lengths there are, ascending; empty for any number of them, told by `step`.
-        step: Lengths are multiples of it, or powers of two.
-        value: What is put behind the real values.
-        lengths: An input that gets the real lengths, or None.
-        mask: An input that is 1 where the real values are and 0 behind them, or None.
+        axis: Axis, without the batch dimension.
+        buckets: Allowed lengths, ascending; empty if `step` gives them.
+        step: Allowed lengths are its multiples, or powers of two.
+        value: Padding value.
+        lengths: Input that receives the unpadded lengths, or None.
+        mask: Input that is 1 for original values and 0 for padding, or None.
     """
 
     name: str
@@ -65,7 +65,7 @@ class PaddedInput:
     mask: MadeInput | None = None
 
     def padded(self, length: int) -> int | None:
-        """The length that a length is padded to; None if it is longer than all buckets."""
+        """The padded length; None if `length` exceeds all buckets."""
         if self.buckets:
             return next((bucket for bucket in self.buckets if bucket >= length), None)
         length = max(length, 1)
@@ -76,13 +76,13 @@ class PaddedInput:
 
 @dataclass(frozen=True, slots=True)
 class PaddedOutput:
-    """One axis of an output that is cut back to a request's own length.
+    """An axis of an output that is cut to the request's unpadded length.
 
     Attributes:
         name: Output name.
-        axis: The axis, counted without the batch dimension.
-        source: The padded input that has the length.
-        source_axis: Its axis; None for the only one it is padded along.
+        axis: Axis, without the batch dimension.
+        source: Padded input with that length.
+        source_axis: Axis of that input; None if only one is padded.
     """
 
     name: str
@@ -93,13 +93,13 @@ class PaddedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What is padded, and what is cut back.
+    """Padding rules of a model.
 
     Attributes:
         inputs: Padded axes of inputs.
-        outputs: Axes of outputs that are cut back.
-        max_batch_elements: Most elements of a padded input in one batch, padding included; 0 for any number.
-            A request that has more runs alone.
+        outputs: Axes of outputs that are cut.
+        max_batch_elements: Most elements of a padded input in a batch, with padding; 0 for no limit. A
+            larger request runs alone.
     """
 
     inputs: tuple[PaddedInput, ...]
@@ -108,15 +108,15 @@ class Padding:
 
     @property
     def made(self) -> tuple[MadeInput, ...]:
-        """The inputs that the server makes."""
+        """Inputs that the server computes."""
         return tuple(made for rule in self.inputs for made in (rule.lengths, rule.mask) if made is not None)
 
 
 def parse_padding(text: str) -> Padding:
-    """Reads the value of the parameter.
+    """Parses the parameter.
 
     Raises:
-        InvalidArgumentError: It has another form; the text names the field and says what belongs there.
+        InvalidArgumentError: The form is wrong; the text names the field and what it expects.
     """
     try:
         data = json.loads(text)
@@ -133,15 +133,15 @@ def parse_padding(text: str) -> Padding:
 
 
 def made_inputs(parameters: Mapping[str, str]) -> frozenset[str]:
-    """Names of the inputs that padding makes, by a model's parameters; none if what they say is wrong."""
+    """Names of the inputs that padding computes; empty if the parameter is invalid."""
     try:
         return frozenset(made.name for made in parse_padding(parameters.get(PARAMETER, "")).made)
     except InvalidArgumentError:
-        return frozenset()  # the control plane says so before the model is used
+        return frozenset()  # the control plane reports it when it loads the model
 
 
 class _Object:
-    """A JSON object at a place, with the keys it may have."""
+    """A JSON object with its path and its allowed keys."""
 
     def __init__(self, data: Any, path: str, keys: Iterable[str]) -> None:
         self.path = path
@@ -178,7 +178,7 @@ class _Object:
 
 
 def _rules(data: Any, path: str) -> Iterable[tuple[str, Any, str]]:
-    """Each axis's object with the name it stands under and its place."""
+    """Yields tensor name, rule and path for each axis."""
     if data is None:
         return
     if not isinstance(data, dict):

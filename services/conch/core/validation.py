@@ -1,6 +1,6 @@
-"""Checks a request against a model and prepares it for its queue.
+"""Validates requests against a model and sets their batch size and batch key.
 
-The rules, their order and their texts are Triton's (its core request validation).
+Rules, order and texts are those of Triton's core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conch.core.tensor import ELEMENT_SIZES, Tensor
 _MOST_REMEMBERED = 4096
 _MOST_BYTES = 2**63 - 1
 _POINTER_SIZE = 8
-"""What an element takes in an array of strings."""
+"""Size of an element in a numpy array of strings."""
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
     "prepended to each input shape. If you want to specify the full shape including the batch dim in "
@@ -27,7 +27,7 @@ _BATCH_NOTE = (
 
 
 class _Passed(NamedTuple):
-    """What is known of requests with a signature that passed; sizes in bytes, None for BYTES."""
+    """Result of a validated signature; sizes in bytes, None for BYTES."""
 
     batch_size: int
     batch_key: object
@@ -35,7 +35,7 @@ class _Passed(NamedTuple):
 
 
 class RequestValidator:
-    """The checks of one model, with everything that can be known at load time worked out then."""
+    """Validates the requests of one model; precomputes its rules."""
 
     __slots__ = (
         "_assigns_ids",
@@ -59,13 +59,13 @@ class RequestValidator:
         self._batches = spec.max_batch_size > 0
         self._skip = 1 if self._batches else 0
         self._batch_key = batch_key_for(spec)
-        # What it says of the request's id is no part of a signature: it is looked at each time.
+        # The correlation id is not part of a signature: it is checked for each request.
         controls = () if spec.sequence is None else spec.sequence.controls
         self._assigns_ids = spec.sequence is not None and spec.sequence.iterative
         self._correlation = next((control for control in controls if control.kind == "CORRID"), None)
 
     def __call__(self, request: InferenceRequest) -> None:
-        """Checks the request and sets its batch size and batch key.
+        """Validates a request and sets its batch size and batch key.
 
         Raises:
             InvalidArgumentError: The request does not fit the model; the text is Triton's.
@@ -78,7 +78,7 @@ class RequestValidator:
                 return
         passed = self._passed.get(signature)
         if passed is not None:
-            # Of a request like one that passed only the bytes are left to look at.
+            # The signature has passed before: only the sizes remain to be checked.
             batch_size, batch_key, sizes = passed
             for tensor, size in zip(request.inputs.values(), sizes, strict=True):
                 if size is None:
@@ -98,7 +98,7 @@ class RequestValidator:
         return len(self._passed)
 
     def _signature_of(self, request: InferenceRequest) -> object:
-        """What the checks look at of a request besides its bytes; None where that is not to be remembered."""
+        """Everything the checks read except tensor data; None if the result must not be remembered."""
         requested = request.requested
         if self._correlation is not None or (requested is not None and len(requested) > len(self._outputs)):
             return None
@@ -106,7 +106,7 @@ class RequestValidator:
 
     def _remember(self, signature: object, request: InferenceRequest) -> None:
         if len(self._passed) >= _MOST_REMEMBERED:
-            self._passed.clear()  # signatures that never repeat must not fill the memory
+            self._passed.clear()  # bounds memory when signatures never repeat
         sizes = tuple(
             None if tensor.datatype == "BYTES" else tensor.nbytes for tensor in request.inputs.values()
         )
@@ -282,18 +282,18 @@ class RequestValidator:
 def reshaped_shape(
     shape: tuple[int, ...], target: tuple[int, ...], source: tuple[int, ...], skip: int
 ) -> tuple[int, ...]:
-    """The shape of the same elements under a config's reshape.
+    """Applies a config's reshape to a shape.
 
     Args:
-        shape: Concrete shape, leading batch dimensions included.
-        target: Dims to arrive at; each -1 takes the value of the matching -1 of `source`, in order.
-        source: Dims the concrete shape follows.
-        skip: Number of leading dimensions that stay as they are (1 for a batch dimension).
+        shape: Concrete shape with batch dimensions.
+        target: New dims; each -1 takes the value of the matching -1 of `source`, in order.
+        source: Dims that `shape` follows.
+        skip: Number of unchanged leading dimensions (1 for a batch dimension).
     """
     wild = (got for want, got in zip(source, shape[skip:], strict=True) if want == -1)
     return (*shape[:skip], *(next(wild) if dim == -1 else dim for dim in target))
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as Triton's messages print it: ``[1,16]``."""
+    """Formats a shape as in Triton's messages: ``[1,16]``."""
     return "[" + ",".join(str(dim) for dim in shape) + "]"
