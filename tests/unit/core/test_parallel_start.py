@@ -27,7 +27,7 @@ _given: ContextVar[str] = ContextVar("given", default="nothing")
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance_pool, "_cores", lambda: 4)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
 
 
 class Together(LoadedModel):
@@ -143,7 +143,7 @@ def test_nothing_is_begun_once_the_load_is_stopped(most: int) -> None:
 
 
 def test_two_are_made_at_the_same_time_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance_pool, "_cores", lambda: 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(1)))
     model = Model.create(
         make_spec(instances=2), Together(2)
     )  # else it waits for the other one until it fails
