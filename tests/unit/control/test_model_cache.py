@@ -270,3 +270,14 @@ def test_a_killed_owner_does_not_hold_the_lock(tmp_path: Path) -> None:
         os.close(descriptor)  # as the kernel does for who dies
         cache.keep(blob("a", 1), b"a")
         assert cache.has(blob("a", 1))
+
+
+def test_a_short_write_is_continued(tmp_path: Path) -> None:
+    cache = ModelCache(tmp_path, write=lambda file, data, offset: os.pwrite(file, data[:3], offset))
+    cache.open()
+    partial = cache.partial(Blob("digest", 10))
+    assert partial is not None
+    partial.append(b"0123456789")
+    assert partial.md5() == hashlib.md5(b"0123456789").hexdigest()
+    partial.close()
+    cache.close()

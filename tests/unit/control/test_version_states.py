@@ -43,6 +43,17 @@ def test_each_phase_is_published_and_logged() -> None:
     assert states.snapshot().revision == 5
 
 
+def test_a_version_is_ready_before_the_one_that_it_replaces_drains() -> None:
+    states, _, events = a_book()
+    through(states, *LOADED)
+    for phase in LOADED[:2]:
+        states.change("m", {2: Change(phase)}, {1: MODEL})
+    before = events.revision
+    states.change("m", {1: Change(Phase.DRAINING), 2: Change(Phase.READY)}, {2: MODEL})
+    seen = [(event.version, event.phase) for event in events.after(before)]
+    assert seen == [(2, Phase.READY), (1, Phase.DRAINING)]
+
+
 def test_the_registry_is_changed_when_an_event_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     states, registry, events = a_book()
     seen = []

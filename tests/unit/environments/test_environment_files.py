@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -348,6 +348,8 @@ CLAUSES = st.one_of(
     st.lists(CLAUSES, max_size=3).map(", ".join),
     st.tuples(st.integers(0, 4), st.integers(0, 14), st.integers(0, 14)),
 )
+@example("~=3.11", (4, 0, 0))
+@example("~=3.11.2", (3, 12, 0))
 def test_versions_are_compared_as_pip_does(specifier: str, version: tuple[int, int, int]) -> None:
     expected = SpecifierSet(specifier).contains(Version(".".join(map(str, version))))
     assert allows(specifier, version) == expected
