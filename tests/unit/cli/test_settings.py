@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from conch.cli.settings.all_settings import SETTINGS
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags, read_keywords
-from conch.cli.settings.value_types import parse_bool
+from conch.cli.settings.value_types import integer, parse_bool
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.server_options import rate_limits
 
@@ -327,3 +328,11 @@ def test_a_compute_capability_that_is_none(text: str) -> None:
     assert read("--min-supported-compute-capability=7.5")["min-supported-compute-capability"] == 7.5
     with pytest.raises(FlagError, match="is not a compute capability"):
         read(f"--min-supported-compute-capability={text}")
+
+
+def test_limits_of_a_number_belong_to_it() -> None:
+    number = integer(1, 8)
+    assert [number.parse(text) for text in ("1", "8")] == [1, 8]
+    for text in ("0", "9"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"must be from 1 to 8, got {text}"):
+            number.parse(text)

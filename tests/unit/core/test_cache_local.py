@@ -134,3 +134,12 @@ def test_many_threads_keep_the_budget(threads: int) -> None:
     assert state.evictions > 0
     assert state.hits > 0
     assert state.size <= state.capacity
+
+
+def test_the_entry_used_longest_ago_goes_first() -> None:
+    cache = LocalCache(2 * (ENTRY_OVERHEAD + 2))
+    for key in (b"a", b"b"):
+        assert cache.insert(key, b"1", 0)
+    assert cache.lookup(b"a") == b"1"
+    assert cache.insert(b"c", b"1", 0)
+    assert [cache.lookup(key) for key in (b"a", b"b", b"c")] == [b"1", None, b"1"]

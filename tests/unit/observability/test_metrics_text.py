@@ -24,6 +24,7 @@ from conch.observability.metrics.sample_text import (
     Template,
     bounds,
     in_seconds,
+    labels,
     number,
     sample,
     sizes,
@@ -139,3 +140,7 @@ def test_seconds_are_exact(ns: int) -> None:
 @pytest.mark.parametrize(("key", "name"), [("team", "team"), ("a-b c", "a_b_c"), ("1x", "_1x"), ("ü", "_")])
 def test_what_cannot_name_a_label_is_replaced(key: str, name: str) -> None:
     assert label_name(key) == name
+
+
+def test_labels_are_escaped() -> None:
+    assert labels({"b": 'a "\\\n', "a": ""}) == 'a="",b="a \\"\\\\\\n"'
