@@ -1,6 +1,6 @@
 """Memory for large tensors: blocks that one side makes and the other maps.
 
-A block is a memfd, sealed so that it keeps its size: whoever has mapped it can't be hurt by the other side.
+A block is a memfd, sealed so that it keeps its size: neither side can shrink the other's mapping.
 It travels once; later messages name its number. Its maker lends it with a message and has it back when the
 receiver has no view of it any more. Sizes are powers of two, so that the same few blocks are used again and
 again, and what is idle beyond a cap, or for a while, is dropped on both sides.
@@ -270,7 +270,7 @@ class Pool:
 class Mappings:
     """The other side's blocks, as far as this side has mapped them.
 
-    `lend` and `drop` are called by whoever receives messages; the rest may be used from any thread.
+    The receiving thread calls `lend` and `drop`; the rest may be used from any thread.
 
     Args:
         writable: Whether this side may write to them.
@@ -396,7 +396,7 @@ class _Watch:
     Attributes:
         gone: The numbers.
         numbers: Those of arrays that are there, by the identity of the array.
-        nbytes: About how many bytes they are together, for whoever empties the queue to set to 0.
+        nbytes: About how many bytes they are together, set to 0 when the queue is emptied.
         then: Called after that; must not wait for anything.
     """
 

@@ -82,7 +82,7 @@ class ServerDevices:
         return places
 
     def received(self, layout: TensorLayout, place: Place) -> Tensor:
-        """What a model has made or got; the worker has it back when nobody uses its memory any more.
+        """What a model has made or got; the worker gets it back when its memory is no longer used.
 
         What can't be opened here comes as a copy the next time.
         """

@@ -52,7 +52,7 @@ class Timer:
 
 
 class Monitor:
-    """Runs calls, timers and readers of file descriptors on one thread, for as long as somebody holds it.
+    """Runs calls, timers and readers of file descriptors on one thread, which ends with its last holder.
 
     Args:
         clock: Monotonic time in nanoseconds.
@@ -87,7 +87,7 @@ class Monitor:
             self._wake()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Has the thread, which somebody must hold, call a function soon."""
+        """Calls a function soon on the thread; the monitor must have a holder."""
         with self._lock:
             self._calls.append(function)
             self._wake()
@@ -106,7 +106,7 @@ class Monitor:
         return future.result()
 
     def at(self, time_ns: int, function: Callable[[], None]) -> Timer:
-        """Has the thread, which somebody must hold, call a function at a time."""
+        """Calls a function on the thread at a time; the monitor must have a holder."""
         timer = Timer(function)
         with self._lock:
             heapq.heappush(self._timers, (time_ns, next(self._numbers), timer))
@@ -154,7 +154,7 @@ class Monitor:
                 calls, self._calls = self._calls, deque()
                 due = self._due()
                 if not calls and not due and self._holders <= 0:
-                    # Under the lock: whoever holds it from now on gets a thread of its own.
+                    # Under the lock: the next holder starts a new thread.
                     selector.close()
                     os.close(self._wake_fd)
                     self._wake_fd, self._selector, self._thread = -1, None, None

@@ -1,13 +1,13 @@
 """Waiting awake for a message that is expected before a sleeper would be up.
 
 To wake a process costs the one that wakes it and the one that is woken tens of microseconds each where
-processors halt when idle, as they do in virtual machines: more than many a model computes. So whoever has
-been sent its next message soon, again and again, looks for it for a while before it sleeps. A look in vain is
-followed by ever more waits without one, and so is a look that was held up, as then somebody else wants the
-processor, or the interpreter.
+processors halt when idle, as they do in virtual machines: more than many a model computes. A
+receiver whose messages keep coming soon therefore polls for a while before it sleeps. After a poll in vain it
+sleeps at once for an increasing number of waits; also after a delayed poll, because then another thread or
+process wants the processor or the interpreter.
 
-Where a single client waits for one answer after the other, nobody else has much to do. Who waits for its next
-request looks longer, but lets everybody else go first.
+With a single client that waits for each response, other threads have little to do. A worker that waits for
+its next request then polls longer, but yields to all others.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class ReturnedTensor(BlockTensor):
 
 
 class ReceivedTensor(Tensor):
-    """An input in a worker: a model may write to it, as nobody else has it."""
+    """An input in a worker; the model may write to it, as it has the only reference."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class LentTensor(ReceivedTensor):
 
 
 def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
-    """A tensor in a block from a worker: a view, but a copy where nobody may change the bytes any more.
+    """A tensor in a block from a worker: a view, or a copy where the bytes must not change any more.
 
     Strings are counted before they are taken apart; for numbers that kernels take for positions see
     `POSITIONS`.

@@ -3,8 +3,8 @@
 An entry is a folder named by what the environment is made from, with the environment in ``env``, and beside
 the folder a lock file. A record in the folder, written last, says that the environment is whole. It is made
 where it stays, and not renamed into place: scripts, ``conda-unpack`` and venvs write their own absolute path
-into their files. Whoever makes one has its lock alone, and so does each process that works on it, so nobody
-sees it half made, and what a crash leaves behind has no record and is made anew.
+into their files. The maker and its child processes hold the lock exclusively, so an incomplete environment is
+never visible; what a crash leaves behind has no record and is made anew.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _UNUSED = "has not been used for longest and is removed"
 Make = Callable[[Path, int], Mapping[str, str]]
 """Makes an environment in an empty folder, and says what is worth keeping about it.
 
-The number is the descriptor of the lock, for the processes that work on it: as long as one of them lives
-nobody else touches the folder.
+The number is the lock's descriptor, inherited by the processes that make the environment: the folder stays
+locked while one of them lives.
 """
 
 
@@ -119,7 +119,7 @@ class EnvironmentCache:
                     if lock.exclusive and missing():
                         _make(folder, lock, make)
                         self._prune(key)
-                    # Another one may have pruned it, just then; or it is in use, and somebody has tidied up.
+                    # Another process may have pruned it just now, or cleared it away while it was in use.
                     kept = _use(folder, lock) if not lock.exclusive or lock.share() else None
                 except BaseException:
                     lock.close()
@@ -167,7 +167,7 @@ class EnvironmentCache:
                     yield 0, path.stem, 0
 
     def remove(self, key: str, why: str) -> bool:
-        """Removes an entry, unless somebody uses it or is making it.
+        """Removes an entry unless it is in use or being made.
 
         Args:
             key: Its key, or the name of its folder.

@@ -1,8 +1,8 @@
 """Locks between processes, on files: many may use what a file stands for, or one may change it.
 
-They are `flock` locks, which the kernel gives up when the last process ends that holds the file open: a
-crash leaves none behind. A file may be removed by whoever holds it for itself, so that one that has been
-waited for may be gone from its path; then the path is opened again.
+The kernel releases `flock` locks when the last process that has the file open ends: a crash leaves none
+behind. The exclusive holder may remove the file, so after a wait the path may name no file, or another one;
+then it is opened again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FileLock:
 
     @classmethod
     def try_exclusive(cls, path: Path) -> FileLock | None:
-        """Takes it for oneself, if nobody has it."""
+        """Takes the lock exclusively if it is free."""
         return cls._try(path, True)
 
     @classmethod
