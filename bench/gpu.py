@@ -229,7 +229,7 @@ def copies(repository: Path, model: str, batch: int, regions: bool, count: int) 
 
     import conch
 
-    flags = {
+    flags: dict[str, Any] = {
         "grpc_port": 18002,
         "allow_http": False,
         "allow_metrics": False,

@@ -57,7 +57,7 @@ class Traffic:
         self._server = server
         self._model = model
         self._stop = threading.Event()
-        self.answered = 0
+        self.completed = 0
         self.errors: list[BaseException] = []
         self.seen: set[str] = set()
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(3)]
@@ -71,7 +71,7 @@ class Traffic:
                     else:
                         said = probe(client, float(number), self._model)
                         self.seen.add(said["parameters"].get("x", ""))
-                    self.answered += 1
+                    self.completed += 1
             except BaseException as error:
                 self.errors.append(error)
 
@@ -86,8 +86,8 @@ class Traffic:
 
     def goes_on(self) -> None:
         """Waits until some more requests have been answered."""
-        target = self.answered + 20
-        eventually(lambda: self.answered >= target or self.errors, "traffic goes on")
+        target = self.completed + 20
+        eventually(lambda: self.completed >= target or self.errors, "traffic goes on")
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def ask_for_load(address: str) -> object:
 def test_the_next_version_is_under_way(place: Place, mode: str, moment: str) -> None:
     with place.serving(mode) as server, ThreadPoolExecutor(1) as pool:
         load = Load(server.address, "m", polite=False)
-        eventually(lambda: load.answered > 50, "there is load")
+        eventually(lambda: load.completed > 50, "there is load")
         place.steering.hold(moment, 2)
         place.publish(2)
         swap = pool.submit(ask_for_load, server.address) if mode == "explicit" else None
@@ -85,7 +85,7 @@ def test_the_next_version_is_under_way(place: Place, mode: str, moment: str) -> 
         if swap is not None:
             assert swap.result() in ({}, ("UNAVAILABLE", "Server exiting"))
     assert {code for code, _ in load.failures} <= {"UNAVAILABLE"}, load.failures
-    assert place.steering.ran() == load.answered, "what was run was answered"
+    assert place.steering.ran() == load.completed, "what was run was answered"
 
 
 @IN_EACH_MODE
@@ -93,14 +93,14 @@ def test_the_version_before_still_answers(place: Place, mode: str) -> None:
     """It has requests of unary calls and of streams in it; the new one has others."""
     with place.serving(mode) as server, ThreadPoolExecutor(1) as pool:
         old = Load(server.address, "m", polite=False)
-        eventually(lambda: old.answered > 50, "there is load")
+        eventually(lambda: old.completed > 50, "there is load")
         place.steering.hold("run", 1)
         place.steering.wait_held("run", 1)
         place.publish(2)
         swap = pool.submit(ask_for_load, server.address) if mode == "explicit" else None
         eventually(lambda: server.errors.count("successfully loaded 'm'") == 2, "it is swapped")
         new = Load(server.address, "m", polite=False)
-        eventually(lambda: new.answered > 50, "the new one answers")
+        eventually(lambda: new.completed > 50, "the new one answers")
         server.signal(signal.SIGTERM)
         eventually(lambda: "Waiting for in-flight requests" in server.errors, "it stops")
         place.steering.let_go()
@@ -110,7 +110,7 @@ def test_the_version_before_still_answers(place: Place, mode: str) -> None:
             load.join()
             assert {code for code, _ in load.failures} <= {"UNAVAILABLE"}, load.failures
         assert swap is None or swap.result() == {}
-    assert place.steering.ran() == old.answered + new.answered, "what was run was answered"
+    assert place.steering.ran() == old.completed + new.completed, "what was run was answered"
 
 
 @IN_EACH_MODE
@@ -131,7 +131,7 @@ def test_swaps_go_on_during_the_drain_delay(place: Place, mode: str) -> None:
         load = Load(server.address, "m", polite=True)
         swapping = pool.submit(swap, server)
         try:
-            eventually(lambda: load.answered > 50, "there is load")
+            eventually(lambda: load.completed > 50, "there is load")
             eventually(lambda: swaps(server) > 3, "it is swapped under load")
             before, begun = swaps(server), time.monotonic()
             server.signal(signal.SIGTERM)
@@ -143,7 +143,7 @@ def test_swaps_go_on_during_the_drain_delay(place: Place, mode: str) -> None:
         assert server.wait() == 0
         swapping.result()
     assert load.failures == []
-    assert place.steering.ran() == load.answered
+    assert place.steering.ran() == load.completed
 
 
 def swaps(server: ServerProcess) -> int:

@@ -97,7 +97,7 @@ class Load:
         self._address = address
         self._model = model
         self._lock = threading.Lock()
-        self.answered = 0
+        self.completed = 0
         self.failures: list[tuple[str, str]] = []
         self.enough = threading.Event()
         work = [self._unary, self._unary, self._stream, self._stream]
@@ -115,7 +115,7 @@ class Load:
 
     def _count(self) -> None:
         with self._lock:
-            self.answered += 1
+            self.completed += 1
 
     def _unary(self) -> None:
         with closing(Client(self._address)) as client:

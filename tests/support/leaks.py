@@ -85,7 +85,7 @@ _GRPC = frozenset({"anon_inode:[eventpoll]", "anon_inode:[eventfd]"})
 
 @contextmanager
 def local_server() -> Iterator[None]:
-    """Lets a server in this process start threads inside the block; checks that none is left after it."""
+    """Lets a server of this process start threads and open files; checks that they are gone after the block."""
     global _servers, _had_server
     _had_server = True
     with no_leaks():
@@ -108,7 +108,7 @@ def leaked(before: Held) -> list[str]:
         *(
             f"file descriptor {number}: {target}"
             for number, target in now.descriptors - before.descriptors
-            if not (_had_server and target in _GRPC)
+            if not (_servers or (_had_server and target in _GRPC))
         ),
         *(f"/dev/shm/{name}" for name in made_here(now.shared_memory - before.shared_memory)),
     ]

@@ -25,7 +25,7 @@ from tests.support.leaks import local_server
 from tritonclient.grpc import service_pb2
 
 import conch
-from conch.observability.logs import ANNOUNCEMENTS
+from conch.observability.logging.log_handler import ANNOUNCEMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "models" / "basic"

@@ -16,6 +16,8 @@ from tests.support.servers import free_port
 from conch.caches.redis import RedisCache, open_redis
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
@@ -29,7 +31,6 @@ def cache(server: RedisServer) -> Iterator[RedisCache]:
         yield cache
 
 
-@pytest.mark.process
 def test_entries_are_found_by_their_keys(cache: RedisCache) -> None:
     assert (cache.blocking, cache.shared) == (True, True)
     entries = {os.urandom(32): os.urandom(size) for size in (0, 1, 1000, 300_000)}
@@ -163,7 +164,6 @@ def test_a_certificate_that_is_not_there(server: RedisServer) -> None:
     assert "No such file" in failure(server.settings(tls_enabled="true", cacert="/nowhere/ca.pem"))
 
 
-@pytest.mark.process
 def test_calls_fail_soon_while_it_is_away_and_work_when_it_is_back() -> None:
     with redis_server() as server, closing(open_redis(server.settings(socket_timeout="200"), {})) as cache:
         cache.insert(b"k", b"v", 0)

@@ -82,7 +82,7 @@ def with_response(made: InferenceResponse | None) -> Change:
 
 def refused(requests: list[HostRequest], responses: list[InferenceResponse | None]) -> None:
     """The model has answered with an error by a sender."""
-    requests[1].answered = requests[1].failed = True
+    requests[1].completed = requests[1].failed = True
     responses[1] = None
 
 
@@ -92,7 +92,7 @@ def again(requests: list[HostRequest], responses: list[InferenceResponse | None]
 
 
 def failed_before(requests: list[HostRequest], responses: list[InferenceResponse | None]) -> None:
-    requests[1].answered = requests[1].failed = True
+    requests[1].completed = requests[1].failed = True
 
 
 @pytest.mark.parametrize(

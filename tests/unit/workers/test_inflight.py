@@ -42,7 +42,7 @@ def test_a_batch_is_there_until_it_is_taken_and_its_requests_until_they_are_over
     entered = Entered()
     table = entered.table
     a, b, over = one("a"), one("b"), one("over")
-    over.answered = True
+    over.completed = True
     first, second = entered.enter(a, FillerRequest(a, dict(a.inputs)), over), entered.enter(b)
     assert first.number != second.number and first.again == [False] * 3
     assert table.batches == {first.number: first, second.number: second}
@@ -56,7 +56,7 @@ def test_a_batch_is_there_until_it_is_taken_and_its_requests_until_they_are_over
     assert [each.request_ids for each in table.in_flight()] == [("a",), ("b",)]
     assert [entry.request for entry in table.kept(first.batch)] == [a]
     assert table.request(first.numbers[0]) is a and table.request(first.numbers[2]) is None
-    a.answered = True
+    a.completed = True
     assert [each.request_ids for each in table.in_flight()] == [("b",)]
 
 
@@ -78,9 +78,9 @@ def test_a_request_that_runs_again_keeps_its_number_with_the_worker_that_kept_it
     assert a.kept is None and here.table.entry(sent.numbers[0]) is entry
     # The other one does not come back; once it is answered elsewhere it is forgotten.
     assert here.table.again == {sent.numbers[1]}
-    assert list(here.table.answered()) == []
-    b.answered = True
-    assert list(here.table.answered()) == [sent.numbers[1]]
+    assert list(here.table.completed()) == []
+    b.completed = True
+    assert list(here.table.completed()) == [sent.numbers[1]]
     assert here.table.again == set() and sent.numbers[1] not in here.table.open
 
 
@@ -117,10 +117,10 @@ def test_what_hands_responses_over_is_made_once_and_goes_with_its_request() -> N
 def test_who_cancels_a_request_that_runs_tells_its_worker() -> None:
     entered = Entered()
     a, over, b = one("a"), one("over"), one("b")
-    over.answered = True
+    over.completed = True
     sent = entered.enter(a, over, b)
     for request in (b, over, a, a):
-        request.tell_cancelled()
+        request.notify_cancelled()
     assert entered.cancelled == [sent.numbers[2], sent.numbers[0]]
 
 
@@ -161,9 +161,9 @@ def test_questions_for_readiness_get_their_own_answers_and_none_is_asked_in_the_
     sent: list[int] = []
     checks = Checks(sent.append)
     asked = [checks.ask() for _ in range(3)]
-    checks.answered(sent[1], {"ready": True})
-    checks.answered(sent[0], {"ready": 1})
-    checks.answered(99, {"ready": True})
+    checks.completed(sent[1], {"ready": True})
+    checks.completed(sent[0], {"ready": 1})
+    checks.completed(99, {"ready": True})
     assert [check.open for check in asked] == [False, False, True]
     assert (asked[0].wait(), asked[1].wait()) == (False, True)
     assert checks.close() == [asked[2]]

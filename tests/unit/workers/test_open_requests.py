@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from tests.unit.workers.models import floats, source_of, spec_of
 from conch.core.clock import monotonic_ns
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduling.sequence.table import LiveSequence
 from conch.core.spec import SequenceBatching, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
 
@@ -127,8 +127,7 @@ return [None] * len(requests)
     with worker(spec) as running:
         request, answers = request_of(IN=floats())
 
-        sequence = SimpleNamespace(states={})
-        request.sequence = sequence  # type: ignore[assignment]
+        sequence = request.sequence = LiveSequence(1, {}, {})
         assert running.run(request) == [None]
         assert answers.wait(1)
         assert answers.calls[0][1] is not None
@@ -201,7 +200,7 @@ return [pb_utils.InferenceResponse([], error=pb_utils.TritonError("seen", pb_uti
             if not early:
                 eventually(lambda: bool(running.link.in_flight()), "a batch that runs")
             request.cancelled = True
-            request.tell_cancelled()
+            request.notify_cancelled()
             (response,) = begun.result()
             assert response is not None and response.error is not None
             assert response.error.message == "seen"

@@ -85,7 +85,7 @@ def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp
             (entry,) = map(running.link._table.entry, running.link._table.open)
             assert entry is not None
             eventually(lambda: entry.waiting == 95, "the window is used up")
-            request.answered = True
+            request.completed = True
             other, others = request_of("other", IN=ONE)
             running.run(other)
             assert others.wait(1)

@@ -19,7 +19,7 @@ from conch.core.spec import ModelSpec
 
 if TYPE_CHECKING:
     from conch.core.bls import ServerCalls
-    from conch.workers.placing import Workers
+    from conch.workers.worker_placement import Workers
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class PythonBackend(Backend):
         return _PythonModel(spec, calls)
 
     def _get_workers(self) -> Workers:
-        from conch.workers.placing import Workers
+        from conch.workers.worker_placement import Workers
 
         with self._lock:
             if self._workers is None:

@@ -28,8 +28,8 @@ from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.exchange import Exchange
 from conch.workers.gpu_tensors import UnreachableError, unmapped
 from conch.workers.host.answering import Answering
+from conch.workers.host.hosted_metrics import RemoteFamilies
 from conch.workers.host.logs import log_to_server
-from conch.workers.host.model_metrics import RemoteFamilies
 from conch.workers.host.reading import Reading, Watch
 from conch.workers.host.requests import Requests
 from conch.workers.host.server_calls import WorkerCalls
