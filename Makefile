@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # Serving needs a tenth of what tests and linters need.
 SERVE_STAMP := $(VENV)/.serves
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # The servers and workers that tests start import what is compiled already, also where Python is told to write none:

@@ -35,8 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests that start processes."""
+    """Marks tests that start processes, and puts those last that share a server."""
     sets.mark(items)
+    sets.order(items)
 
 
 @pytest.hookimpl(wrapper=True)

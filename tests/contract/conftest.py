@@ -79,8 +79,7 @@ def grpc_is_warm() -> None:
     asyncio.run(warm_up())
 
 
-# Not of the session: its models would be there for tests of other folders in this process.
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A server with the examples and models written for these tests."""
     repository = tmp_path_factory.mktemp("models")

@@ -18,11 +18,10 @@ from tests.support.raw_http import raw_http, request
 from tests.support.servers import (
     EXAMPLES,
     WAIT_S,
-    AnyServer,
     RawClient,
+    ServerProcess,
     client_of,
     eventually,
-    serving,
     serving_process,
     write_probe,
     write_steps,
@@ -30,6 +29,9 @@ from tests.support.servers import (
 from tests.support.sharing import SharedObject, in_region, shared_object
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
+
+# pytest keeps logged exceptions, and with them requests and their regions, in its own process.
+pytestmark = pytest.mark.process
 
 SIZE = 64 * 1024
 Client: TypeAlias = triton.InferenceServerClient
@@ -50,22 +52,22 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[AnyServer]:
-    with serving(EXAMPLES, repository, flags=FLAGS) as server:
+def server(repository: Path) -> Iterator[ServerProcess]:
+    with serving_process(EXAMPLES, repository, flags=FLAGS) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
 
 
 @pytest.fixture
-def client(server: AnyServer) -> Iterator[Client]:
+def client(server: ServerProcess) -> Iterator[Client]:
     with client_of(server) as client:
         yield client
         client.unregister_system_shared_memory()
 
 
 @pytest.fixture
-def memory(client: Client, server: AnyServer) -> Iterator[SharedObject]:
+def memory(client: Client, server: ServerProcess) -> Iterator[SharedObject]:
     """An object that is registered as region `r`, and must not be in use after the test."""
     with shared_object(SIZE) as memory:
         client.register_system_shared_memory("r", memory.key, SIZE)
@@ -74,16 +76,12 @@ def memory(client: Client, server: AnyServer) -> Iterator[SharedObject]:
         eventually(lambda: not mapped(server, memory), "the server has let go")
 
 
-def mapped(server: AnyServer, memory: SharedObject) -> bool:
+def mapped(server: ServerProcess, memory: SharedObject) -> bool:
     """Whether the server has an object mapped or open."""
-    process = Path("/proc/self")
+    process = Path(f"/proc/{server.process.pid}")
     if memory.key in (process / "maps").read_text():
         return True
-    opened = 0
-    for link in (process / "fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            opened += memory.key in str(link.readlink())
-    return opened > 1  # the client is in this process too, and has one descriptor
+    return any(memory.key in str(link.readlink()) for link in (process / "fd").iterdir())
 
 
 def lying(name: str = "IN", datatype: str = "FP32") -> triton.InferInput:
@@ -152,7 +150,7 @@ def test_a_model_that_is_unloaded_while_requests_wait(
     client.infer("probe", [lying()], outputs=[placed()])
 
 
-def test_a_stream_that_is_left(memory: SharedObject, tmp_path: Path, server: AnyServer) -> None:
+def test_a_stream_that_is_left(memory: SharedObject, tmp_path: Path, server: ServerProcess) -> None:
     cancelled = tmp_path / "cancelled"
     message = service_pb2.ModelInferRequest(model_name="steps")
     message.parameters["steps"].string_param = f"generate:{cancelled}"
@@ -169,7 +167,7 @@ def test_a_stream_that_is_left(memory: SharedObject, tmp_path: Path, server: Any
 
 @pytest.mark.parametrize("steps", ["ok okfinal", "final", "errfinal", "empty ok final"])
 def test_decoupled_answers_that_do_not_fit_the_protocol(
-    client: Client, memory: SharedObject, server: AnyServer, steps: str
+    client: Client, memory: SharedObject, server: ServerProcess, steps: str
 ) -> None:
     assert refusal(
         client.infer, "steps", [lying(datatype="INT32")], outputs=[placed()], parameters={"steps": steps}
@@ -186,7 +184,6 @@ def test_decoupled_answers_that_do_not_fit_the_protocol(
     assert answer is not None and answer.status >= 400
 
 
-@pytest.mark.process
 def test_a_server_that_stops_answers_first(repository: Path, tmp_path: Path) -> None:
     """What is in flight is written to its place, over both protocols; then the server ends as ever."""
     go = tmp_path / "go"

@@ -85,7 +85,7 @@ _GRPC = frozenset({"anon_inode:[eventpoll]", "anon_inode:[eventfd]"})
 
 @contextmanager
 def local_server() -> Iterator[None]:
-    """Lets a server of this process start threads and open files; checks that they are gone after the block."""
+    """Lets a server of this process start threads and open files, which must be gone after the block."""
     global _servers, _had_server
     _had_server = True
     with no_leaks():

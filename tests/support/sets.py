@@ -46,14 +46,20 @@ class ProcessGuard:
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Marks the tests of whole folders, and cases with models in workers."""
+    """Marks the tests of whole folders, cases with models in workers and those beside a real Triton."""
     for item in items:
         cases = getattr(item, "callspec", None)
         values = () if cases is None else cases.params.values()
         worker = any(value == "worker" for value in values if isinstance(value, str))
         fixtures = PROCESS_FIXTURES & set(getattr(item, "fixturenames", ()))
-        if worker or fixtures or item.nodeid.startswith(PROCESS_FOLDERS):
+        peer = item.get_closest_marker("peer") is not None
+        if worker or fixtures or peer or item.nodeid.startswith(PROCESS_FOLDERS):
             item.add_marker(pytest.mark.process)
+
+
+def order(items: list[pytest.Item]) -> None:
+    """Puts the contract tests last: unit tests are to have a process without a server of the session."""
+    items.sort(key=lambda item: item.nodeid.startswith("tests/contract/"))
 
 
 def is_quick(item: pytest.Item) -> bool:

@@ -18,6 +18,8 @@ from tests.support.servers import AnyServer, serving, write_probe
 
 from conch.frontends.http.openapi import document
 
+pytestmark = pytest.mark.slow
+
 load_all_checks()
 CHECKED = CHECKS.get_by_names(
     ["status_code_conformance", "content_type_conformance", "response_schema_conformance"]
@@ -106,7 +108,6 @@ def test_a_few_requests(site: AnyServer, label: str) -> None:
     assert requests.get(f"http://{site.http_address}/v2/health/live", timeout=30).status_code == 200
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_many_requests(site: AnyServer, label: str) -> None:
     attack(site, label, 50)
