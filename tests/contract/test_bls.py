@@ -280,6 +280,8 @@ def test_a_forked_process_can_not_call(client: triton.InferenceServerClient, how
         "child.start()\n"
         "result = ours.poll(10) and ours.recv()\n"
         "child.kill()\n"
+        "child.join()\n"
+        "for each in (child, theirs, ours): each.close()\n"
         "made.cancel()"
     )
     said = run(client, code)

@@ -85,7 +85,7 @@ _GRPC = frozenset({"anon_inode:[eventpoll]", "anon_inode:[eventfd]"})
 
 @contextmanager
 def local_server() -> Iterator[None]:
-    """Lets a server of this process start threads and open files, which must be gone after the block."""
+    """Lets a server of this process start threads and workers and open files; all must be gone after it."""
     global _servers, _had_server
     _had_server = True
     with no_leaks():
@@ -104,7 +104,7 @@ def leaked(before: Held) -> list[str]:
     children = [child for child in now.children - before.children if _parent(child) not in kept]
     return [
         *(f"thread {thread.name!r}" for thread in now.threads - before.threads if not _of_server(thread)),
-        *(f"child process {child}" for child in children),
+        *(f"child process {child}" for child in children if not _servers),
         *(
             f"file descriptor {number}: {target}"
             for number, target in now.descriptors - before.descriptors
