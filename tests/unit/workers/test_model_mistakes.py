@@ -125,8 +125,8 @@ def test_types_that_are_taken_for_others(tmp_path: Path) -> None:
 def test_questions_that_make_no_sense_are_answered_with_an_error(tmp_path: Path) -> None:
     model = """
     def execute(self, requests):
-        from conch.backends.python import metrics
-        server, told = metrics._families._server, []
+        from conch.backends.python.api import pb_metrics
+        server, told = pb_metrics._families._server, []
         for question in ({"ask": "find", "name": 5}, {"ask": "family", "name": 5},
                          {"ask": "metric", "labels": 5}, {"ask": "value", "number": "x"}):
             try:
