@@ -30,7 +30,7 @@ from tests.support.servers import (
 )
 from tritonclient.grpc import service_pb2
 
-from conch.workers.blocks import MOST_IDLE, MOST_LENT
+from conch.workers.protocol.blocks import MOST_IDLE, MOST_LENT
 
 BLOCK = 1 << 20
 BLOCKS = 400

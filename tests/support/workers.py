@@ -25,15 +25,15 @@ from conch.core.servable import InlineClaim
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array, Tensor
 from conch.memory.cuda import CudaDevices
-from conch.workers.channel import Channel
-from conch.workers.link import Link
+from conch.workers.connection.packet_channel import Channel
+from conch.workers.connection.worker_connection import Link
 
 ROOT = Path(__file__).resolve().parents[2]
 _SERVICES = str(ROOT / "services")
 PLACEMENT = Placement("m_0_0", "CPU")
 _SERVE = (
     "import sys; sys.path.insert(0, sys.argv[2]); "
-    "from conch.workers.host.loop import serve; serve(int(sys.argv[1]))"
+    "from conch.workers.host.worker_loop import serve; serve(int(sys.argv[1]))"
 )
 
 

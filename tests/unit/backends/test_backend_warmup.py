@@ -12,7 +12,7 @@ import pytest
 from tests.unit.backends.harness import Harness, rows, tensor_specs
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement
 from conch.core.model_version import Model

@@ -20,7 +20,7 @@ from conch.backends.arrays import ArrayBackend, ArrayFunction
 from conch.backends.device_arrays import Places
 from conch.backends.onnxruntime import OnnxRuntimeBackend, _DeviceFunction
 from conch.backends.onnxruntime.signature import Signature
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.core.device import DeviceTensor, FetchedTensor
 from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement

@@ -16,12 +16,12 @@ from tests.unit.backends.harness import Answer, Harness, rows, tensor_specs
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.onnxruntime import OnnxRuntimeBackend
-from conch.backends.python import PythonBackend
 from conch.backends.python.api import response_sender
 from conch.backends.python.api.pb_errors import TritonModelException
 from conch.backends.python.api.pb_request import ReceivedRequest
 from conch.backends.python.api.pb_response import Converter
 from conch.backends.python.api.response_sender import SenderContext
+from conch.backends.python.python_backend import PythonBackend
 from conch.core.errors import ConchError
 from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.backends.harness import Harness, one_batch, rows, tensor_specs
 
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.core.errors import NO_MESSAGE, ConchError, as_conch_error, message_of
 from conch.core.model_version import Model
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.servers import eventually
 from tests.unit.backends.harness import Answer, Harness, one_batch, opened, rows, tensor_specs
 
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit
 from conch.backends.python.runtime.event_loop import EventLoop, Outcome
 from conch.core.errors import InvalidArgumentError

@@ -12,7 +12,7 @@ from tests.support.profiles import scaled
 from tests.support.servers import eventually
 from tests.unit.backends.harness import Answer, Harness, one_batch, opened, rows, tensor_specs
 
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.core.model_version import Model
 from conch.core.spec import SequenceBatching
 

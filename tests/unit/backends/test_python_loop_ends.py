@@ -10,7 +10,7 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 from tests.unit.backends.harness import Harness, rows, tensor_specs
 
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.backends.python.runtime.event_loop import EventLoop
 from conch.core.model_version import Model
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.profiles import scaled
 from tests.unit.backends.harness import Answer, Harness, one_batch, rows, strings, tensor_specs
 
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.backends.python.runtime.python_instance import open_instance
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.executor import Executor

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.backends.harness import Harness, rows, tensor_specs
 
 import conch.testing
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.unit.backends.harness import Harness, one_batch, rows, tensor_specs
 
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.core.model_version import Model
 from conch.core.spec import TensorSpec
 

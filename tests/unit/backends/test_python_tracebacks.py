@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.backends.harness import Harness, rows, tensor_specs
 
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.core.errors import InternalError
 from conch.core.model_version import Model
 from conch.observability.logging.log_handler import TextFormatter

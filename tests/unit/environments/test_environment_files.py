@@ -14,8 +14,8 @@ from tests.support.environments import model
 
 from conch.core.errors import InvalidArgumentError
 from conch.workers.environments import Asked, placement_of
-from conch.workers.environments.asked import Packages
 from conch.workers.environments.building import key_of
+from conch.workers.environments.environment_spec import Packages
 from conch.workers.environments.specifiers import allows
 
 PROJECT = '[project]\nname = "m"\ndependencies = ["pillow>=10", "scipy"]\nrequires-python = ">=3.10"\n'

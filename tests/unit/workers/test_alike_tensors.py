@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from conch.core.tensor import Tensor
-from conch.workers import wire
-from conch.workers.channel import Channel
-from conch.workers.exchange import Exchange
-from conch.workers.wire import Kind
+from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.packet_channel import Channel
+from conch.workers.protocol import wire
+from conch.workers.protocol.wire import Kind
 
 
 def _floats(count: int, name: str = "A") -> Tensor:

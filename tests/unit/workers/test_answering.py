@@ -15,13 +15,13 @@ from conch.core.errors import InternalError
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor
-from conch.workers import wire
-from conch.workers.channel import Channel
-from conch.workers.exchange import Exchange
-from conch.workers.host.answering import Answering
-from conch.workers.host.reading import Reading
-from conch.workers.host.requests import HostRequest
-from conch.workers.wire import DoneRecord, Layouts, Reader, ResponseRecord
+from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.packet_channel import Channel
+from conch.workers.host.host_reader import Reading
+from conch.workers.host.hosted_requests import HostRequest
+from conch.workers.host.response_writer import Answering
+from conch.workers.protocol import wire
+from conch.workers.protocol.wire import DoneRecord, Layouts, Reader, ResponseRecord
 
 Change = Callable[[list[HostRequest], list[InferenceResponse | None]], None]
 Said = tuple[bool, list[tuple[ResponseRecord, list[wire.TensorLayout]]], bytes, list[int]]

@@ -12,13 +12,22 @@ import numpy as np
 import pytest
 
 from conch.core.tensor import Tensor
-from conch.workers import wire
-from conch.workers.blocks import IDLE_NS, LEAST_BYTES, MANY, MOST_IDLE, Block, Mappings, Pool, block_size
-from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
-from conch.workers.exchange import Exchange
-from conch.workers.packing import Payload
-from conch.workers.tensors import BlockTensor
-from conch.workers.wire import Kind, WireError
+from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.packet_channel import BUFFER_BYTES, Channel, ChannelClosedError
+from conch.workers.protocol import wire
+from conch.workers.protocol.blocks import (
+    IDLE_NS,
+    LEAST_BYTES,
+    MANY,
+    MOST_IDLE,
+    Block,
+    Mappings,
+    Pool,
+    block_size,
+)
+from conch.workers.protocol.tensor_kinds import BlockTensor
+from conch.workers.protocol.tensor_transport import Payload
+from conch.workers.protocol.wire import Kind, WireError
 
 LARGE = np.arange(100_000, dtype=np.float32)
 

@@ -20,7 +20,7 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
-from conch.workers.blocks import MOST_IDLE, MOST_LENT
+from conch.workers.protocol.blocks import MOST_IDLE, MOST_LENT
 
 pytestmark = pytest.mark.process
 

@@ -29,10 +29,10 @@ from conch.memory.cuda import CudaDevices
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.workers.devices import _MOST_KEPT, ServerDevices, WorkerDevices
-from conch.workers.gpu_tensors import UnreachableError
-from conch.workers.packing import Payload
-from conch.workers.wire import ON_DEVICE, Kind, Place, Reader, TensorLayout, WireError
+from conch.workers.protocol.devices import _MOST_KEPT, ServerDevices, WorkerDevices
+from conch.workers.protocol.gpu_tensors import UnreachableError
+from conch.workers.protocol.tensor_transport import Payload
+from conch.workers.protocol.wire import ON_DEVICE, Kind, Place, Reader, TensorLayout, WireError
 
 pytestmark = pytest.mark.process
 
@@ -268,7 +268,7 @@ def test_a_worker_has_its_outputs_back(setting: Setting) -> None:
 
 
 def test_large_outputs_are_not_kept(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.workers.devices._MOST_KEPT_BYTES", 8)
+    monkeypatch.setattr("conch.workers.protocol.devices._MOST_KEPT_BYTES", 8)
     setting.region("any", VALUES)
     running = setting.worker(MAKE)
     output = setting.infer(running, VALUES)
@@ -281,7 +281,7 @@ def test_large_outputs_are_not_kept(setting: Setting, monkeypatch: pytest.Monkey
 def test_memory_is_closed_before_its_worker_has_it_back(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conch.workers.devices._MOST_KEPT_BYTES", 8)
+    monkeypatch.setattr("conch.workers.protocol.devices._MOST_KEPT_BYTES", 8)
     setting.region("any", VALUES)
     running = setting.worker(MAKE)
     mappings = running.link._exchange.mappings
@@ -478,7 +478,7 @@ def test_a_call_with_what_can_not_be_opened_fails_and_the_next_has_a_copy(settin
 
 def test_workers_load_nothing_for_gpus_unless_they_are_used(tmp_path: Path) -> None:
     body = """import sys
-        names = ("conch.memory.cuda", "conch.workers.devices", "torch", "cupy")
+        names = ("conch.memory.cuda", "conch.workers.protocol.devices", "torch", "cupy")
         return pb_utils.Tensor("OUT", np.array([name in sys.modules for name in names], np.float32))"""
     spec = spec_of(tmp_path, body)
     path = (spec.version_directory or tmp_path) / "model.py"
@@ -510,7 +510,7 @@ def test_places_are_checked(setting: Setting) -> None:
 
 
 def test_strings_are_never_on_a_gpu() -> None:
-    from conch.workers import wire
+    from conch.workers.protocol import wire
 
     key = (("IN", "BYTES", (1,)),)
     text = wire.encode_tensors(wire.Layouts(), key, [Place(ON_DEVICE, 0, 8, bytes(80))])
@@ -533,7 +533,7 @@ def test_a_message_that_is_not_sent_lends_nothing(setting: Setting) -> None:
 
 
 def test_a_worker_that_gives_back_what_it_has_not_is_given_up(setting: Setting) -> None:
-    from conch.workers.wire import RETURNED
+    from conch.workers.protocol.wire import RETURNED
 
     with exchanges() as (server, worker):
         worker.mappings.owe(RETURNED | 1, False)

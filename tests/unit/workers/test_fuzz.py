@@ -17,10 +17,10 @@ from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, request_o
 
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.spec import ModelSpec
-from conch.workers import wire
-from conch.workers.channel import Channel, ChannelClosedError
-from conch.workers.link import Link
-from conch.workers.wire import DoneRecord, Kind, Layouts, Place, RequestRecord, ResponseRecord
+from conch.workers.connection.packet_channel import Channel, ChannelClosedError
+from conch.workers.connection.worker_connection import Link
+from conch.workers.protocol import wire
+from conch.workers.protocol.wire import DoneRecord, Kind, Layouts, Place, RequestRecord, ResponseRecord
 
 SMALL = st.integers(0, 5)
 RECORDS = st.one_of(

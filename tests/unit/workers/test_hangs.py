@@ -13,9 +13,9 @@ from tests.support.workers import batch_of, request_of
 from conch.core.backend import Outcome
 from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.scheduling.scheduler import Batch
-from conch.workers.answers import OpenRequest
-from conch.workers.hangs import ExecutionLimit, HangDetector
-from conch.workers.monitor import Timer
+from conch.workers.connection.worker_responses import OpenRequest
+from conch.workers.supervision.process_monitor import Timer
+from conch.workers.supervision.watchdog import ExecutionLimit, HangDetector
 
 S = 1_000_000_000
 

@@ -10,10 +10,10 @@ from tests.support.workers import Begun, batch_of, request_of
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.sequence.controls import FillerRequest
-from conch.workers.answers import Handing, OpenRequest
-from conch.workers.inflight import InFlightTable, KeptRequest, SentBatch
-from conch.workers.loss import Loss
-from conch.workers.readiness import Check, Checks
+from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
+from conch.workers.connection.model_readiness import Check, Checks
+from conch.workers.connection.worker_responses import Handing, OpenRequest
+from conch.workers.supervision.loss import Loss
 
 
 class Entered:

@@ -14,7 +14,7 @@ from tests.support.workers import NoCalls, Running, batch_of, request_of, worker
 from tests.unit.workers.models import SOURCE, floats, source_of, spec_of
 
 from conch.core.errors import InternalError, UnavailableError
-from conch.workers.wire import Kind
+from conch.workers.protocol.wire import Kind
 
 pytestmark = pytest.mark.process
 
@@ -146,7 +146,7 @@ def test_a_worker_of_another_version(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
         "from conch.workers import wire; wire.VERSION = 99\n"
-        "from conch.workers.host.loop import serve; serve(int(sys.argv[1]))"
+        "from conch.workers.host.worker_loop import serve; serve(int(sys.argv[1]))"
     )
     running = Running(spec_of(tmp_path), NoCalls(), code)
     try:

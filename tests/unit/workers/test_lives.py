@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from conch.workers.lives import (
+from conch.workers.supervision.restart_policy import (
     FIRST_WAIT_NS,
     HEALTHY_NS,
     LONGEST_WAIT_NS,

@@ -146,7 +146,7 @@ def test_questions_that_make_no_sense_are_answered_with_an_error(tmp_path: Path)
 
 
 def test_too_many_metrics_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.workers.worker_metrics._MOST", 5)
+    monkeypatch.setattr("conch.workers.connection.worker_metrics._MOST", 5)
     model = """
     def execute(self, requests):
         family, held = pb_utils.MetricFamily("of_another_test", ""), []

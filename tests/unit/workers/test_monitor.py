@@ -12,8 +12,8 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
-from conch.workers.monitor import Monitor
-from conch.workers.process import WorkerProcess
+from conch.workers.supervision.child_process import WorkerProcess
+from conch.workers.supervision.process_monitor import Monitor
 
 S = 1_000_000_000
 FOREVER = [sys.executable, "-I", "-c", "import time; time.sleep(1000)"]

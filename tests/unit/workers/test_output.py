@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from conch.workers.output import Lines, Tail
+from conch.workers.supervision.output_capture import Lines, Tail
 
 S = 1_000_000_000
 

@@ -15,8 +15,8 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
-from conch.workers.monitor import Monitor
-from conch.workers.process import WorkerProcess, describe_end, split_errors
+from conch.workers.supervision.child_process import WorkerProcess, describe_end, split_errors
+from conch.workers.supervision.process_monitor import Monitor
 
 pytestmark = pytest.mark.process
 
@@ -111,8 +111,8 @@ def test_output_is_logged_with_the_name(run: Run, caplog: pytest.LogCaptureFixtu
     process = run("import sys; print('one'); print('two', file=sys.stderr)")
     assert process.wait(WAIT_S)
     assert set(caplog.record_tuples) == {
-        ("conch.workers.output", logging.INFO, "model_0_0: one"),
-        ("conch.workers.output", logging.WARNING, "model_0_0: two"),
+        ("conch.workers.supervision.output_capture", logging.INFO, "model_0_0: one"),
+        ("conch.workers.supervision.output_capture", logging.WARNING, "model_0_0: two"),
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.support.core import WAIT_S
 
-from conch.workers.host.reading import Reading
+from conch.workers.host.host_reader import Reading
 
 
 class Messages:

@@ -99,7 +99,7 @@ def test_what_a_client_allows_while_a_response_is_sent_is_not_lost(tmp_path: Pat
     model = """
     def execute(self, requests):
         from conch.workers import wire
-        from conch.workers.host.loop import Host
+        from conch.workers.host.worker_loop import Host
         host = next(each for each in gc.get_objects() if type(each) is Host)
         units = wire.units
         class Allowed:

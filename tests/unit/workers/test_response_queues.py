@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 
-from conch.workers.answers import Hands, ResponseQueue
+from conch.workers.connection.worker_responses import Hands, ResponseQueue
 
 WAIT_S = 20.0
 

@@ -25,13 +25,13 @@ from conch.core.errors import InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Servable
 from conch.core.tensor import Buffer, Tensor
-from conch.workers import channel as channel_module
-from conch.workers import wire
-from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
-from conch.workers.devices import ServerDevices
-from conch.workers.incoming import Incoming
-from conch.workers.packing import Payload
-from conch.workers.wire import Kind, Place, WireError
+from conch.workers.connection import packet_channel as channel_module
+from conch.workers.connection.packet_channel import BUFFER_BYTES, Channel, ChannelClosedError
+from conch.workers.protocol import wire
+from conch.workers.protocol.devices import ServerDevices
+from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol.tensor_transport import Payload
+from conch.workers.protocol.wire import Kind, Place, WireError
 
 
 class FailingSocket:
@@ -199,7 +199,7 @@ return [pb_utils.InferenceResponse([], error=next(response).error())]
 def test_an_outcome_that_can_not_be_sent_fails_its_batch_only(tmp_path: Path) -> None:
     body = """
 import gc
-from conch.workers.channel import Channel
+from conch.workers.connection.packet_channel import Channel
 if requests[0].request_id() == "odd":
     channel = next(item for item in gc.get_objects() if isinstance(item, Channel))
     def send(parts, fds=()):

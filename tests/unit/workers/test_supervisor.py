@@ -24,12 +24,13 @@ from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.execution.warmup import Warmup
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec, TensorSpec, WarmupInput, WarmupSample
-from conch.workers import blocks, supervisor
 from conch.workers.environments import server_environment
-from conch.workers.hangs import HangDetector
-from conch.workers.instance import WorkerInstance
-from conch.workers.monitor import Monitor
-from conch.workers.team import Team
+from conch.workers.protocol import blocks
+from conch.workers.supervision import supervisor
+from conch.workers.supervision.process_monitor import Monitor
+from conch.workers.supervision.watchdog import HangDetector
+from conch.workers.supervision.worker_group import Team
+from conch.workers.supervision.worker_instance import WorkerInstance
 
 pytestmark = pytest.mark.process
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from conch.core.servable import Readiness
-from conch.workers.lives import QUIET_WAIT_NS, Life, Phase
-from conch.workers.team import NOT_READY, Member, NotReady, Team
+from conch.workers.supervision.restart_policy import QUIET_WAIT_NS, Life, Phase
+from conch.workers.supervision.worker_group import NOT_READY, Member, NotReady, Team
 
 
 class _Told:

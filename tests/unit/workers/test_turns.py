@@ -23,10 +23,10 @@ from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.workers.channel import Channel, ChannelClosedError
-from conch.workers.exchange import Exchange
-from conch.workers.turns import Turns
-from conch.workers.wire import Kind
+from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.packet_channel import Channel, ChannelClosedError
+from conch.workers.connection.socket_reader import Turns
+from conch.workers.protocol.wire import Kind
 
 LONG_NS = 10_000_000_000
 SHORT_NS = 1_000_000

@@ -12,7 +12,7 @@ from tests.support.workers import NoCalls
 from conch.core.errors import UnavailableError
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.spec import ModelSpec
-from conch.workers.waiting import Waits, WorkerWaiter
+from conch.workers.connection.waiting_calls import Waits, WorkerWaiter
 
 
 def request(

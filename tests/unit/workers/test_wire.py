@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from conch.core.errors import ERRORS_BY_CODE
 from conch.core.request import InferenceRequest
-from conch.workers import wire
-from conch.workers.wire import (
+from conch.workers.protocol import wire
+from conch.workers.protocol.wire import (
     BatchRecord,
     DoneRecord,
     Kind,

@@ -25,7 +25,7 @@ pb_utils.Logger.log_warn("careful é")
 pb_utils.Logger.log_verbose("chatty")
 import logging
 logging.getLogger("mine").error("own %d", 1)
-logging.getLogger("conch.workers.link.made.up").error("made up")
+logging.getLogger("conch.workers.connection.worker_connection.made.up").error("made up")
 logging.getLogger("conch.python_model.another").error("made up")
 try:
     1 / 0
@@ -42,7 +42,7 @@ return [pb_utils.InferenceResponse([]) for _ in requests]
     assert ("conch.python_model.m", "WARNING", "careful é") in found
     assert ("conch.python_model.m", "ERROR", "own 1") in found
     assert [name for name, _, text in found if text == "made up"][:2] == [
-        "conch.workers.link",
+        "conch.workers.connection.worker_connection",
         "conch.python_model.m",
     ]
     (first, _) = [record for record in caplog.records if record.getMessage().startswith("root\n")]

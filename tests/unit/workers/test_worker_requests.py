@@ -14,11 +14,11 @@ from tests.support.core import make_spec
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor
-from conch.workers import wire
-from conch.workers.channel import Channel
-from conch.workers.exchange import Exchange
-from conch.workers.host.requests import HostRequest, Requests
-from conch.workers.wire import BatchRecord, Kind, WireError
+from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.packet_channel import Channel
+from conch.workers.host.hosted_requests import HostRequest, Requests
+from conch.workers.protocol import wire
+from conch.workers.protocol.wire import BatchRecord, Kind, WireError
 
 Key = list[tuple[str, str, tuple[int, ...]]]
 KEYS = st.lists(

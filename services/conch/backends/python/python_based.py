@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conch.backends.python import PythonBackend
+from conch.backends.python.python_backend import PythonBackend
 from conch.core.backend import Backend, BackendModel
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conch.workers.environments.asked import Asked
 from conch.workers.environments.cache import EnvironmentCache
 from conch.workers.environments.environment import Environment, server_environment
 from conch.workers.environments.environment_placement import placement_as_asked, placement_of
-from conch.workers.environments.obtaining import environment_as_asked, environment_for
+from conch.workers.environments.environment_spec import Asked
+from conch.workers.environments.resolve import environment_as_asked, environment_for
 
 __all__ = [
     "Asked",

@@ -17,7 +17,7 @@ from pathlib import Path
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadCancelled, never
 from conch.workers.environments.archives import digest
-from conch.workers.environments.asked import Packages
+from conch.workers.environments.environment_spec import Packages
 from conch.workers.environments.interpreter import OLDEST, interpreter_in, without_python
 from conch.workers.environments.specifiers import allows
 from conch.workers.environments.tools import run_tool

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from conch.backends.python.python_settings import NeedsWorkerError, Placement, Settings
 from conch.core.spec import ModelSpec
-from conch.workers.environments.asked import Asked
+from conch.workers.environments.environment_spec import Asked
 
 
 def placement_of(spec: ModelSpec) -> Placement:

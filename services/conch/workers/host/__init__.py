@@ -1,1 +1,1 @@
-"""What runs in a worker process; only the standard library, numpy and the core are needed there."""
+"""What runs inside a worker; it imports the standard library, numpy, `conch.core` and `conch.backends` only."""

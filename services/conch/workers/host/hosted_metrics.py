@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from conch.core.custom_metrics import CustomFamilies, CustomFamily, CustomMetric, Kind
-from conch.workers import wire
-from conch.workers.channel import ChannelClosedError
-from conch.workers.wire import Kind as Message
+from conch.workers.connection.packet_channel import ChannelClosedError
+from conch.workers.protocol import wire
+from conch.workers.protocol.wire import Kind as Message
 
 _FORGET = b'{"do":"forget"}'
 

@@ -60,11 +60,11 @@ def main(arguments: Sequence[str]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a model prints is in the log when it prints it
     if role == "complete":
-        from conch.workers.host.complete import complete
+        from conch.workers.host.completion_role import complete
 
         complete(int(descriptor))
         return
-    from conch.workers.host.loop import serve
+    from conch.workers.host.worker_loop import serve
 
     serve(int(descriptor))
 

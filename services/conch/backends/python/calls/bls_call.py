@@ -64,7 +64,7 @@ Wait = Callable[[Callable[[], bool], float], object]
 """Waits until a condition holds, at most for some seconds."""
 
 ReportWait = Callable[[CoreRequest, Sequence[CoreRequest], Callable[[], bool]], bool]
-"""Reports that a thread waits for a call; see `conch.workers.host.server_calls.WorkerCalls.waits`."""
+"""Reports that a thread waits for a call; see `conch.workers.host.server_client.WorkerCalls.waits`."""
 
 
 def refusal(model_name: str, message: str) -> str:

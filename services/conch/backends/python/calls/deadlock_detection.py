@@ -6,7 +6,7 @@ everything reachable from it only waits, and two looks in a row find the same se
 
 Assumptions: anything not known to wait counts as busy: instances of other backends, coroutines, threads
 started by models, calls with a queue timeout. Workers report their waits to the server, which checks them;
-see `conch.workers.waiting`.
+see `conch.workers.connection.waiting_calls`.
 
 Guarantee: of the calls in a cycle the newest one fails; the others can then proceed.
 """

@@ -1,0 +1,118 @@
+"""`PythonBackend`: chooses between instances in process and in workers. Used by: backend loading."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from conch.backends.python.python_settings import PARAMETERS, Settings
+from conch.core.backend import Backend, BackendInstance, BackendModel, ConfigNotes
+from conch.core.execution.placement import Placement
+from conch.core.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from conch.core.bls import ServerCalls
+    from conch.workers.supervision.worker_placement import Workers
+
+log = logging.getLogger("conch.backends.python")
+
+
+class PythonBackend(Backend):
+    """Loads models from a file with a class `TritonPythonModel`."""
+
+    default_model_file = "model.py"
+    completion_runs_code = True
+    parameters = PARAMETERS
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: Workers | None = None
+
+    def complete_config(
+        self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Calls the model's `auto_complete_config` in a temporary load of the file."""
+        file_name = config.get("default_model_filename") or self.default_model_file
+        parameters = config.get("parameters") or {}
+        texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
+        workers = self._get_workers()
+        if workers.run_completion(config, version_directory, file_name, texts, options):
+            return workers.complete(config, version_directory, file_name, texts, options)
+        from conch.backends.python.api.pb_model_config import auto_complete
+        from conch.backends.python.runtime.python_instance import load_code
+
+        code = load_code(config.get("name", ""), version_directory, file_name)
+        try:
+            return auto_complete(code.module.TritonPythonModel, config)
+        finally:
+            code.close()
+
+    def check(self, spec: ModelSpec) -> None:
+        """Validates placement and settings; neither runs model code nor makes environments."""
+        if not self._get_workers().run(spec):
+            Settings.of(spec).check_in_process(spec)
+
+    def doubts(self, spec: ModelSpec) -> Iterator[str]:
+        """Yields the model file's imports that are not installed."""
+        from conch.backends.python.import_check import missing_imports
+        from conch.workers.environments.environment_spec import Asked
+
+        asked = Asked.of(spec)
+        if asked.prepared is not None or asked.packages is not None:
+            return  # the environment has its own packages
+        source = spec.version_directory / spec.model_file
+        for line, name in missing_imports(source, (spec.version_directory, spec.directory)):
+            yield (
+                f"{source.name}:{line}: imports '{name}', which is not installed: install it beside conch, "
+                f"or list its package in '{spec.directory.name}/requirements.txt', and the model gets an "
+                f"environment that has it"
+            )
+
+    def load(self, spec: ModelSpec) -> BackendModel:
+        """Loads a model without access to the server."""
+        return self._load(spec, None)
+
+    def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
+        """Loads a model that may call the server."""
+        return self._load(spec, calls)
+
+    def _load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
+        # Nothing is loaded here: each instance loads the file itself, in process or in a worker.
+        if spec.batch_inputs or spec.batch_outputs:
+            log.warning(
+                "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "
+                "request as it is and answers it by itself",
+                spec.name,
+            )
+        workers = self._get_workers()
+        if workers.run(spec):
+            return workers.load(spec, calls)
+        Settings.of(spec).check_in_process(spec)
+        return _PythonModel(spec, calls)
+
+    def _get_workers(self) -> Workers:
+        from conch.workers.supervision.worker_placement import Workers
+
+        with self._lock:
+            if self._workers is None:
+                self._workers = Workers()
+            return self._workers
+
+
+class _PythonModel(BackendModel):
+    creates_in_parallel: ClassVar[bool] = True
+
+    notes: ConfigNotes
+
+    def __init__(self, spec: ModelSpec, calls: ServerCalls | None) -> None:
+        self._spec = spec
+        self._calls = calls
+        self.notes = ConfigNotes()
+
+    def create_instance(self, placement: Placement) -> BackendInstance:
+        from conch.backends.python.runtime.python_instance import open_instance
+
+        return open_instance(self._spec, placement, self._calls, self.notes.add)

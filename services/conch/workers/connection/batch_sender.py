@@ -1,0 +1,162 @@
+"""Sends a worker its batches, and what it has to know of their requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from conch.backends.python.runtime.python_instance import only_cpu_inputs
+from conch.core.errors import ConchError, as_conch_error
+from conch.core.request import InferenceRequest
+from conch.core.spec import ModelSpec
+from conch.memory.cuda import CudaDevices
+from conch.workers.connection.in_flight import InFlightTable, SentBatch
+from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.packet_channel import ChannelClosedError
+from conch.workers.protocol import wire
+from conch.workers.protocol.devices import ServerDevices, use_on_server
+from conch.workers.protocol.gpu_tensors import unmapped
+from conch.workers.protocol.log_records import WorkerLog
+from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol.tensor_transport import Payload
+from conch.workers.protocol.wire import BatchRecord, Kind, WireError
+
+log = logging.getLogger(__name__)
+
+
+class BatchSender:
+    """Sends to one worker; a batch at a time, and the rest from any thread.
+
+    Args:
+        exchange: Sends messages.
+        spec: The model version.
+        table: What the worker has.
+        records: The worker's log.
+        gpus: The GPUs of this process.
+        fail: Ends a batch that can't be sent.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        spec: ModelSpec,
+        table: InFlightTable,
+        records: WorkerLog,
+        gpus: CudaDevices,
+        fail: Callable[[SentBatch, ConchError], None],
+    ) -> None:
+        self._exchange = exchange
+        self._spec = spec
+        self._table = table
+        self._records = records
+        self._gpus = gpus
+        self._devices: ServerDevices | None = None  # until the server uses a GPU
+        self._fail = fail
+
+    def send(self, sent: SentBatch) -> None:
+        """Sends a batch that is in the table, or ends it if it can't be sent."""
+        batch = sent.batch
+        payload: Payload | None = None
+        try:
+            if self._table.again:
+                for number in self._table.completed():
+                    self._exchange.send(Kind.FORGET, number)
+            if self._records.changed:
+                self._exchange.send(Kind.LEVEL, 0, wire.encode_json({"level": self._records.level}))
+            if self._gpus.in_use and self._devices is None:
+                lends = not only_cpu_inputs(self._spec)
+                tell = partial(self._exchange.send, Kind.DEVICES, 0)
+                self._devices = use_on_server(self._exchange, self._gpus, lends, tell)
+            payload = self._exchange.pack([request.inputs.values() for request in batch.requests], True)
+            batch.bytes_copied += payload.bytes_copied
+            self._send_packed(sent, payload)
+        except BaseException as error:
+            if payload is not None:
+                self._exchange.discard(payload)
+            # On a closed channel the reader notices, and ends the batch.
+            if not isinstance(error, ChannelClosedError) and self._table.take(sent.number) is not None:
+                self._fail(sent, as_conch_error(error))
+            return
+        for request, number in zip(batch.requests, sent.numbers, strict=True):
+            # It may have been cancelled before the worker knew it; being told twice does no harm.
+            if request.cancelled:
+                self.cancel(number)
+
+    def unreachable(self, number: int, incoming: Incoming) -> None:
+        """Sends a batch again whose tensors the worker could not open; one that it can't open twice fails.
+
+        If they may have been on a GPU, the worker gets copies in host memory from now on.
+
+        Raises:
+            WireError: There is no such batch.
+        """
+        sent = self._table.batches.get(number)
+        if sent is None:
+            raise WireError(f"batch {number} is out of reach, but has not begun")
+        if sent.resent:
+            if self._table.take(number) is not None:
+                self._fail(sent, unmapped("the worker can't open further files"))
+                for each in sent.numbers:
+                    self.tell(Kind.FORGET, each)
+            return
+        sent.resent = True
+        if self._devices is not None and self._devices.lends:
+            self._devices.lends = False
+            log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
+        self.send(sent)
+
+    def cancel(self, number: int) -> None:
+        """Says that nobody waits for a request any more."""
+        if number in self._table.open:
+            self.tell(Kind.CANCEL, number)
+
+    def abandon(self, number: int) -> None:
+        """Says that a request is over, which the worker may still answer."""
+        self.cancel(number)
+        self.tell(Kind.FORGET, number)
+
+    def credit(self, number: int, units: int) -> None:
+        """Says how much more may be sent in response to a request."""
+        self.tell(Kind.CREDIT, number, wire.encode_credit(units))
+
+    def tell(self, kind: Kind, subject: int, fields: bytes = b"") -> None:
+        """Sends a message without tensors; on a closed channel it does nothing."""
+        try:
+            self._exchange.send(kind, subject, fields)
+        except ChannelClosedError:
+            pass  # the reader notices
+
+    def _send_packed(self, sent: SentBatch, payload: Payload) -> None:
+        """Sends a batch whose tensors are packed."""
+        batch, again = sent.batch, sent.again
+        requests = batch.requests
+        instance = -1 if batch.instance is None else batch.instance
+        begin = len(requests), batch.size, instance, batch.compute_start_ns
+        if payload.alike is not None and True not in again:
+            rows = wire.encode_alike(requests, sent.numbers)
+            if rows is not None:
+                fields = b"".join([BatchRecord(*begin, True).encode(), rows, payload.alike])
+                self._exchange.send(Kind.EXECUTE, sent.number, fields, payload)
+                return
+        parts = [BatchRecord(*begin).encode()]
+        for request, number, known, tensors in zip(requests, sent.numbers, again, payload.lists, strict=True):
+            parts.append(wire.encode_request(request, number, _flags_of(request, known)))
+            parts.append(tensors)
+        self._exchange.send(Kind.EXECUTE, sent.number, b"".join(parts), payload)
+
+
+def _flags_of(request: InferenceRequest, again: bool) -> int:
+    """The flags of a request's record."""
+    flags = 0
+    if request.sequence_start:
+        flags |= wire.SEQUENCE_START
+    if request.sequence_end:
+        flags |= wire.SEQUENCE_END
+    if request.filler:
+        flags |= wire.FILLER
+    if request.cancelled:
+        flags |= wire.CANCELLED
+    if again:
+        flags |= wire.AGAIN
+    return flags

@@ -1,0 +1,52 @@
+"""Gives each message of a worker to what sees to its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from conch.workers.protocol import wire
+from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol.wire import Kind, WireError
+
+Handler = Callable[[int, Incoming], None]
+"""Sees to a message about a subject."""
+
+
+class Dispatcher:
+    """Sees to what a worker sends, in the order in which that comes.
+
+    Args:
+        handlers: What sees to messages, by their kinds.
+    """
+
+    def __init__(self, handlers: Mapping[Kind, Handler]) -> None:
+        self._handlers = dict(handlers)
+        self._greeted = False
+
+    def handle(self, incoming: Incoming) -> None:
+        """Sees to a message.
+
+        Raises:
+            WireError: It is not one that may come now.
+        """
+        kind = incoming.message.kind
+        if not self._greeted:
+            if kind is not Kind.HELLO:
+                raise WireError("it does not begin with HELLO")
+            wire.check_hello(incoming.message.fields, "worker")
+            self._greeted = True
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise WireError(f"a message {kind.name} was not expected")
+        handler(incoming.message.subject, incoming)
+
+
+def json_fields(handle: Callable[[int, dict[str, Any]], None]) -> Handler:
+    """Sees to messages whose fields are JSON."""
+
+    def handler(subject: int, incoming: Incoming) -> None:
+        handle(subject, wire.decode_json(incoming.message.fields))
+
+    return handler

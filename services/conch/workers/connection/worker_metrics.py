@@ -1,0 +1,114 @@
+"""The metrics of one worker's model, among all those that models define."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from conch.core.custom_metrics import CustomFamilies, CustomFamily, CustomMetric
+from conch.core.errors import ConchError, ResourceExhaustedError
+from conch.workers.protocol.wire import WireError
+
+_MOST = 100_000
+
+
+class WorkerMetrics:
+    """What a worker's model holds of the server's metrics; it goes when the worker does.
+
+    Args:
+        families: The server's.
+    """
+
+    def __init__(self, families: CustomFamilies) -> None:
+        self._families = families
+        self._lock = threading.Lock()
+        self._held: dict[int, CustomFamily | CustomMetric] = {}
+
+    def family(self, question: dict[str, Any]) -> dict[str, object]:
+        """Makes a family, or takes the one there is.
+
+        Raises:
+            ConchError: There can't be one.
+            WireError: The question makes no sense.
+        """
+        name, kind, description = question.get("name"), question.get("kind"), question.get("description")
+        if not isinstance(name, str) or not isinstance(description, str):
+            raise WireError("a family of metrics has a name and a description")
+        if kind not in ("counter", "gauge", "histogram"):
+            raise WireError("there is no such kind of metrics")
+        self._hold(question, self._families.family(name, kind, description))
+        return {}
+
+    def metric(self, question: dict[str, Any]) -> dict[str, object]:
+        """Makes a metric, or takes the one there is.
+
+        Raises:
+            ConchError: There can't be one.
+            WireError: The question makes no sense.
+        """
+        labels, bounds = question.get("labels"), question.get("bounds")
+        if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+            raise WireError("labels are names and texts")
+        if bounds is not None and not (
+            isinstance(bounds, list) and all(isinstance(bound, float | int) for bound in bounds)
+        ):
+            raise WireError("bounds are numbers")
+        family = self._held.get(question.get("family"))  # type: ignore[arg-type]
+        if not isinstance(family, CustomFamily):
+            raise WireError("there is no such family of metrics")
+        self._hold(question, family.metric(labels, bounds))
+        return {}
+
+    def value(self, question: dict[str, Any]) -> dict[str, object]:
+        """The value of a metric.
+
+        Raises:
+            ConchError: It has none.
+            WireError: There is no such metric.
+        """
+        return {"value": self._metric(question.get("number")).value}
+
+    def change(self, number: int, change: dict[str, Any]) -> None:
+        """Changes a metric, or lets go of it.
+
+        Raises:
+            WireError: There is no such metric or change.
+        """
+        what, value = change.get("do"), change.get("value")
+        if what == "forget":
+            self._held.pop(number, None)
+            return
+        if not isinstance(value, float | int):
+            raise WireError("the value of a metric is a number")
+        metric = self._metric(number)
+        try:
+            if what == "increment":
+                metric.increment(value)
+            elif what == "set":
+                metric.set(value)
+            elif what == "observe":
+                metric.observe(value)
+            else:
+                raise WireError("there is no such change of a metric")
+        except ConchError as error:
+            raise WireError(f"a metric can't be changed: {error}") from None
+
+    def close(self) -> None:
+        """Lets go of all."""
+        with self._lock:
+            self._held.clear()
+
+    def _hold(self, question: dict[str, Any], thing: CustomFamily | CustomMetric) -> None:
+        number = question.get("number")
+        if not isinstance(number, int):
+            raise WireError("a metric has a number")
+        if len(self._held) >= _MOST:
+            raise ResourceExhaustedError(f"a model may hold {_MOST} metrics and families at a time")
+        with self._lock:
+            self._held[number] = thing
+
+    def _metric(self, number: object) -> CustomMetric:
+        metric = self._held.get(number) if isinstance(number, int) else None
+        if not isinstance(metric, CustomMetric):
+            raise WireError("there is no such metric")
+        return metric

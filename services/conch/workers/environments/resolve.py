@@ -1,0 +1,149 @@
+"""Gets the environment that a model asks for: the server's, a directory, an unpacked archive, a built one."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from conch.core.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from conch.core.model_control import LoadCancelled, load_cancelled
+from conch.core.spec import ModelSpec
+from conch.workers.environments.archives import digest, unpack
+from conch.workers.environments.building import Tools, build, key_of
+from conch.workers.environments.cache import EnvironmentCache, Kept, Make
+from conch.workers.environments.environment import Environment, server_environment
+from conch.workers.environments.environment_spec import BUILD, Asked, Packages, may_build
+from conch.workers.environments.interpreter import activated, interpreter_in
+from conch.workers.environments.tools import run_tool
+
+log = logging.getLogger(__name__)
+
+_BROKEN = "does not run any more and is removed"
+_NOTES = "archives"
+"""The folder in the cache for what is known of archives and wheels."""
+
+
+def environment_for(spec: ModelSpec, cache: EnvironmentCache) -> Environment:
+    """The environment of a model version's workers, made ready if it has to be; it may take minutes.
+
+    Args:
+        spec: The model version.
+        cache: Where environments are kept that were unpacked or built.
+
+    Raises:
+        ConchError: It can't be made, or no model can run in it; the text says which file asks for what. Or
+            the load that this thread runs was stopped meanwhile.
+    """
+    return environment_as_asked(spec.name, Asked.of(spec), spec.backend_options, cache)
+
+
+def environment_as_asked(
+    name: str, asked: Asked, options: Mapping[str, str], cache: EnvironmentCache
+) -> Environment:
+    """The same, for a model whose config is not complete yet."""
+    stopped = load_cancelled()
+    variables = asked.variables or {}
+    if asked.prepared is not None:
+        label = f"model '{name}', environment '{asked.prepared}'"
+        if asked.prepared.is_dir():
+            return _running(asked.prepared, label, variables, stopped)
+        return _unpacked(asked.prepared, label, variables, cache, stopped)
+    if asked.packages is not None:
+        label = f"model '{name}', environment of '{asked.packages.file}'"
+        if not may_build(options):
+            raise UnsupportedError(
+                f"{label}: the server was started with --backend-config=python,{BUILD}=false, so no packages "
+                f"are installed; name an environment that has them with EXECUTION_ENV_PATH"
+            )
+        return _built(asked.packages, label, variables, cache, stopped)
+    return server_environment(variables)
+
+
+def _running(
+    prefix: Path, label: str, added: Mapping[str, str], stopped: LoadCancelled, kept: Kept | None = None
+) -> Environment:
+    try:
+        found = interpreter_in(prefix, label, added=added, stopped=stopped)
+    except BaseException:
+        if kept is not None:
+            kept.release()
+        raise
+    if kept is None:
+        return Environment(found.python, found.variables, found.paths, label, found.version)
+    return Environment(found.python, found.variables, found.paths, label, found.version, kept.release)
+
+
+def _in_cache(
+    cache: EnvironmentCache,
+    key: str,
+    make: Make,
+    label: str,
+    added: Mapping[str, str],
+    stopped: LoadCancelled,
+) -> Environment:
+    """An environment from the cache; one that ran when it was made, and does not any more, is made anew."""
+    kept = cache.obtain(key, make, label, stopped)
+    try:
+        return _running(kept.folder / "env", label, added, stopped, kept)
+    except InvalidArgumentError as error:
+        log.warning("%s", error.message)
+        if not _runs_without(added, kept.folder / "env", label, stopped):
+            cache.remove(kept.folder.name, _BROKEN)
+    # It is the same one if it is in use, or if it is the variables that are wrong.
+    kept = cache.obtain(key, make, label, stopped)
+    try:
+        return _running(kept.folder / "env", label, added, stopped, kept)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"{error.message}; it is kept in '{kept.folder}', which can be deleted while no server uses it"
+        ) from error
+
+
+def _runs_without(added: Mapping[str, str], prefix: Path, label: str, stopped: LoadCancelled) -> bool:
+    try:
+        return bool(added and interpreter_in(prefix, label, stopped=stopped))
+    except InvalidArgumentError:
+        return False
+
+
+def _unpacked(
+    archive: Path, label: str, added: Mapping[str, str], cache: EnvironmentCache, stopped: LoadCancelled
+) -> Environment:
+    def make(folder: Path, lock: int) -> Mapping[str, str]:
+        prefix = folder / "env"
+        prefix.mkdir()
+        unpack(archive, prefix, label, stopped)
+        if digest(archive, notes, stopped) != found:
+            raise UnavailableError(f"{label}: the archive was changed while it was unpacked")
+        fix = prefix / "bin" / "conda-unpack"
+        if fix.is_file():
+            python = prefix / "bin" / "python"
+            run_tool([str(python), str(fix)], label, prefix, activated(prefix), lock, stopped)
+        return {
+            "version": interpreter_in(prefix, label, added=added, stopped=stopped).version,
+            "from": str(archive),
+        }
+
+    notes = cache.directory / _NOTES
+    try:
+        found = digest(archive, notes, stopped)
+    except OSError as error:
+        raise UnavailableError(f"{label}: the archive can't be read: {error.strerror}") from error
+    key = f"unpacked-{platform.machine()}-{found[:32]}"
+    return _in_cache(cache, key, make, label, added, stopped)
+
+
+def _built(
+    packages: Packages, label: str, added: Mapping[str, str], cache: EnvironmentCache, stopped: LoadCancelled
+) -> Environment:
+    def make(folder: Path, lock: int) -> Mapping[str, str]:
+        facts = build(packages, folder, label, Tools.here(), lock, stopped, added)
+        if packages.wheels and key_of(packages, notes, stopped) != key:
+            raise UnavailableError(f"{label}: a wheel was changed while the environment was built")
+        return facts
+
+    notes = cache.directory / _NOTES
+    key = key_of(packages, notes, stopped)
+    return _in_cache(cache, key, make, label, added, stopped)

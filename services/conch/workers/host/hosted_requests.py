@@ -1,0 +1,152 @@
+"""The core's requests and batches as a worker has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from conch.core.request import InferenceRequest, Responder
+from conch.core.scheduling.scheduler import Batch
+from conch.core.spec import ModelSpec
+from conch.workers.protocol import wire
+from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol.tensor_kinds import worker_inputs
+from conch.workers.protocol.wire import BatchRecord, RequestRecord, WireError
+
+
+class HostRequest(InferenceRequest):
+    """A request that the server has sent.
+
+    Attributes:
+        number: Its number on the socket.
+        granted: What its responses may cost together; only who reads changes it.
+        spent: What they have cost, possibly more if the last one was larger than the rest; only who sends
+            them changes it.
+    """
+
+    __slots__ = ("granted", "number", "spent")
+
+    number: int
+    granted: int
+    spent: int
+
+
+class HostFiller(HostRequest):
+    """A row that no client's request has."""
+
+    filler: ClassVar[bool] = True
+
+    __slots__ = ()
+
+
+class Requests:
+    """The requests that the model has not answered, and those that may run again.
+
+    Args:
+        spec: The model version.
+        responder: Takes their responses.
+    """
+
+    def __init__(self, spec: ModelSpec, responder: Responder) -> None:
+        self._name = spec.name
+        self._version = str(spec.version)
+        self._responder = responder
+        self._by_number: dict[int, HostRequest] = {}
+
+    def get(self, number: int) -> HostRequest | None:
+        """The request of a number, if it has not been answered."""
+        return self._by_number.get(number)
+
+    def remove(self, number: int) -> None:
+        """Says that a request has been answered."""
+        self._by_number.pop(number, None)
+
+    def remove_all(self, requests: Iterable[HostRequest]) -> None:
+        """Says that requests have been answered."""
+        remove = self._by_number.pop
+        for request in requests:
+            remove(request.number, None)
+
+    def keep(self, request: HostRequest) -> None:
+        """Says that the server may still speak of a request, although that may have been answered."""
+        self._by_number[request.number] = request
+
+    def batch(self, incoming: Incoming) -> Batch:
+        """Reads a batch.
+
+        Raises:
+            WireError: It is none.
+        """
+        reader = incoming.reader
+        record = BatchRecord.decode(reader)
+        fillers = 0
+        requests: list[InferenceRequest]
+        if record.alike:
+            requests = self._alike(incoming, record.length)
+        else:
+            requests = [self._request(incoming) for _ in range(record.length)]
+            reader.end()
+            fillers = sum(request.filler for request in requests)
+        batch = Batch(requests, record.size, None if record.instance < 0 else record.instance)
+        batch.compute_start_ns = record.start_ns
+        batch.fillers = fillers
+        return batch
+
+    def _alike(self, incoming: Incoming, length: int) -> list[InferenceRequest]:
+        requested, rows, ids = wire.decode_alike(incoming.reader, length)
+        lists = worker_inputs(*incoming.lists_alike(length), length)
+        model, version, responder, by_number = self._name, self._version, self._responder, self._by_number
+        requests: list[InferenceRequest] = []
+        for (number, received, queued, deadline, size, _), request_id, inputs in zip(
+            rows, ids, lists, strict=True
+        ):
+            request = HostRequest(model, version, inputs, responder, received, request_id, requested)
+            request.number = number
+            request.granted, request.spent = wire.WINDOW, 0
+            request.queued_ns = queued
+            if deadline != wire.NO_DEADLINE:
+                request.deadline_ns = deadline
+            request.batch_size = size
+            by_number[number] = request
+            requests.append(request)
+        return requests
+
+    def _request(self, incoming: Incoming) -> HostRequest:
+        record = RequestRecord.decode(incoming.reader)
+        inputs = {tensor.name: tensor for tensor in incoming.tensors()}
+        flags = record.flags
+        parameters = None if record.parameters is None else dict(record.parameters)
+        if flags & wire.AGAIN:
+            known = self._by_number.get(record.number)
+            if known is None:
+                raise WireError(f"request {record.number} runs again, but has not run")
+            request = known
+            request.inputs = inputs
+            request.rescheduled = False
+        else:
+            kind = HostFiller if flags & wire.FILLER else HostRequest
+            request = kind(
+                self._name,
+                self._version,
+                inputs,
+                self._responder,
+                record.received_ns,
+                record.id,
+                record.requested,
+                parameters,
+            )
+            request.number = record.number
+            request.granted, request.spent = wire.WINDOW, 0
+            if not request.filler:
+                self._by_number[record.number] = request
+        request.queued_ns = record.queued_ns
+        request.deadline_ns = record.deadline_ns
+        request.batch_size = record.batch_size
+        request.correlation_id = record.correlation_id
+        request.priority = record.priority
+        request.timeout_us = record.timeout_us
+        if flags:
+            request.sequence_start = bool(flags & wire.SEQUENCE_START)
+            request.sequence_end = bool(flags & wire.SEQUENCE_END)
+            request.cancelled = bool(flags & wire.CANCELLED)
+        return request

@@ -1,0 +1,335 @@
+"""A worker's main thread: it loads the model, executes its batches, and ends when the server says so."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from conch.backends.python.api.pb_metrics import use_metric_families
+from conch.backends.python.python_settings import Settings
+from conch.backends.python.runtime.memory_limit import limit_memory
+from conch.backends.python.runtime.python_instance import AsyncPythonInstance, PythonInstance, open_instance
+from conch.core.backend import Outcome
+from conch.core.clock import monotonic_ns
+from conch.core.errors import ConchError
+from conch.core.execution.placement import Placement
+from conch.core.scheduling.scheduler import Batch
+from conch.core.spec import ModelSpec
+from conch.workers.connection.busy_poll import Spinning
+from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.packet_channel import Channel, ChannelClosedError
+from conch.workers.host.host_reader import Reading, Watch
+from conch.workers.host.hosted_metrics import RemoteFamilies
+from conch.workers.host.hosted_requests import Requests
+from conch.workers.host.log_forwarding import log_to_server
+from conch.workers.host.response_writer import Answering
+from conch.workers.host.server_client import WorkerCalls
+from conch.workers.protocol import wire
+from conch.workers.protocol.gpu_tensors import UnreachableError, unmapped
+from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol.spec_json import placement_from_json, spec_from_json
+from conch.workers.protocol.wire import Kind, WireError
+
+SERVER_GONE = 3
+"""The exit status of a worker whose server has gone."""
+BAD_MESSAGE = 4
+"""The exit status of a worker that could not understand its server."""
+FAILED = 5
+"""The exit status of a worker that failed with a message of its server's."""
+
+
+def serve(descriptor: int) -> None:
+    """Serves a socket until the server closes it or says that it is enough."""
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    host = Host(Channel(sock))
+    os.register_at_fork(after_in_child=host.forked)
+    host.run()
+
+
+class Host:
+    """One instance of a model, and the server that it works for.
+
+    Args:
+        channel: The socket to the server.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._exchange = Exchange(channel, in_worker=True)
+        self._reading = Reading(self._step, channel.ready)
+        self._watch = Watch(self._reading)
+        self._calls = WorkerCalls(self._exchange, self._reading, self._watch)
+        self._families = RemoteFamilies(self)
+        self._todo: deque[tuple[int, Batch] | None] = deque()
+        self._load: tuple[ModelSpec, Placement] | None = None
+        self._answering: Answering | None = None
+        self._instance: PythonInstance | None = None
+        self._over = False  # nothing is said any more, and threads that wait for something are told
+        self._forked = False
+        self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
+            Kind.EXECUTE: self._on_execute,
+            Kind.REPLY: self._calls.on_reply,
+            Kind.ANSWER: self._calls.on_answer,
+            Kind.CREDIT: self._on_credit,
+            Kind.CANCEL: self._on_cancel,
+            Kind.FORGET: self._on_forget,
+            Kind.READY: self._on_ready,
+            Kind.LEVEL: self._on_level,
+            Kind.CLOSE: self._on_close,
+            Kind.HELLO: self._on_hello,
+            Kind.LOAD: self._on_load,
+            Kind.DEVICES: self._on_devices,
+            Kind.GONE: self._on_gone,
+            Kind.LOST: self._on_message_lost,
+        }
+
+    def run(self) -> None:
+        """Works until the server says that it is enough."""
+        try:
+            self._exchange.send(Kind.HELLO, 0, wire.encode_hello(os.getpid()))
+            self._reading.until(lambda: self._load is not None or bool(self._todo))
+            if self._load is not None and self._open(*self._load):
+                self._serve()
+        except ChannelClosedError:
+            self._server_gone()
+        # From here on the end of the conversation is no reason to end at once: what the model has for the
+        # end of the interpreter is still to run. Others may hold the socket open: children of the model's.
+        self._over = True
+        self._channel.shut()
+
+    def forked(self) -> None:
+        """Says that this process is a fork of the worker: the conversation is not its own."""
+        self._over = self._forked = True
+        self._exchange.forked()
+        self._reading.forked()
+
+    # --- for the parts ----------------------------------------------------------------------------------
+
+    def ask(self, question: str, **more: object) -> dict[str, object]:
+        """Asks the server something, and waits for the answer."""
+        return self._calls.ask(question, **more)
+
+    def tell(self, kind: Kind, subject: int, fields: bytes) -> None:
+        """Sends a message without tensors."""
+        self._exchange.send(kind, subject, fields)
+
+    def _note(self, text: str) -> None:
+        try:
+            self._exchange.send(Kind.NOTE, 0, wire.encode_json({"text": text}))
+        except ChannelClosedError:
+            pass  # the server has closed its end
+
+    # --- what the main thread does ------------------------------------------------------------------------
+
+    def _open(self, spec: ModelSpec, placement: Placement) -> bool:
+        use_metric_families(self._families)
+        settings = Settings.of(spec)
+        if settings.memory_limit_mb is not None:
+            limit_memory(settings.memory_limit_mb)
+        self._watch.begin()  # an `initialize` may take long, and ask the server for something
+        try:
+            instance = open_instance(spec, placement, self._calls, self._note)
+        except ConchError as error:
+            if self._forked:
+                raise error.__cause__ or error from None
+            self._exchange.send(Kind.FAILED, 0, wire.encode_error(error))
+            return False
+        finally:
+            self._watch.end()
+        instance.leave_shaping(spec)
+        self._instance = instance
+        self._answering = Answering(spec, self._exchange, self._reading)
+        facts = {
+            "readiness": instance.readiness is not None,
+            "concurrent": isinstance(instance, AsyncPythonInstance),
+        }
+        self._exchange.send(Kind.LOADED, 0, wire.encode_json(facts))
+        return True
+
+    def _serve(self) -> None:
+        todo, reading, watch = self._todo, self._reading, self._watch
+        instance, answering = self._instance, self._answering
+        assert instance is not None and answering is not None, "it has been loaded"
+
+        def something() -> bool:
+            return bool(todo)
+
+        arrivals = select.poll()
+        arrivals.register(self._channel.fileno(), select.POLLIN)
+        spinning = Spinning(partial(arrivals.poll, 0))
+        while True:
+            since_ns = monotonic_ns()
+            if not todo:
+                spinning.wait()
+            reading.until(something)
+            watch.begin()
+            if todo[0] is None:
+                break
+            spinning.came(len(todo[0][1].requests), since_ns)
+            self._execute(instance, answering)
+            watch.end()
+        instance.close()
+        self._families.flush()
+        if self._exchange.devices is not None:
+            self._exchange.devices.close()
+
+    def _execute(self, instance: PythonInstance, answering: Answering) -> None:
+        item = self._todo.popleft()
+        assert item is not None, "the end has been looked for"
+        number, batch = item
+        outcome: Outcome
+        try:
+            outcome = instance.execute(batch)
+        except BaseException as error:  # the process ends when the server says so, not when a model raises
+            outcome = error
+        if self._forked:  # a child that the model has not ended goes where a program of its own would
+            raise outcome if isinstance(outcome, BaseException) else SystemExit(0)
+        fields, payload = answering.fields(batch, outcome)
+        # The memory of the inputs goes back with this message, unless the model has kept it.
+        del item, batch, outcome
+        answering.send_done(number, fields, payload)
+        self._families.flush()
+
+    # --- what any thread does -----------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Receives one message and does what it says."""
+        incoming = None
+        try:
+            incoming = self._exchange.receive()
+            self._handle(incoming)
+            self._exchange.seen_to()
+        except ChannelClosedError:
+            self._server_gone()
+            raise
+        except WireError as error:
+            sys.stderr.write(f"conch worker: {error}\n")
+            sys.stderr.flush()
+            os._exit(BAD_MESSAGE)
+        except BaseException as error:
+            nothing = incoming is None and not self._exchange.interrupted()
+            if nothing and not isinstance(error, MemoryError):
+                raise  # by a handler of a signal, which the model has: nothing had been received
+            # A message is lost, and perhaps with it whoever has read so far: better a new worker than that.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(FAILED)
+
+    def _server_gone(self) -> None:
+        """Ends the process at once: a model may be in the middle of something that never ends."""
+        if not self._over:
+            os._exit(SERVER_GONE)
+
+    def _handle(self, incoming: Incoming) -> None:
+        message = incoming.message
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise WireError(f"a message {message.kind.name} was not expected")
+        handler(message.subject, incoming)
+
+    def _on_execute(self, subject: int, incoming: Incoming) -> None:
+        try:
+            batch = self._received.batch(incoming)
+        except UnreachableError as error:
+            sys.stderr.write(f"conch worker: {error.message}\n")
+            self._exchange.send(Kind.UNREACHABLE, subject)  # the server sends it again
+            return
+        self._todo.append((subject, batch))
+
+    def _on_devices(self, subject: int, incoming: Incoming) -> None:
+        # Only a server that uses GPUs says so, and few do.
+        from conch.memory.cuda import cuda_devices
+        from conch.workers.protocol.devices import use_in_worker
+
+        use_in_worker(self._exchange, cuda_devices(), bytes(incoming.message.fields))
+
+    def _on_gone(self, subject: int, incoming: Incoming) -> None:
+        from conch.workers.protocol.devices import WorkerDevices
+
+        devices = self._exchange.devices
+        if isinstance(devices, WorkerDevices):
+            devices.gone(bytes(incoming.message.fields))
+
+    def _on_message_lost(self, subject: int, incoming: Incoming) -> None:
+        """Answers a message that could not be read."""
+        kind = wire.lost_kind(incoming.message.fields)
+        if kind is Kind.EXECUTE:
+            self._exchange.send(Kind.UNREACHABLE, subject)  # the server sends it again
+        elif kind is Kind.REPLY or kind is Kind.ANSWER:
+            self._calls.lost(subject, kind, unmapped())
+        else:
+            raise WireError("a message was lost that can't be done without")
+
+    def _on_credit(self, subject: int, incoming: Incoming) -> None:
+        request = self._received.get(subject)
+        if request is not None:
+            request.granted += wire.decode_credit(incoming.message.fields)
+
+    def _on_cancel(self, subject: int, incoming: Incoming) -> None:
+        request = self._received.get(subject)
+        if request is not None:
+            request.cancelled = True
+            request.notify_cancelled()
+
+    def _on_forget(self, subject: int, incoming: Incoming) -> None:
+        request = self._received.get(subject)
+        if request is not None:
+            request.completed = True
+            request.kept = None
+            self._received.remove(subject)
+
+    def _on_ready(self, subject: int, incoming: Incoming) -> None:
+        try:
+            threading.Thread(target=self._say_ready, args=(subject,), name="conch-ready", daemon=True).start()
+        except RuntimeError:  # there is no memory for one, or too many are there
+            self._answer_ready(subject, False)
+
+    def _on_close(self, subject: int, incoming: Incoming) -> None:
+        self._todo.append(None)
+
+    def _on_hello(self, subject: int, incoming: Incoming) -> None:
+        wire.check_hello(incoming.message.fields, "server")
+
+    def _on_load(self, subject: int, incoming: Incoming) -> None:
+        if self._load is not None:
+            raise WireError("it has been told before what to load")
+        fields = wire.decode_json(incoming.message.fields)
+        spec, placement = spec_from_json(fields.get("spec")), placement_from_json(fields.get("placement"))
+        level = fields.get("level")
+        tell = partial(self.tell, Kind.LOG, 0)
+        log_to_server(tell, level if isinstance(level, int) else logging.NOTSET)
+        self._load = spec, placement
+
+    def _on_level(self, subject: int, incoming: Incoming) -> None:
+        level = wire.decode_json(incoming.message.fields).get("level")
+        if isinstance(level, int):
+            logging.getLogger().setLevel(level)
+
+    @property
+    def _received(self) -> Requests:
+        if self._answering is None:
+            raise WireError("there is no model yet")
+        return self._answering.requests
+
+    def _say_ready(self, subject: int) -> None:
+        check = None if self._instance is None else self._instance.readiness
+        ready = False
+        if check is not None:
+            check.start()
+            ready = check.result()
+        self._answer_ready(subject, ready)
+
+    def _answer_ready(self, subject: int, ready: bool) -> None:
+        try:
+            self._exchange.send(Kind.READY, subject, wire.encode_json({"ready": ready}))
+        except ChannelClosedError:
+            self._server_gone()

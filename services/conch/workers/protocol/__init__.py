@@ -1,0 +1,1 @@
+"""What server and worker exchange: messages, tensors, memory blocks. Imported by both processes."""

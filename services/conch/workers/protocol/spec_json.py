@@ -1,0 +1,123 @@
+"""Specs as JSON and back: how a worker learns what it is to load.
+
+Driven by the dataclasses' own annotations, so that a field that is added to a spec travels without a change
+here.
+"""
+
+from __future__ import annotations
+
+import base64
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from conch.core.execution.placement import Placement
+from conch.core.spec import ModelSpec
+from conch.workers.protocol.wire import WireError
+
+_Record = TypeVar("_Record")
+
+
+def spec_to_json(spec: ModelSpec) -> dict[str, Any]:
+    """A model version as values that JSON has."""
+    return _pack_record(spec)
+
+
+def spec_from_json(value: object) -> ModelSpec:
+    """A model version from what `spec_to_json` made.
+
+    Raises:
+        WireError: It is something else.
+    """
+    return _read(ModelSpec, value)
+
+
+def placement_to_json(placement: Placement) -> dict[str, Any]:
+    """A placement as values that JSON has."""
+    return _pack_record(placement)
+
+
+def placement_from_json(value: object) -> Placement:
+    """A placement from what `placement_to_json` made.
+
+    Raises:
+        WireError: It is something else.
+    """
+    return _read(Placement, value)
+
+
+def _pack_record(record: Any) -> dict[str, Any]:
+    return {field.name: _pack(getattr(record, field.name)) for field in fields(record)}
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _pack(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_pack(item) for item in value]
+    if is_dataclass(value):
+        return _pack_record(value)
+    return value
+
+
+def _read(kind: type[_Record], value: object) -> _Record:
+    try:
+        record: _Record = _unpack(kind, value)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise WireError(f"a {kind.__name__} can't be read: {error}") from error
+    return record
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _unpack(hint: Any, value: Any) -> Any:
+    if hint is Any or hint is object:
+        return value
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        hints = _hints(hint)
+        return hint(**{name: _unpack(hints[name], item) for name, item in value.items()})
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _unpack_union(arguments, value)
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{value!r} is none of {arguments}")
+        return value
+    if origin is tuple:
+        return tuple(_unpack(arguments[0], item) for item in _checked(list, value))
+    if origin is not None:  # a mapping from text
+        return {key: _unpack(arguments[1], item) for key, item in _checked(dict, value).items()}
+    if hint is bytes:
+        return base64.b64decode(_checked(str, value), validate=True)
+    if hint is Path:
+        return Path(_checked(str, value))
+    # JSON tells a bool from a number, and Python an int from a float: `initial` keeps what it was.
+    return _checked(int | float if hint is float else hint, value)
+
+
+def _unpack_union(arguments: tuple[Any, ...], value: Any) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    rest = [argument for argument in arguments if argument is not type(None)]
+    if len(rest) == 1:
+        return _unpack(rest[0], value)
+    if type(value) not in rest:
+        raise ValueError(f"{value!r} is none of {rest}")
+    return value
+
+
+def _checked(kind: Any, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not what belongs there")
+    return value

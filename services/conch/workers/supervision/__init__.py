@@ -1,0 +1,1 @@
+"""Worker processes: started, watched, restarted when they die, and reported when they crash."""

@@ -1,0 +1,160 @@
+"""Asks a model's `auto_complete_config` in a process that ends with the answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from conch.backends.python.python_settings import Settings
+from conch.core.errors import ERRORS_BY_CODE, InternalError, UnavailableError
+from conch.core.model_control import load_cancelled
+from conch.workers.environments import Environment
+from conch.workers.protocol import wire
+from conch.workers.protocol.log_records import WorkerLog
+from conch.workers.supervision.child_process import WorkerProcess, start_worker
+from conch.workers.supervision.crash_report import crashed, sentence
+from conch.workers.supervision.process_monitor import Monitor
+
+_END_S = 2.0
+"""How long a process may take to end once it has answered."""
+
+_LOOK_S = 0.1
+"""How often it is looked whether the answer is still wanted, and can still come."""
+
+
+def complete_in_worker(
+    monitor: Monitor,
+    environment: Environment,
+    config: dict[str, Any],
+    directory: Path,
+    file_name: str,
+    settings: Settings,
+) -> dict[str, Any]:
+    """The completed config.
+
+    Args:
+        monitor: The thread that starts the process.
+        environment: Where it runs.
+        config: The config in JSON form.
+        directory: The version's directory.
+        file_name: The model's file in it.
+        settings: How long it may take, and how much memory it may have.
+
+    Raises:
+        ConchError: What the model raised, as if it had been asked in this process; or its process died; or
+            the load was stopped.
+    """
+    name = config.get("name", "")
+    log = WorkerLog(name)
+    asked = {
+        "config": config,
+        "directory": str(directory),
+        "file_name": file_name,
+        "level": log.level,
+        "memory_limit_mb": settings.memory_limit_mb,
+    }
+    timeout_s = settings.start_timeout_s
+    process, ours = start_worker(monitor, name, environment, "complete")
+    with ours:
+        try:
+            result = _Exchange(process, ours, log, timeout_s).ask(json.dumps(asked).encode())
+            # What the model's threads, children or exit handlers do is not waited for for ever.
+            process.wait(_END_S)
+        except TimeoutError:
+            raise UnavailableError(
+                f"auto_complete_config function of model '{name}' took longer than {timeout_s:g} s, which is "
+                f"what 'CONCH_START_TIMEOUT_SECONDS' allows"
+            ) from None
+        except _StoppedError:
+            raise UnavailableError(
+                f"auto_complete_config function of model '{name}' was ended, as the load was stopped"
+            ) from None
+        finally:
+            process.kill()
+            process.wait()
+    if result is None:
+        raise crashed(name, sentence(process.how), process.errors)
+    if "code" in result:
+        raise ERRORS_BY_CODE.get(result["code"], InternalError)(result["message"])
+    completed: dict[str, Any] = result["config"]
+    return completed
+
+
+class _StoppedError(Exception):
+    """Nobody wants the answer any more."""
+
+
+class _Exchange:
+    """One question to a process, and what it says.
+
+    Args:
+        process: The process.
+        ours: Our end of its socket.
+        log: Logs what is to be logged.
+        timeout_s: How long it may take until it has answered; None for as long as it takes.
+    """
+
+    def __init__(
+        self, process: WorkerProcess, ours: socket.socket, log: WorkerLog, timeout_s: float | None
+    ) -> None:
+        self._process = process
+        self._socket = ours
+        self._log = log
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._stopped = load_cancelled()
+        ours.settimeout(_LOOK_S)
+
+    def ask(self, question: bytes) -> dict[str, Any] | None:
+        """Asks, and logs what is to be logged until there is the answer.
+
+        Returns:
+            The answer; None if there will be none.
+
+        Raises:
+            TimeoutError: It has taken too long.
+            _StoppedError: The load was stopped.
+        """
+        try:
+            self._send(question)
+            return self._answer()
+        except (BrokenPipeError, ConnectionResetError, wire.WireError):
+            return None
+
+    def _send(self, question: bytes) -> None:
+        rest = memoryview(question)
+        while rest:
+            self._look()
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except TimeoutError:
+                pass
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def _answer(self) -> dict[str, Any] | None:
+        rest = b""
+        while True:
+            self._look()
+            ended = bool(self._process.how)  # asked first: what it has sent by then is there to be read
+            try:
+                data = self._socket.recv(1 << 16)
+            except TimeoutError:
+                if ended:
+                    return None  # only something that it has left running holds its end
+                continue
+            if not data:
+                return None
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                said = wire.decode_json(line)
+                if "log" not in said:
+                    return said
+                self._log.handle(said["log"])
+
+    def _look(self) -> None:
+        if self._end is not None and time.monotonic() >= self._end:
+            raise TimeoutError
+        if self._stopped():
+            raise _StoppedError

@@ -1,0 +1,210 @@
+"""Executions that last longer than their model may take: noticed, and ended with their process.
+
+All executions of an instance share one timer, as most of them end in time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from conch.core.backend import Outcome
+from conch.core.clock import Clock
+from conch.core.errors import ConchError, DeadlineExceededError
+from conch.core.scheduling.scheduler import Batch
+from conch.workers.connection.worker_responses import OpenRequest
+from conch.workers.supervision.process_monitor import Monitor, Timer
+
+_NS_PER_S = 1_000_000_000
+
+
+class HangDetector:
+    """Watches the executions of one instance.
+
+    Args:
+        monitor: Has the timer.
+        limit_s: How long an execution may last.
+        on_hang: Called on the monitor's thread with the number of an execution that has lasted longer, once
+            for each; must not block.
+    """
+
+    def __init__(self, monitor: Monitor, limit_s: float, on_hang: Callable[[int], None]) -> None:
+        self._monitor = monitor
+        self._clock: Clock = monitor.clock
+        self._limit_ns = round(limit_s * _NS_PER_S)
+        self._on_hang = on_hang
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._starts: dict[int, int] = {}  # in the order of the starts, and so of the ends of their time
+        self._timer: Timer | None = None
+
+    def begin(self) -> int:
+        """An execution begins; returns its number."""
+        with self._lock:
+            number = next(self._numbers)
+            start = self._starts[number] = self._clock()
+            if self._timer is None:
+                self._arm(start)
+        return number
+
+    def end(self, number: int) -> None:
+        """An execution has ended."""
+        with self._lock:
+            self._starts.pop(number, None)
+
+    def close(self) -> None:
+        """Forgets all executions."""
+        with self._lock:
+            self._starts.clear()
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _arm(self, start_ns: int) -> None:
+        self._timer = self._monitor.at(start_ns + self._limit_ns, self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._timer = None
+            now = self._clock()
+            hanging = [number for number, start in self._starts.items() if start + self._limit_ns <= now]
+            for number in hanging:
+                del self._starts[number]
+            # Most executions end in time, so the timer is not theirs: it looks for the oldest of those left.
+            oldest = next(iter(self._starts.values()), None)
+            if oldest is not None:
+                self._arm(oldest)
+        for number in hanging:
+            self._on_hang(number)
+
+
+class Executes(Protocol):
+    """A link, for who watches what its worker executes."""
+
+    concurrent: bool
+
+    @property
+    def lost(self) -> bool:
+        """Whether the worker has been given up."""
+
+    def kept(self, batch: Batch) -> Sequence[OpenRequest]:
+        """The requests of a batch that is done which the worker has and has not answered."""
+
+
+class Aborts(Protocol):
+    """A process that can be ended."""
+
+    def abort(self, why: str) -> None:
+        """Kills it, with its stacks in its report."""
+
+
+class ExecutionLimit:
+    """How long the executions of an instance may last; a process in which one lasts longer is killed.
+
+    Args:
+        monitor: Has the timer.
+        name: The instance's name.
+        limit_s: How long they may last.
+        executing: Gives the process that is to be killed; None if there is none, or it ends in any case.
+    """
+
+    def __init__(
+        self, monitor: Monitor, name: str, limit_s: float, executing: Callable[[], Aborts | None]
+    ) -> None:
+        self._name = name
+        self._text = (
+            f"the execution lasted longer than the {limit_s:g} s that 'CONCH_MAX_EXECUTION_SECONDS' allows, "
+            f"so its process was killed"
+        )
+        self._executing = executing
+        self._detector = HangDetector(monitor, limit_s, self._hung)
+        self._hung_numbers: set[int] = set()
+
+    def watch(
+        self, link: Executes, batch: Batch, done: Callable[[Outcome], None]
+    ) -> Callable[[Outcome], None]:
+        """Begins to watch a batch that is about to be sent.
+
+        Args:
+            link: The worker.
+            batch: The batch.
+            done: Takes the outcome.
+
+        Returns:
+            What is to take the outcome instead.
+        """
+        return _Watched(self._detector, link, batch, done, self._error)
+
+    def close(self) -> None:
+        """Forgets all executions."""
+        self._detector.close()
+
+    def _error(self, number: int) -> ConchError | None:
+        """What those are told whose execution has hung; None where it has not."""
+        if number not in self._hung_numbers:
+            return None
+        return DeadlineExceededError(
+            f"Failed to process the request(s) for model instance '{self._name}', message: {self._text}"
+        )
+
+    def _hung(self, number: int) -> None:
+        """An execution has taken too long; on the monitor's thread."""
+        process = self._executing()
+        if process is None:
+            return
+        self._hung_numbers.add(number)  # before those are told who have something in the process
+        process.abort(self._text)
+
+
+class _Watched:
+    """Takes the outcome of a batch that must not last too long; a coroutine lasts until it has answered all.
+
+    Args:
+        hangs: Notices when it does.
+        link: The worker.
+        batch: The batch.
+        done: Takes the outcome.
+        error: The error for an execution of this number, if it has hung.
+    """
+
+    def __init__(
+        self,
+        hangs: HangDetector,
+        link: Executes,
+        batch: Batch,
+        done: Callable[[Outcome], None],
+        error: Callable[[int], ConchError | None],
+    ) -> None:
+        self._hangs = hangs
+        self._link = link
+        self._batch = batch
+        self._done = done
+        self._error = error
+        self._left: set[int] = set()
+        self._number = hangs.begin()
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Takes the outcome."""
+        link = self._link
+        if isinstance(outcome, BaseException):
+            outcome = self._error(self._number) or outcome
+        elif link.concurrent and (kept := link.kept(self._batch)):
+            self._left.update(entry.number for entry in kept)
+            for entry in kept:
+                entry.watched = self
+        if not self._left or link.lost:
+            self._hangs.end(self._number)
+        self._done(outcome)
+
+    def ended(self, entry: OpenRequest) -> None:
+        """See `Watch`."""
+        self._left.discard(entry.number)
+        if not self._left:
+            self._hangs.end(self._number)
+
+    def lost(self, entry: OpenRequest, error: ConchError) -> ConchError:
+        """See `Watch`."""
+        self.ended(entry)
+        return self._error(self._number) or error

@@ -1,0 +1,93 @@
+"""The instances of one model version whose workers are supervised together: quorum, and who may wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from conch.core.backend import ConfigNotes
+from conch.core.servable import Readiness
+from conch.workers.supervision.restart_policy import Life, all_hopeless, has_quorum
+
+Again = Callable[[], None]
+
+
+class NotReady:
+    """The readiness of an instance whose model has lost too many workers."""
+
+    def start(self) -> None:
+        """There is nothing to ask."""
+
+    def result(self) -> bool:
+        """It is not ready."""
+        return False
+
+
+NOT_READY = NotReady()
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """What the others of a team must know of an instance.
+
+    Attributes:
+        life: What it is in; changed under the team's lock.
+        passive: Whether it takes no requests, so that it does not count.
+        check: What its worker says of its readiness; None where it says nothing.
+        again: Whom to tell when it can be given batches.
+        tell: Called with the instance's readiness whenever that may have changed.
+    """
+
+    life: Life
+    passive: bool
+    tell: Callable[[Readiness | None], None]
+    check: Readiness | None = None
+    again: list[Again] = field(default_factory=list)
+
+
+class Team:
+    """The instances of a model version; its lock guards their lives.
+
+    Attributes:
+        notes: What the model does against its config.
+    """
+
+    def __init__(self) -> None:
+        self.notes = ConfigNotes()
+        self.lock = threading.Lock()
+        self._members: list[Member] = []
+        self._hopeless = False
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether requests are refused, as no worker is there or will be soon; asked with the lock held."""
+        return self._hopeless
+
+    def join(self, member: Member) -> None:
+        """Adds an instance."""
+        with self.lock:
+            self._members.append(member)
+        self.changed()
+
+    def leave(self, member: Member) -> None:
+        """Takes one out."""
+        with self.lock:
+            if member in self._members:
+                self._members.remove(member)
+        self.changed()
+
+    def changed(self) -> None:
+        """To be called without the lock when the life of an instance has changed."""
+        with self.lock:
+            active = [member.life for member in self._members if not member.passive]
+            self._hopeless = bool(active) and all_hopeless(active)
+            ready = has_quorum(active)
+            for member in self._members:
+                member.tell(member.check if ready else NOT_READY)
+            told = self._members if self._hopeless else ()
+            again = [call for member in told for call in member.again]
+            for member in told:
+                member.again = []
+        for call in again:
+            call()

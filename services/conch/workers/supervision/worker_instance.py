@@ -1,0 +1,154 @@
+"""One instance of a model in a process of its own, as the core sees it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from conch.backends.python.python_settings import Settings
+from conch.core.backend import AwaitableOutcome, BackendInstance, Outcome
+from conch.core.bls import ServerCalls
+from conch.core.custom_metrics import current_families
+from conch.core.execution.placement import Placement
+from conch.core.request import InferenceResponse
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import Readiness, WorkerStatus
+from conch.core.spec import ModelSpec
+from conch.workers.connection.waiting_calls import WorkerWaiter
+from conch.workers.connection.worker_connection import Link
+from conch.workers.environments import Environment
+from conch.workers.supervision.process_monitor import Monitor
+from conch.workers.supervision.supervisor import Supervisor
+from conch.workers.supervision.watchdog import ExecutionLimit
+from conch.workers.supervision.worker_group import Again, Team
+from conch.workers.supervision.worker_process import Launch
+
+
+class WorkerInstance(BackendInstance):
+    """An instance whose model runs in a worker process; `open` it.
+
+    Args:
+        launch: What its processes are started with.
+        team: The instances of its model version.
+    """
+
+    starts_async: ClassVar[bool] = True
+
+    def __init__(self, launch: Launch, team: Team) -> None:
+        self._supervisor = Supervisor(launch, team, self._set_readiness)
+        self._limit = self._supervisor.limit
+
+    @classmethod
+    def open(
+        cls,
+        spec: ModelSpec,
+        placement: Placement,
+        settings: Settings,
+        environment: Environment,
+        calls: ServerCalls,
+        monitor: Monitor,
+        team: Team,
+    ) -> WorkerInstance:
+        """Makes an instance and has its first worker load the model.
+
+        Args:
+            spec: The model version.
+            placement: Where the instance lives.
+            settings: How it runs.
+            environment: What its processes are started in.
+            calls: What the model may ask of the server.
+            monitor: Starts and watches its processes.
+            team: The instances of its model version.
+
+        Raises:
+            ConchError: The worker could not be started, or what the model raised, or how the worker died.
+        """
+        waiter = WorkerWaiter(calls, placement.name, spec)
+        families = current_families()  # of the server that loads the model
+        launch = Launch(spec, placement, settings, environment, calls, waiter, families, monitor, team.notes)
+        instance = cls(launch, team)
+        instance._supervisor.open()
+        return instance
+
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+        """Runs a batch and waits for it; see `BackendInstance.execute`."""
+        return _wait_for(self, batch)
+
+    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+        """Sends a batch to the worker; see `BackendInstance.begin`."""
+        link = self._supervisor.link
+        if link is None:
+            done(self._supervisor.refusal())
+            return
+        link.start(batch, done if self._limit is None else self._limit.watch(link, batch, done))
+
+    def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
+        """See `BackendInstance.start_awaitable`."""
+        link = self._supervisor.link
+        if link is None:
+            done(self._supervisor.refusal())
+            return None
+        return link.start_awaitable(
+            batch, done if self._limit is None else self._limit.watch(link, batch, done)
+        )
+
+    def available(self, on_available: Again) -> bool:
+        """False while requests had better wait for the worker; see `BackendInstance.available`."""
+        return self._supervisor.link is not None or not self._supervisor.await_worker(on_available)
+
+    def set_warm_up(self, warm_up: Callable[[BackendInstance], None]) -> None:
+        """Has each further worker be warmed up before it serves; see `BackendInstance.set_warm_up`."""
+        self._supervisor.warm_up = lambda link: warm_up(_Loaded(link, self._limit))
+
+    def worker(self) -> WorkerStatus:
+        """What its worker is in; see `BackendInstance.worker`."""
+        return self._supervisor.status()
+
+    def close(self) -> None:
+        """Has the worker finalize the model and end, kills it if it does not, and waits for its end."""
+        self._supervisor.close()
+
+    def _set_readiness(self, readiness: Readiness | None) -> None:
+        self.readiness = readiness
+
+
+class _Loaded(BackendInstance):
+    """A worker that has loaded the model again, and does not serve yet.
+
+    Args:
+        link: The worker.
+        limit: How long its executions may last; None for as long as they like.
+    """
+
+    starts_async: ClassVar[bool] = True
+
+    def __init__(self, link: Link, limit: ExecutionLimit | None) -> None:
+        self._link = link
+        self._limit = limit
+
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+        """Runs a batch and waits for it."""
+        return _wait_for(self, batch)
+
+    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+        """Sends a batch to the worker."""
+        link, limit = self._link, self._limit
+        link.start(batch, done if limit is None else limit.watch(link, batch, done))
+
+
+def _wait_for(instance: BackendInstance, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+    """Runs a batch on an instance with `begins`, and waits for it."""
+    outcomes: list[Outcome] = []
+    over = threading.Event()
+
+    def done(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        over.set()
+
+    instance.start(batch, done)
+    over.wait()
+    outcome = outcomes[0]
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome

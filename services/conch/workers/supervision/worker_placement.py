@@ -1,0 +1,131 @@
+"""Models whose instances run in workers, as the Python backend hands them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from conch.backends.python.python_settings import Settings
+from conch.core.backend import BackendInstance, BackendModel
+from conch.core.bls import Calls, ServerCalls
+from conch.core.execution.placement import Placement
+from conch.core.registry import Registry
+from conch.core.spec import ModelSpec
+from conch.workers.environments import (
+    Asked,
+    Environment,
+    EnvironmentCache,
+    environment_as_asked,
+    environment_for,
+    placement_as_asked,
+    placement_of,
+)
+from conch.workers.supervision.config_completion import complete_in_worker
+from conch.workers.supervision.process_monitor import Monitor
+from conch.workers.supervision.worker_group import Team
+from conch.workers.supervision.worker_instance import WorkerInstance
+
+
+class Workers:
+    """The workers of all models of one program; their monitor runs while there are any."""
+
+    def __init__(self) -> None:
+        self._monitor = Monitor()
+
+    def run(self, spec: ModelSpec) -> bool:
+        """Whether the instances of a model version run in workers.
+
+        Raises:
+            InvalidArgumentError: What is said about it can't be.
+        """
+        return placement_of(spec) == "worker"
+
+    def run_completion(
+        self,
+        config: Mapping[str, Any],
+        directory: Path,
+        file_name: str,
+        parameters: Mapping[str, str],
+        options: Mapping[str, str],
+    ) -> bool:
+        """The same, for a model whose config is not complete yet.
+
+        Args:
+            config: The config in JSON form.
+            directory: The version's directory.
+            file_name: The model's file in it.
+            parameters: The config's parameters.
+            options: The backend's options.
+        """
+        name = config.get("name", "")
+        asked = Asked.read(name, directory, file_name, parameters, options)
+        return placement_as_asked(name, asked, parameters, options) == "worker"
+
+    def complete(
+        self,
+        config: dict[str, Any],
+        directory: Path,
+        file_name: str,
+        parameters: Mapping[str, str],
+        options: Mapping[str, str],
+    ) -> dict[str, Any]:
+        """Asks a model's `auto_complete_config`; see `conch.core.backend.Backend.complete_config`."""
+        name = config.get("name", "")
+        asked = Asked.read(name, directory, file_name, parameters, options)
+        settings = Settings.read(name, parameters, options)
+        environment = environment_as_asked(name, asked, options, EnvironmentCache.of(options))
+        try:
+            return complete_in_worker(self._monitor, environment, config, directory, file_name, settings)
+        finally:
+            environment.release()
+
+    def load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
+        """Makes ready what the workers of a model version run in.
+
+        Args:
+            spec: The model version.
+            calls: What the model may ask of the server; None for a server without any other model.
+
+        Raises:
+            ConchError: It can't be made ready.
+        """
+        settings = Settings.of(spec)
+        if calls is None:
+            calls = Calls(Registry())
+        environment = environment_for(spec, EnvironmentCache.of(spec.backend_options))
+        return _WorkerModel(spec, settings, environment, calls, self._monitor)
+
+
+class _WorkerModel(BackendModel):
+    creates_in_parallel: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: Settings,
+        environment: Environment,
+        calls: ServerCalls,
+        monitor: Monitor,
+    ) -> None:
+        self._spec = spec
+        self._settings = settings
+        self._environment = environment
+        self._calls = calls
+        self._monitor = monitor
+        self._team = Team()
+        self.notes = self._team.notes
+
+    def create_instance(self, placement: Placement) -> BackendInstance:
+        return WorkerInstance.open(
+            self._spec,
+            placement,
+            self._settings,
+            self._environment,
+            self._calls,
+            self._monitor,
+            self._team,
+        )
+
+    def close(self) -> None:
+        self._environment.release()

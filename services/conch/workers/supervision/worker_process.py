@@ -1,0 +1,237 @@
+"""One process of an instance, from its start to its end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from conch.backends.python.python_settings import Settings
+from conch.core.backend import ConfigNotes
+from conch.core.bls import ServerCalls
+from conch.core.custom_metrics import CustomFamilies
+from conch.core.errors import ConchError
+from conch.core.execution.placement import Placement
+from conch.core.model_control import load_cancelled
+from conch.core.spec import ModelSpec
+from conch.workers.connection.in_flight import InFlight
+from conch.workers.connection.packet_channel import Channel
+from conch.workers.connection.waiting_calls import WorkerWaiter
+from conch.workers.connection.worker_connection import Link
+from conch.workers.environments import Environment
+from conch.workers.supervision.child_process import start_worker
+from conch.workers.supervision.crash_report import crash_report, crashed, in_flight_error, sentence
+from conch.workers.supervision.process_monitor import Monitor, Timer
+
+log = logging.getLogger(__name__)
+
+_CLOSE_S = 30.0
+"""How long a model's `finalize` may take."""
+
+_END_S = 5.0
+"""How long a worker may take to end once it has finalized its model."""
+
+_GRACE_S = 0.2
+"""A process whose socket is closed has usually ended; if not, it is killed after so long."""
+
+_LOOK_S = 0.1
+"""How often a start looks whether it is still wanted."""
+
+_WELL = "exited with status 0"
+
+_ABORT_NS = 1_000_000_000
+"""A process that does not end when it is aborted is killed after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What all processes of an instance are started with.
+
+    Attributes:
+        spec: The model version.
+        placement: Where the instance lives.
+        settings: How it runs.
+        environment: What its processes are started in.
+        calls: What the model may ask of the server.
+        waiter: The instance, as one that waits for calls.
+        families: The metrics that the model makes.
+        monitor: Starts and watches its processes.
+    """
+
+    spec: ModelSpec
+    placement: Placement
+    settings: Settings
+    environment: Environment
+    calls: ServerCalls
+    waiter: WorkerWaiter
+    families: CustomFamilies
+    monitor: Monitor
+    notes: ConfigNotes
+
+    @property
+    def name(self) -> str:
+        """The instance's name."""
+        return self.placement.name
+
+
+class Owner(Protocol):
+    """Whoever has a process started, and is told of its end."""
+
+    def losing(self, attempt: Attempt) -> int:
+        """It can't be used any more; returns in how many ms another try of its requests makes sense."""
+
+    def lost(self, attempt: Attempt) -> None:
+        """It has ended, and everything that it had has been answered; on any thread."""
+
+
+class Attempt:
+    """One process of an instance, from its start to its end.
+
+    Args:
+        launch: What it is started with.
+        owner: Told of its end.
+
+    Attributes:
+        process: The process.
+        link: What the server has of the worker in it.
+        over: Whether it has ended and everything that it had has been answered.
+        how: How it ended, with the reason where that is not its own.
+
+    Raises:
+        UnavailableError: The process can't be started.
+    """
+
+    def __init__(self, launch: Launch, owner: Owner) -> None:
+        self._launch = launch
+        self._owner = owner
+        self._name = launch.name
+        self.over = False
+        self._why = ""
+        self._in_flight: list[InFlight] = []
+        self._ended_ns = 0
+        self._channel: Channel | None = None
+        self._loaded = threading.Event()
+        self._error: ConchError | None = None
+        self.process, sock = start_worker(
+            launch.monitor, self._name, launch.environment, "serve", self._process_ended
+        )
+        channel = self._channel = Channel(sock, patient=False)
+        if self.process.how:
+            channel.shut()
+        self.link = Link(
+            channel,
+            self._name,
+            launch.spec,
+            launch.calls,
+            self._link_lost,
+            self._explain,
+            launch.families,
+            launch.waiter,
+            notes=launch.notes,
+        )
+
+    @property
+    def how(self) -> str:
+        """How it ended, and why where that is not its own doing, in a sentence."""
+        return sentence(self.process.how, self._why)
+
+    def load(self, timeout_s: float | None) -> None:
+        """Has it load the model.
+
+        Raises:
+            ConchError: What the model raised, or how the process ended.
+        """
+        timer: Timer | None = None
+        if timeout_s is not None:
+            text = (
+                f"it had not loaded the model after the {timeout_s:g} s that 'CONCH_START_TIMEOUT_SECONDS' "
+                f"allows"
+            )
+            end_ns = self._launch.monitor.clock() + round(timeout_s * 1e9)
+            timer = self._launch.monitor.at(end_ns, partial(self.abort, text))
+        stopped = load_cancelled()
+        self.link.load(self._launch.placement, self._on_loaded)
+        while not self._loaded.wait(_LOOK_S):
+            if stopped():
+                self._why = "its load was stopped"
+                self.process.kill()
+                self._loaded.wait()
+        if timer is not None:
+            timer.cancel()
+        if self._error is not None:
+            raise self._error
+
+    def close(self, serving: bool) -> None:
+        """Ends it, in peace where it serves, and waits for that.
+
+        Args:
+            serving: Whether it serves; it is asked to finalize the model then.
+        """
+        ended = serving and self.link.close(_CLOSE_S)
+        if not ended:
+            if serving:
+                log.error(
+                    "worker of '%s' (pid %d) did not finalize its model in time and is killed",
+                    self._name,
+                    self.process.pid,
+                )
+            self.process.kill()
+        if not self.process.wait(_END_S):
+            self.process.kill()
+            self.process.wait()
+        self.link.lose("it is closed")
+        if ended and self.process.how != _WELL:
+            log.error("%s", self.report())
+
+    def end(self) -> None:
+        """Ends what is left of it."""
+        self.process.kill()
+        self.process.wait()
+        self.link.lose("it could not be loaded")
+
+    def abort(self, why: str) -> None:
+        """Kills it, with its stacks in its report."""
+        self._why = self._why or why
+        self.process.abort()
+        self._launch.monitor.at(self._launch.monitor.clock() + _ABORT_NS, self.process.kill)
+
+    def report(self) -> str:
+        """All that is known of its death."""
+        ids = [each for batch in self._in_flight for each in batch.request_ids]
+        since = min((batch.since_ns for batch in self._in_flight), default=None)
+        executing_s = None if since is None else (self._ended_ns - since) / 1e9
+        return crash_report(self._name, self.process.pid, self.how, self.process.errors, ids, executing_s)
+
+    def _on_loaded(self, error: ConchError | None) -> None:
+        self._error = error
+        self._loaded.set()
+
+    def _explain(self, reason: str) -> ConchError:
+        """The error for all that the worker has, when its link is lost: waits for how its process ends.
+
+        Args:
+            reason: What is wrong with it; empty if its socket has simply ended.
+        """
+        retry_after_ms = self._owner.losing(self)
+        if not reason and not self.process.wait(_GRACE_S):
+            reason = "it has closed its socket"
+        if reason:
+            self._why = self._why or reason
+            self.process.kill()
+            self.process.wait(_END_S)
+        self._ended_ns = self._launch.monitor.clock()
+        self._in_flight = self.link.in_flight()
+        if not self._loaded.is_set():
+            return crashed(self._name, self.how, self.process.errors)
+        return in_flight_error(self._name, self.how, retry_after_ms)
+
+    def _process_ended(self) -> None:
+        """On the monitor's thread."""
+        if self._channel is not None:
+            self._channel.shut()  # a child of it may hold the other end open
+
+    def _link_lost(self, reason: str) -> None:
+        self.over = True
+        self._owner.lost(self)
