@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests that start processes, and puts those last that share a server."""
     sets.mark(items)
     sets.order(items)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps modules and collected tests out of garbage collection: the check for leaks collects often."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

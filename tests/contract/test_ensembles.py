@@ -461,6 +461,7 @@ def test_loading_unloading_and_what_is_wrong(tmp_path: Path) -> None:
         assert reasons["wrong"] == "ensemble output 'Y' for ensemble wrong' is not used"
 
 
+@pytest.mark.slow
 def test_requests_through_a_reload_of_a_step(tmp_path: Path) -> None:
     """While a model inside is replaced again and again, no request of the ensemble fails."""
     write_ensembles(tmp_path)

@@ -85,6 +85,7 @@ def test_ensembles_find_what_is_in_their_own_repository(tmp_path: Path) -> None:
         assert [each.name for each in client("ModelStatistics", statistics).model_stats] == ["m", "m"]
 
 
+@pytest.mark.slow
 def test_loads_and_unloads_are_of_all_models_of_the_name(tmp_path: Path) -> None:
     one, two = write_two(tmp_path)
     with namespaced((one, two), *EXPLICIT) as (_, client):
@@ -133,7 +134,7 @@ def test_a_name_that_no_repository_of_the_ensemble_makes_clear(tmp_path: Path) -
         assert load(client, "lost") == ("INVALID_ARGUMENT", text)
 
 
-@pytest.mark.parametrize("mode", ["poll", "watch"])
+@pytest.mark.parametrize("mode", ["poll", pytest.param("watch", marks=pytest.mark.slow)])
 def test_ensembles_turn_to_the_only_model_left(tmp_path: Path, mode: str) -> None:
     """And back, without one request that fails."""
     one, two = write_two(tmp_path)

@@ -393,6 +393,7 @@ def test_a_region_that_shrinks_during_inference(
     probe(client)
 
 
+@pytest.mark.slow
 def test_onnx_runtime_with_regions_that_shrink_all_the_time(client: Client, server: AnyServer) -> None:
     with shared_object(SIZE) as memory, ThreadPoolExecutor(4) as pool:
         never = threading.Event()

@@ -69,7 +69,7 @@ def test_what_takes_too_long_is_a_deadline_that_passed(server: conch.Server, kin
     server.bind("blocked", stream if streams else blocked, [X], [Y], STREAMS if streams else PLAIN)
     try:
         with pytest.raises(conch.DeadlineExceededError):
-            ask(kind, protocol(server, over), "blocked", [1.0], timeout_s=1.0)
+            ask(kind, protocol(server, over), "blocked", [1.0], timeout_s=0.3)
     finally:
         go.set()
         server.unbind("blocked")

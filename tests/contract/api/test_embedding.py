@@ -61,6 +61,7 @@ def test_a_repository_is_served_and_asked_without_a_socket() -> None:
         server.infer("simple", {})
 
 
+@pytest.mark.slow
 def test_twenty_starts_and_stops_leave_nothing() -> None:
     with adding(0) as server:
         answer(server)

@@ -125,7 +125,7 @@ def chunks() -> Iterator[bytes]:
         (lambda site: site.infer(b"{}", content_encoding="br"), 501, "Unsupported compression type"),
         (lambda site: site.infer(body(1, inputs=[])), 400, "expected 1 inputs but got 0"),
         (lambda site: site.infer(b" " * (MOST_BYTES + 1)), 400, "exceeds the maximum allowed input size"),
-        (lambda site: site.infer(chunks()), 400, "non-empty chunks"),
+        pytest.param(lambda site: site.infer(chunks()), 400, "non-empty chunks", marks=pytest.mark.slow),
         (
             lambda site: site.client.post("/v2/models/nowhere/generate", json={}),
             404,

@@ -226,7 +226,7 @@ def following(beside: Beside, mode: Literal["poll", "watch"], poll_s: float) -> 
 
 
 # In mode watch the store is no place that can be watched, so it is polled.
-EVERY: list[tuple[Literal["poll", "watch"], float]] = [("poll", 0.05), ("watch", 0.05)]
+EVERY = [("poll", 0.05), pytest.param("watch", 0.05, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("mode", "poll_s"), EVERY)

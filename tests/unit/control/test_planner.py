@@ -134,10 +134,10 @@ def swap(link: Path, target: str) -> None:
 
 
 # The modes differ in when they look only: what is done once everything is still must be the same.
-EVERY = [("poll", 0.05), pytest.param("watch", NEVER_S, marks=watched)]
+EVERY = [("poll", 0.05), pytest.param("watch", NEVER_S, marks=[watched, pytest.mark.slow])]
 
 
-@pytest.mark.parametrize(("mode", "poll_s"), EVERY)
+@pytest.mark.parametrize(("mode", "poll_s"), [("poll", 0.05), pytest.param("watch", NEVER_S, marks=watched)])
 def test_models_come_change_and_go(place: Place, mode: Literal["poll", "watch"], poll_s: float) -> None:
     write(place.repository / "kept")
     with place.planner(mode, poll_s):
