@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from tests.support.leaks import local_server
 from tests.support.servers import WAIT_S, eventually
 from tritonclient.utils import InferenceServerException
 
@@ -22,7 +23,7 @@ from conch.core.tensor import Array
 X, Y = conch.Tensor("X"), conch.Tensor("Y")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[conch.Server]:
     server = conch.Server(grpc_port=0, http_port=0, metrics_port=0, grpc_address="127.0.0.1")
 
@@ -51,7 +52,7 @@ def server() -> Iterator[conch.Server]:
         "count", count, [conch.Tensor("N", np.int32, (1,))], [conch.Tensor("I", np.int32, (1,))], streams
     )
     server.bind("parameters", parameters, [X], [conch.Tensor("TOLD", str, (1,))], plain)
-    with server:
+    with local_server(), server:
         yield server
 
 
