@@ -9,7 +9,21 @@ from typing import Literal
 
 from conch.core.execution.placement import Devices
 from conch.core.scheduling.resource_scheduler import ResourceLimit
-from conch_control.repository.storage.storage_options import StorageOptions
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """Settings of object stores.
+
+    Attributes:
+        cache_directory: Cache directory; None for the default.
+        cache_bytes: Most bytes in the cache; 0 for no limit.
+    """
+
+    cache_directory: Path | None = None
+    cache_bytes: int = 0
+    timeout_s: float = 30.0
+
 
 ControlMode = Literal["none", "explicit", "poll", "watch"]
 
@@ -27,19 +41,16 @@ class ControlOptions:
     Attributes:
         repositories: Local directories, and URLs of object stores.
         mode: ``none`` loads everything once; ``explicit`` loads what clients and `startup_models` name;
-            ``poll``
-            and ``watch`` load everything and follow the repositories.
+            ``poll`` and ``watch`` load everything and follow the repositories.
         startup_models: Models to load at the start in explicit mode; ``*``, alone, for all.
         strict_model_config: Require complete configs, without completion from the model's files.
         load_threads: Most concurrent loads.
         load_retries: Retries of a version that fails to load.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
         backend_options: Options by backend; those under the empty name apply to all.
-        devices: Devices for instances.
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
             limits.
         max_queue_size: Default queue limit of a model version; 0 for none.
-        storage: Settings of object stores.
         namespacing: Allow models of the same name in several repositories.
         keep_latencies: Keep latency histograms.
         keep_first_responses: Keep first-response histograms, in Triton's buckets.

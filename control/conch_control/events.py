@@ -34,9 +34,7 @@ class Event:
 
     Attributes:
         revision: Number of the event, from 1, without gaps.
-        model: Model name.
         version: The version; 0 for the whole model.
-        phase: New phase.
         reason: Text for operators; may be empty.
         seconds: Unix time.
     """

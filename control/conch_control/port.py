@@ -21,8 +21,6 @@ class VersionStatus:
     """Status of one version.
 
     Attributes:
-        version: The version.
-        phase: Current phase.
         reason: Text for operators; may be empty.
         seconds: Unix time of the last transition.
         host_bytes: Growth of process memory by the load; None if unknown.
@@ -44,7 +42,6 @@ class ModelStatus:
     """Status of a model that is in a repository or still loaded.
 
     Attributes:
-        name: Model name.
         location: Its source; empty if no repository has it now.
         versions: Versions that were ever attempted, ascending.
         reason: Why no version could be attempted, if so.
@@ -61,9 +58,7 @@ class Index:
     """All models at one moment.
 
     Attributes:
-        epoch: Epoch of the event log.
         revision: Last event included.
-        models: The models, by name.
     """
 
     epoch: str
@@ -76,10 +71,8 @@ class InstanceStatus:
     """Instances of one group on one device.
 
     Attributes:
-        group: Name of the instance group.
         kind: ``KIND_CPU``, ``KIND_GPU`` or ``KIND_MODEL``.
         device: GPU number; -1 for none.
-        count: Number of instances.
     """
 
     group: str
@@ -96,8 +89,7 @@ class ModelDescription:
         status: Its versions and their states.
         config_json: Effective config of the newest ready version in JSON; empty if none is ready.
         origins: Source of each config value by field path: ``config.pbtxt``, ``override``, ``model``
-            (completed
-            from the model's files) or ``default``.
+            (completed from the model's files) or ``default``.
         instances: Instances of the newest ready version.
     """
 

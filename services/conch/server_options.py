@@ -26,10 +26,9 @@ from conch.frontends.http.http_server import HttpOptions, HttpTls
 from conch.frontends.http.infer.infer_headers import forwarder
 from conch.observability.logging.log_settings import AccessLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
-from conch_control.control_options import ControlMode, ControlOptions
+from conch_control.control_options import ControlMode, ControlOptions, StorageOptions
 from conch_control.planner.planner_loop import PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, read_token
-from conch_control.repository.storage.storage_options import StorageOptions
 
 _RELOAD_SETTLE_S = 0.2
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^A-Z/?#@\s]+")

@@ -34,7 +34,7 @@ STAGE = """
 import sys
 from pathlib import Path
 from conch_control.repository.storage import open_repository
-from conch_control.repository.storage.storage_options import StorageOptions
+from conch_control.control_options import StorageOptions
 
 repository = open_repository(sys.argv[1], StorageOptions(Path(sys.argv[2]), timeout_s=60))
 staged = repository.models()["m"].stage(lambda done, total: print(done, flush=True), lambda: False)

@@ -20,9 +20,9 @@ from tests.support.emulators import (
 from tests.support.repositories import Place, Told, place_in, stage, tree_of
 
 from conch.core.errors import InvalidArgumentError
+from conch_control.control_options import StorageOptions
 from conch_control.repository.layout import version_numbers
 from conch_control.repository.storage import open_repository
-from conch_control.repository.storage.storage_options import StorageOptions
 
 pytestmark = pytest.mark.process
 

@@ -21,15 +21,10 @@ class Finding:
 
     Attributes:
         severity: ``error``: the model can't be loaded. ``warning``: it can, but perhaps not as meant.
-            ``note``:
-            not checked.
+            ``note``: not checked.
         file: File, or directory if the problem is not in a file.
-        line: Line from 1; 0 for none.
-        column: Column from 1; 0 for none.
         path: Field path, such as ``input[1].dims[0]``; empty for the whole.
-        message: The problem.
         expected: What belongs there, if the message does not tell.
-        found: What is there.
         nearest: A similar valid name, if any.
     """
 
@@ -49,8 +44,6 @@ class ModelReport:
     """Result of checking one model.
 
     Attributes:
-        name: The model.
-        location: Path or URL.
         findings: Findings in the order of its config.
         versions: Versions that would be loaded.
         config: Effective config of the newest version, if known.
@@ -85,8 +78,6 @@ class Report:
     """Result of checking repositories.
 
     Attributes:
-        repositories: Their locations.
-        models: The models, by name and location.
         unreadable: Unreadable repositories with the reason.
     """
 

@@ -17,15 +17,25 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.execution.warmup import Warmup
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.check.advice import ineffective_settings
 from conch_control.check.findings import FindingCollector, ModelReport
 from conch_control.check.reading import read_text
-from conch_control.check.user_code import PythonFile, agent_notes, agent_problems, read_python
-from conch_control.config.completion import checked_model_file, complete, runtime_problems
+from conch_control.check.static_checks import (
+    PythonFile,
+    agent_notes,
+    agent_problems,
+    ineffective_settings,
+    read_python,
+)
 from conch_control.config.instance_groups import resolving_groups
 from conch_control.config.model_spec import assemble_spec, read_extras
 from conch_control.config.parse import config_origins, normalize
-from conch_control.config.platforms import filling_backend, is_ensemble
+from conch_control.config.platforms import (
+    checked_model_file,
+    complete,
+    filling_backend,
+    is_ensemble,
+    runtime_problems,
+)
 from conch_control.config.problems import Problem, Problems, attempt, collect, nearest
 from conch_control.config.ragged import ragged_problems
 from conch_control.config.schema import is_map, leaves, value_at
@@ -46,7 +56,6 @@ class Rules:
     """Settings of a check.
 
     Attributes:
-        options: Settings of the control plane that will serve the models.
         get_backend: Finds a backend by name; raises InvalidArgumentError if there is none.
         backends: Names of all backends, for suggestions.
         run_code: Allow models to run their own code for completion.
@@ -63,8 +72,6 @@ class ModelCheck:
 
     Attributes:
         model_report: The findings.
-        report: Adds problems.
-        sort: Sorts the findings.
         config: Config with defaults, not completed; None if unreadable.
     """
 

@@ -38,7 +38,6 @@ class Span:
     """Position of a field, or of one element of a repeated field.
 
     Attributes:
-        path: Its path, such as ``input[1].dims[0]``.
         name: Offset of the field's name; of the value for list elements.
         value: Offset of the value.
         end: Offset behind the value.
@@ -58,7 +57,6 @@ class Positions:
     """Positions of all fields of a text.
 
     Attributes:
-        text: The config.
         spans: Its fields, outer ones first.
     """
 
@@ -115,11 +113,9 @@ class _Node:
         name: Name of its field.
         begin: Offset of the name.
         start: Offset of the value.
-        end: Its end.
         known: Descriptor of the field.
         listed: Start and end of the enclosing list, if any.
         empty: True for an empty list.
-        inner: Fields of a message.
         literal: Source text of numbers or of adjacent strings.
     """
 

@@ -45,13 +45,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A syntax error.
-
-    Attributes:
-        problem: The problem.
-        line: Line from 1.
-        column: Column from 1.
-    """
+    """A syntax error."""
 
     problem: Problem
     line: int
@@ -64,7 +58,6 @@ class ParsedConfig:
 
     Attributes:
         config: The config without unreadable fields; None if nothing could be read.
-        mistakes: Syntax errors.
         dropped: Paths of fields in the text that the config lacks.
     """
 

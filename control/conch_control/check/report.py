@@ -24,13 +24,7 @@ _Line = tuple[str, str | None]
 def show_config(
     config: Message, origins: Mapping[str, str], place: Callable[[str], tuple[int, int]] | None = None
 ) -> str:
-    """A config in the text format, with the source of each value as a comment.
-
-    Args:
-        config: The config.
-        origins: Source of each value, by path.
-        place: Returns line and column of a value in the config file.
-    """
+    """A config in the text format, with the source of each value as a comment."""
     lines = list(_fields(config, "", ""))
     width = min(max((len(text) for text, path in lines if path is not None), default=0), _WIDEST)
     shown = []

@@ -132,12 +132,7 @@ class _EnsembleCheck:
         self._graph = graph
 
     def run(self, name: str, last_in_cycle: str | None) -> None:
-        """Checks an ensemble.
-
-        Args:
-            name: The ensemble.
-            last_in_cycle: Last model on the way back to the ensemble; None without a cycle.
-        """
+        """Checks an ensemble; `last_in_cycle` closes its cycle, if any."""
         check = self._checks[name]
         model_report, config = check.model_report, check.config
         if config is None or not is_ensemble(config):

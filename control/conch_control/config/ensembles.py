@@ -1,6 +1,6 @@
 """Checks an ensemble's config, alone and against its composing models; rules and texts are Triton's.
 
-`validate_ensemble` needs only the config; `plan_ensemble` needs the loaded models.
+`ensemble_problems` needs only the config; `plan_ensemble` needs the loaded models.
 """
 
 from __future__ import annotations
@@ -20,17 +20,11 @@ from conch_control.config.problems import (
     attempt,
     entry_path,
     nearest,
-    raise_first,
     result_or_raise,
 )
 
 FindModel = Callable[[EnsembleStep], ModelSpec]
 """Returns the loaded model of a step."""
-
-
-def validate_ensemble(config: ModelConfig) -> None:
-    """Checks an ensemble's config alone. Raises InvalidArgumentError: it breaks a rule."""
-    raise_first(ensemble_problems(config))
 
 
 def ensemble_problems(config: ModelConfig) -> Problems:

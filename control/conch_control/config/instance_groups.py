@@ -17,11 +17,6 @@ def read_groups(config: ModelConfig) -> tuple[InstanceGroup, ...]:
 def resolve_groups(config: ModelConfig, devices: Devices, backend: Backend) -> None:
     """Fills in defaults of instance groups and checks them; idempotent.
 
-    Args:
-        config: The config; changed in place.
-        devices: Devices of the machine.
-        backend: The backend of the model.
-
     Raises:
         InvalidArgumentError: A group can't be placed; nothing has changed.
     """
@@ -46,14 +41,7 @@ def resolving_groups(config: ModelConfig, devices: Devices, backend: Backend) ->
 def group_problems(
     config: ModelConfig, devices: Devices, cpu_count: int = 1, allows_gpus: bool = True
 ) -> Problems:
-    """Reasons why instance groups can't be placed.
-
-    Args:
-        config: The config.
-        devices: Devices of the machine.
-        cpu_count: Default count of a CPU group.
-        allows_gpus: True if the backend prefers GPUs where a group does not tell.
-    """
+    """Reasons why instance groups can't be placed."""
     if not _kinds_known(config):
         for number, group in enumerate(config.instance_group):
             if group.kind not in ModelInstanceGroup.Kind.values():

@@ -77,15 +77,7 @@ _MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """Parts of a spec read from files and parameters.
-
-    Attributes:
-        labels: Labels of each output, in order.
-        sequence: Sequence batching, or None.
-        padding: Padding, or None.
-        cache_ttl_ns: Lifetime of cached responses.
-        max_queue_size: Most queued requests.
-    """
+    """Parts of a spec read from files and parameters."""
 
     labels: tuple[tuple[str, ...], ...]
     sequence: SequenceBatching | None
@@ -102,15 +94,7 @@ def build_spec(
     backend_options: Mapping[str, str],
     max_queue_size: int = 0,
 ) -> ModelSpec:
-    """The spec of one version.
-
-    Args:
-        config: Completed, normalised and validated config.
-        directory: The model's directory.
-        version: The version.
-        model_file: Name of the model's file in the version directory.
-        backend_options: Command line options of the backend.
-        max_queue_size: Default of the queue limit; 0 for none.
+    """The spec of one version from a completed, normalised and validated config.
 
     Raises:
         ConchError: A labels or state file is unreadable or outside the model, or a parameter is invalid.
@@ -120,13 +104,7 @@ def build_spec(
 
 
 def read_extras(config: ModelConfig, directory: Path, max_queue_size: int = 0) -> Checked[Extras]:
-    """Reads files and parameters of a config, and reports their problems.
-
-    Args:
-        config: Completed and normalised config; may be invalid otherwise.
-        directory: The model's directory.
-        max_queue_size: Default of the queue limit; 0 for none.
-    """
+    """Reads files and parameters of a completed and normalised config, and reports their problems."""
     labels = []
     for number, tensor in enumerate(config.output):
         path = f"output[{number}].label_filename"

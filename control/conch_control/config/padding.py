@@ -10,7 +10,7 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.padding import PARAMETER, PaddedInput, PaddedOutput, Padding, parse_padding
 from conch.core.tensor import ELEMENT_SIZES
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from conch_control.config.problems import Checked, Problem, entry_path, nearest, result_or_raise
+from conch_control.config.problems import Checked, Problem, entry_path, nearest
 from conch_control.config.schema import WIRE_NAMES
 
 _LARGEST = 2**64  # JSON integers have any size
@@ -36,16 +36,6 @@ def checked_padding(config: ModelConfig) -> Checked[Padding | None]:
             result: Padding = done.value
             return result
         yield Problem(path, f"{prefix}{wrong.message}", nearest=wrong.nearest)
-
-
-def read_padding(config: ModelConfig) -> Padding | None:
-    """Padding of an otherwise valid config; None without padding.
-
-    Raises:
-        InvalidArgumentError: The parameter is malformed or does not fit; the text names the field and the
-            remedy.
-    """
-    return result_or_raise(checked_padding(config))
 
 
 @dataclass(frozen=True, slots=True)

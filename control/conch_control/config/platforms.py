@@ -1,12 +1,22 @@
-"""Derives backend, platform and default file name from each other, by Triton's names."""
+"""Backend, platform and model file of a config, by Triton's names.
+
+`fill_backend` derives them from each other, `checked_model_file` locates the file in a version directory,
+`complete` asks the backend for what the config leaves out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
+from conch.core.backend import Backend
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.problems import Problem, Problems, nearest, raise_first
+from conch_control.config.json_format import from_json, to_json
+from conch_control.config.problems import Checked, Problem, Problems, nearest, raise_first
+from conch_control.repository.layout import stays_within
 
 ENSEMBLE = "ensemble"
 
@@ -16,8 +26,6 @@ class Format:
     """A model format.
 
     Attributes:
-        backend: Its backend.
-        platform: Its platform name, if any.
         model_file: Default name of the model's file or folder.
         aliases: Further platform names.
     """
@@ -55,10 +63,6 @@ def is_ensemble(config: ModelConfig) -> bool:
 def fill_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> None:
     """Fills in ``backend``, ``platform`` and ``default_model_filename``.
 
-    Args:
-        config: Config with its name; changed in place.
-        has_file: True if a version directory has an entry of that name.
-
     Raises:
         InvalidArgumentError: The backend can't be derived.
     """
@@ -90,15 +94,6 @@ def filling_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> Pro
         "the version directories",
         found="nothing",
     )
-
-
-def check_pair(config: ModelConfig) -> None:
-    """Checks that platform and backend belong together.
-
-    Raises:
-        InvalidArgumentError: They do not, or both are missing.
-    """
-    raise_first(pair_problems(config))
 
 
 def pair_problems(config: ModelConfig) -> Problems:
@@ -158,3 +153,70 @@ def _format_of(config: ModelConfig, has_file: Callable[[str], bool]) -> Format |
         return named or (candidates[0] if backend and candidates else None)
     found = next((entry for entry in candidates if has_file(entry.model_file)), None)
     return found or (candidates[0] if backend and candidates else None)
+
+
+_NATIVE = frozenset(entry.backend for entry in FORMATS if entry.model_file != "model.py")
+"""Backends that are not Python code."""
+
+
+def runtime_problems(config: ModelConfig) -> Problems:
+    """Problems of a config's ``runtime``."""
+    # No libraries can be chosen: the only runtime is the backend's own, under any of its names.
+    own = {"", f"libtriton_{config.backend}.so"}
+    if config.backend not in _NATIVE:
+        own.add("model.py")
+    if config.runtime not in own:
+        path = PurePosixPath(config.runtime)
+        escapes = path.is_absolute() or ".." in path.parts
+        yield Problem(
+            "runtime",
+            f"backend library name '{config.runtime}' escapes backend directory, for model '{config.name}', "
+            f"check model config runtime field"
+            if escapes
+            else f"unable to find backend library '{config.runtime}' for model '{config.name}'",
+            expected="nothing: a backend has one runtime, its own",
+        )
+
+
+def checked_model_file(
+    config: ModelConfig, backend: Backend, directory: Path, version_directory: Path
+) -> Checked[str]:
+    """Name of the model's file or folder in a version directory, and its problems."""
+    name = config.default_model_filename or backend.default_model_file
+    path = version_directory / name
+    # Joined as it is opened: an absolute name replaces the directory.
+    if not stays_within(directory, os.path.join(version_directory.name, name)):
+        yield Problem(
+            "default_model_filename",
+            f"default_model_filename '{name}' must stay within the directory of model '{config.name}'",
+            expected="the name of a file in the version directories, relative to them",
+        )
+    elif backend.needs_model_file and not path.exists():
+        yield Problem(
+            "default_model_filename",
+            f"unable to find '{path}' for model '{config.name}'",
+            expected=f"a file or folder '{name}' in version directory {version_directory.name}",
+            found="nothing of that name",
+            kind=UnavailableError,
+        )
+    return name
+
+
+def complete(
+    config: ModelConfig, backend: Backend, version_directory: Path, options: Mapping[str, str]
+) -> ModelConfig:
+    """The config as the backend completes it; the model's name stays.
+
+    Raises:
+        ConchError: Completion failed, or returned no valid config.
+    """
+    data = backend.complete_config(to_json(config), version_directory, options)
+    try:
+        completed = from_json(data)
+    except InvalidArgumentError as error:
+        raise InternalError(
+            f"backend '{config.backend}' completed the config of model '{config.name}' to something that "
+            f"is no config: {error.message}"
+        ) from error
+    completed.name = config.name
+    return completed

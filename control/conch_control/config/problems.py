@@ -24,14 +24,12 @@ class Problem:
     """A problem of a config.
 
     Attributes:
-        path: Field path, such as ``input[1].dims[0]``, also of a missing field; empty for the whole
-            config.
+        path: Field path, such as ``input[1].dims[0]``, also of a missing field; empty for the whole config.
         message: The problem, as a failing load reports it to clients.
         expected: What belongs there, if the message does not tell.
         found: What is there; empty for the value at the path.
         nearest: A similar valid name, if any.
         kind: Error class of a failing load.
-        cause: The exception behind it, if any.
     """
 
     path: str

@@ -19,8 +19,6 @@ from conch_control.config.problems import (
     Problem,
     Problems,
     attempt,
-    raise_first,
-    result_or_raise,
 )
 from conch_control.config.schema import WIRE_NAMES
 from conch_control.repository.layout import stays_within
@@ -56,11 +54,6 @@ def normalize_sequences(config: ModelConfig) -> None:
         batching.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
-def validate_sequences(config: ModelConfig) -> None:
-    """Checks ``sequence_batching`` without its states. Raises InvalidArgumentError: it breaks a rule."""
-    raise_first(sequence_problems(config))
-
-
 def sequence_problems(config: ModelConfig) -> Problems:
     """Problems of ``sequence_batching`` without its states."""
     if not config.HasField("sequence_batching"):
@@ -87,19 +80,6 @@ def sequence_problems(config: ModelConfig) -> Problems:
             f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}",
             expected="more than 0.0 and at most 1.0",
         )
-
-
-def sequence_batching(config: ModelConfig, directory: Path) -> SequenceBatching | None:
-    """Sequence batching for the core; None without it.
-
-    Args:
-        config: Normalised and validated config.
-        directory: The model's directory; files are in its folder ``initial_state``.
-
-    Raises:
-        ConchError: A state breaks a rule, or its file is unreadable or outside that folder.
-    """
-    return result_or_raise(checked_sequences(config, directory))
 
 
 def checked_sequences(config: ModelConfig, directory: Path) -> Checked[SequenceBatching | None]:

@@ -299,10 +299,6 @@ _MOST_ROWS = 100_000
 def check_supported(config: ModelConfig, namespaces: bool = False) -> None:
     """Checks that conch supports everything in a config.
 
-    Args:
-        config: The config.
-        namespaces: True if models have namespaces.
-
     Raises:
         UnsupportedError: It does not; the text names the fields.
     """

@@ -20,10 +20,6 @@ _FOLDER = "warmup"
 def read_warmup(config: ModelConfig, directory: Path) -> tuple[WarmupSample, ...]:
     """The samples to run.
 
-    Args:
-        config: Completed config.
-        directory: The model's directory; files are in its folder ``warmup``.
-
     Raises:
         ConchError: A sample is incomplete, or its file is unreadable or outside that folder.
     """

@@ -19,9 +19,6 @@ class ModelFacingAgent:
 
     A load requested in a model's `initialize` runs inside that model's own load, so it needs an extra
     slot.
-
-    Attributes:
-        extra_slot: Raises the load limit by one inside the context.
     """
 
     def __init__(self, agent: ModelControl) -> None:
@@ -45,10 +42,7 @@ class ModelFacingAgent:
 class GuardedAgent:
     """The agent as front ends see it; a `conch.core.model_control.ClientModelControl`.
 
-    Args:
-        agent: The agent.
-        mode: Model control mode; only ``explicit`` allows changes by clients.
-        allowed: False if only the control port may make changes.
+    Changes need mode ``explicit``, and are for the control port only unless `allowed`.
     """
 
     def __init__(self, agent: ModelControl, mode: ControlMode, allowed: bool = True) -> None:

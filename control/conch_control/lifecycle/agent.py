@@ -41,9 +41,8 @@ from conch_control.lifecycle.model_loader import GetBackend, ModelLoader
 from conch_control.lifecycle.version_diff import STALE
 from conch_control.lifecycle.version_states import UNFINISHED, VersionStates
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
-from conch_control.repository.markers import without_incomplete
 from conch_control.repository.repositories import open_repositories
-from conch_control.repository.source import ModelSource, Repository, Scan
+from conch_control.repository.source import ModelSource, Repository, Scan, without_incomplete
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +53,7 @@ _NO_DEVICE = -1
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """A model that could not be loaded at the start.
-
-    Attributes:
-        name: Model name.
-        error: The error, with the text for clients.
-    """
+    """A model that could not be loaded at the start."""
 
     name: str
     error: ConchError
@@ -78,18 +72,7 @@ class LoadFailure:
 class Agent:
     """Implements `AgentPort` and `ModelControl`.
 
-    Args:
-        options: Settings of the control plane.
-        registry: Where models are published.
-        get_backend: Finds a backend by name.
-        cache: Response cache, if any.
-        on_drain: Makes the server not ready.
-        repositories: Repositories besides those in the options.
-        families: Metric families that models may create.
-
     Attributes:
-        repositories: All repositories.
-        events: Event log of all models.
         loads: Load times and failure counts.
 
     Raises:
@@ -166,8 +149,8 @@ class Agent:
 
         Args:
             name: Model name (all models of that name with namespaces), or an identifier.
-            parameters: ``config`` replaces the config file, in JSON; ``file:<path>``, together with it,
-                all files.
+            parameters: ``config`` replaces the config file, in JSON; ``file:<path>``, together with it, all
+                files.
 
         Raises:
             ConchError: The model can't be loaded; the text is Triton's.
@@ -283,11 +266,7 @@ class Agent:
         self.lifecycle.stop_loads()
 
     def close(self, timeout_s: float) -> bool:
-        """Unloads everything; returns True if all requests finished in time.
-
-        Args:
-            timeout_s: Time for requests.
-        """
+        """Unloads everything; returns True if all requests finished in time."""
         try:
             return self.lifecycle.close(timeout_s)
         finally:

@@ -78,10 +78,7 @@ def wrap_in_cache(
 ) -> Servable:
     """Wraps a loaded model in the response cache if its config asks for it.
 
-    Args:
-        cache: The server's cache, if any.
-        model: The model.
-        identity: `cache_identity` from before the load, or that of an ensemble.
+    `identity` is that of an ensemble, or `cache_identity` from before the load.
     """
     spec = model.spec
     if not spec.cached:

@@ -34,12 +34,7 @@ class Drainer:
         self._stopping = False
 
     def keep_resolvable(self, models: Iterable[Servable], needed: bool = False) -> None:
-        """Keeps published versions resolvable for sequences and ensembles in flight until they close.
-
-        Args:
-            models: The versions.
-            needed: True if ensemble requests need them.
-        """
+        """Keeps versions resolvable until they close, for sequences in flight and, if `needed`, ensembles."""
         for model in models:
             if needed or model.spec.sequence is not None:
                 self._registry.begin_draining(model.spec.identifier, model)
@@ -91,10 +86,7 @@ class Drainer:
     def start(self, model: Servable, drain: Callable[[], None], early: bool = False) -> threading.Thread:
         """Runs `drain` on a thread of its own and then releases memory; returns the thread for `join`.
 
-        Args:
-            model: The model.
-            drain: Waits for its requests and closes it.
-            early: True if it was loaded before the garbage collector was frozen.
+        `early` marks a model that was loaded before the garbage collector was frozen.
         """
         what = f"'{model.spec.name}' version {model.spec.version}"
         todo = [drain]

@@ -42,11 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """An ensemble that waits for a composing model; a new object for each wait.
-
-    Attributes:
-        override: Config in JSON that replaces its file, or None.
-    """
+    """An ensemble that waits for a composing model; a new object for each wait."""
 
     override: str | None
 
@@ -77,14 +73,7 @@ class EnsembleDependencies:
     def load(
         self, names: Iterable[str], scan: Scan, load_one: LoadOne, override: str | None = None
     ) -> dict[str, Exception]:
-        """Loads models after their composing models; returns the errors by model, also of composing ones.
-
-        Args:
-            names: The models.
-            scan: Content of the repositories.
-            load_one: Loads one model.
-            override: Config in JSON for all named models.
-        """
+        """Loads models after their composing models; returns the errors by model, also of composing ones."""
         with self._lifecycle.call() as ticket:
             return self._load(frozenset(names), scan, load_one, override, ticket)
 
@@ -127,11 +116,9 @@ class EnsembleDependencies:
         return any(each not in known and (each == name or not self._ready(each)) for each in graph)
 
     def unload(self, name: str, with_parts: bool) -> None:
-        """Unloads a model and the ensembles that depend on it.
+        """Unloads a model, and the ensembles that depend on it; an unknown one is ignored.
 
-        Args:
-            name: The model; an unknown one is ignored.
-            with_parts: Also unload, after its last request, the models loaded only for it.
+        `with_parts` also unloads, after its last request, the models loaded only for it.
         """
         with self._lock:
             self._waiting.pop(name, None)

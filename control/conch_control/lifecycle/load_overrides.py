@@ -37,12 +37,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UploadDirectory:
-    """A private temporary directory; a `Staged`. Removed on release, or at exit, or by `remove_abandoned`.
-
-    Attributes:
-        directory: The directory.
-        fingerprint: Fingerprint of its content.
-    """
+    """A private temporary directory; a `Staged`. Removed on release, or at exit, or by `remove_abandoned`."""
 
     def __init__(self, fingerprint: Fingerprint) -> None:
         self.directory, self._lock = _make()

@@ -44,14 +44,12 @@ class QueuedLoad:
     """One load of one model, shared by one or more callers.
 
     Attributes:
-        name: Model name.
         requested_ticket: Ticket of the call.
         scanned_ticket: Ticket taken before the files were scanned.
         state: Fingerprint of the scan, later of the staged files; None for a refresh.
         override: Config in JSON that replaces the file, if any.
         stopped: Why the load must stop; set only under the queue's lock.
         finished: True once no part of it runs.
-        error: The error it ended with.
     """
 
     name: str
@@ -131,8 +129,7 @@ class LoadQueue:
         """Queues a load that has scanned the files; see the table above.
 
         Returns:
-            The load itself, to be run; another load to wait for; or None if the files must be scanned
-            again.
+            The load itself, to be run; another load to wait for; or None if the files must be scanned again.
 
         Raises:
             SupersededError: A newer call has replaced it.

@@ -29,23 +29,14 @@ def resident_bytes() -> int | None:
 
 @dataclass(slots=True, eq=False)
 class Measurement:
-    """State of a measurement.
-
-    Attributes:
-        before: Resident bytes at the start; None if unknown.
-        alone: True if no other load has overlapped.
-    """
+    """State of a measurement."""
 
     before: int | None
     alone: bool
 
 
 class MemoryMeter:
-    """Estimates the memory growth of a load, if no other load overlaps. Requests meanwhile count too.
-
-    Args:
-        resident: Returns resident bytes or None.
-    """
+    """Estimates the memory growth of a load, if no other load overlaps. Requests meanwhile count too."""
 
     def __init__(self, resident: Callable[[], int | None] = resident_bytes) -> None:
         self._resident = resident

@@ -18,8 +18,7 @@ from conch_control.config.platforms import fill_backend
 from conch_control.config.problems import raise_first
 from conch_control.config.validate import validate_config, whole_problems
 from conch_control.control_options import ControlOptions
-from conch_control.repoagents import AgentChain, make_chain
-from conch_control.repoagents.chain import FindHook, find_hook
+from conch_control.repoagents import AgentChain, FindHook, find_hook, make_chain
 from conch_control.repository.layout import config_file, version_numbers
 
 log = logging.getLogger(__name__)
@@ -54,13 +53,10 @@ class Definition:
     """A model's definition.
 
     Attributes:
-        name: Model name, or identifier with namespaces.
         directory: The model's directory, as its repository agents left it.
         config: Normalised config, not completed; never changed.
-        versions: Versions that have a directory, ascending.
         written: Config as written; never changed.
         agents: Repository agents of this load.
-        namespace: Its namespace, if any.
         parts: Identifiers of the composing models, with namespaces.
     """
 
@@ -85,14 +81,6 @@ def read_definition(
     """Runs the repository agents and reads the definition.
 
     The caller reports the result of the load to the agents.
-
-    Args:
-        name: Name of the model's directory, or the model's identifier.
-        directory: That directory.
-        options: Settings of the control plane.
-        override: Config in JSON that replaces the file.
-        find: Finds repository agents by name.
-        namespace: The model's namespace, if any.
 
     Raises:
         PollError: The config is missing or invalid, the directory is unreadable, or an agent refuses.

@@ -170,11 +170,8 @@ class ModelLifecycle:
     def unload(self, name: str, then: Callable[[], None] = lambda: None) -> None:
         """Unpublishes a model at once; requests in flight finish in the background.
 
-        Stops loads of the model. Draining ensembles can still resolve it.
-
-        Args:
-            name: Model name; an unknown one is ignored.
-            then: Called after the last request, unless the server stops.
+        Stops loads of the model; an unknown one is ignored. Draining ensembles can still resolve it. `then`
+        is called after the last request, unless the server stops.
         """
         with self._lock:
             self.queue.unload(name)
@@ -216,10 +213,9 @@ class ModelLifecycle:
         self.queue.close(UnavailableError(_EXITING))
 
     def close(self, timeout_s: float) -> bool:
-        """Unloads everything; returns True if all requests finished in time.
+        """Unloads everything; requests still queued at the end of the timeout fail.
 
-        Args:
-            timeout_s: Time for requests; those still queued then fail.
+        Returns True if all requests finished in time.
         """
         deadline = time.monotonic() + timeout_s
         error = UnavailableError(_EXITING)

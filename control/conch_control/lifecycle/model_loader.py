@@ -21,12 +21,11 @@ from conch.core.response_cache.cached_model import CachedModel
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.completion import checked_model_file, complete, runtime_problems
 from conch_control.config.instance_groups import read_groups, resolve_groups
 from conch_control.config.json_format import to_json
 from conch_control.config.model_spec import build_spec
 from conch_control.config.parse import normalize
-from conch_control.config.platforms import is_ensemble
+from conch_control.config.platforms import checked_model_file, complete, is_ensemble, runtime_problems
 from conch_control.config.problems import raise_first, result_or_raise
 from conch_control.config.ragged import validate_ragged
 from conch_control.config.validate import check_supported, validate_config, validate_tensors, whole_problems
@@ -41,16 +40,7 @@ GetBackend = Callable[[str], Backend]
 
 
 class ModelLoader:
-    """Loads model versions.
-
-    Args:
-        options: Settings of the control plane.
-        get_backend: Finds a backend by name.
-        registry: Has the composing models of ensembles.
-        cache: Response cache, if any.
-        calls: The server API for models; None for one without model control.
-        families: Metric families that models may create.
-    """
+    """Loads model versions."""
 
     def __init__(
         self,
@@ -83,11 +73,6 @@ class ModelLoader:
         self, definition: Definition, version: int, on_warmup: Callable[[], None] = lambda: None
     ) -> Servable:
         """Loads a version with all its instances, warmed up.
-
-        Args:
-            definition: The model.
-            version: The version.
-            on_warmup: Called before the first warm-up sample, if any.
 
         Raises:
             Exception: Any error of the backend; nothing is left behind.

@@ -28,9 +28,7 @@ class BuiltVersions:
     """Result of a build, to be published or abandoned as a whole.
 
     Attributes:
-        loaded: New versions.
         host_bytes: Growth of process memory for each; None if unknown.
-        load_ns: Load time of each.
         resizes: Prepared instance changes of versions that stay.
         failures: Errors by version, in Triton's nested form.
     """
@@ -55,19 +53,7 @@ class BuiltVersions:
 
 
 class VersionBuilder:
-    """Builds versions, with retries.
-
-    Args:
-        loader: Builds single versions.
-        states: Receives the progress.
-        queue: Tells when a load is stopped.
-        retries: Further tries for a version that fails.
-        meter: Measures memory.
-        keep_latencies: Keep latency histograms.
-        keep_first_responses: Keep first-response histograms.
-        keep_summaries: Keep data for quantiles.
-        clock: Monotonic nanoseconds.
-    """
+    """Builds versions, with retries."""
 
     def __init__(
         self,

@@ -15,8 +15,13 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.lifecycle.model_definition import Definition
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, Statuses
-from conch_control.repository.layout import Fingerprint, of_all_versions, of_configs, of_version
-from conch_control.repository.markers import split_markers
+from conch_control.repository.layout import (
+    Fingerprint,
+    of_all_versions,
+    of_configs,
+    of_version,
+    split_markers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +29,7 @@ class Origin:
     """What a model was, or is to be, loaded from.
 
     Attributes:
-        location: Location of its source.
         state: Fingerprint of its files.
-        definition: Its definition.
         override: True if a load request replaced the config file.
     """
 
@@ -104,13 +107,7 @@ def clear_stale(statuses: Statuses) -> dict[int, Change]:
 def on_success(
     statuses: Statuses, ready: Collection[int], loaded: Mapping[int, int | None]
 ) -> dict[int, Change]:
-    """Transitions after all versions of a load were built.
-
-    Args:
-        statuses: Current statuses.
-        ready: Versions that serve from now on.
-        loaded: The new ones among them, with the memory each has taken.
-    """
+    """Transitions after all versions of a load were built: `ready` serve from now on, `loaded` are new."""
     changes = {version: change for version, change in clear_stale(statuses).items() if version in ready}
     for version, status in statuses.items():
         if version in ready:

@@ -51,7 +51,6 @@ class Change:
     """A transition of one version.
 
     Attributes:
-        phase: New phase.
         reason: Text for operators; may be empty.
         host_bytes: Growth of process memory caused by the version; None if unknown.
     """

@@ -68,10 +68,6 @@ class _Watch:
 class Directories:
     """The watched directories; thread-safe.
 
-    Args:
-        on_change: Called for each change.
-        on_overflow: Called when events were lost.
-
     Raises:
         WatchError: The kernel allows no more readers.
     """
@@ -90,13 +86,7 @@ class Directories:
         self._reader.start()
 
     def add(self, path: str) -> Identity | None:
-        """Watches a directory, once.
-
-        Args:
-            path: Its path, without links.
-
-        Returns:
-            Its identity; None if it is missing or unreadable.
+        """Watches a directory, by its path without links; None if it is missing or unreadable.
 
         Raises:
             WatchError: The kernel allows no more watches.

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from conch_control.repository.layout import Fingerprint, changed_paths
-from conch_control.repository.markers import is_incomplete, marked_complete
+from conch_control.repository.layout import Fingerprint, changed_paths, is_incomplete, marked_complete
 
 FIRST_RETRY_NS = 1_000_000_000
 LAST_RETRY_NS = 60_000_000_000
@@ -38,7 +37,6 @@ class FoundModel:
     Attributes:
         fingerprint: State of its files, without markers.
         markers: State of its marker files.
-        location: Where it is.
         parts: Composing models, for an ensemble.
     """
 
@@ -74,13 +72,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A task for the agent.
-
-    Attributes:
-        kind: What to do.
-        name: The model.
-        changed: Files that changed since the last load, if any.
-    """
+    """A task for the agent; `changed` has the files that differ from the last load."""
 
     kind: Literal["load", "unload"]
     name: str
@@ -113,7 +105,6 @@ class _Model:
         found: Current state; None if absent.
         settled: The current state may be acted on.
         done: State last asked for: a model, None (unloaded or never asked for), or unknown.
-        in_progress: Running operation.
         failed: The load failed in a way that other models' files may cure.
         failures: Transient failures in a row.
         retry_at: Time of the next try; 0 for now.

@@ -114,14 +114,7 @@ class PlannerPort(Protocol):
 
 
 class Planner:
-    """Keeps an agent in line with the repositories.
-
-    Args:
-        port: The agent.
-        repositories: The repositories.
-        options: Settings.
-        clock: Monotonic nanoseconds.
-    """
+    """Keeps an agent in line with the repositories."""
 
     def __init__(
         self,
@@ -168,11 +161,7 @@ class Planner:
         self._adopted = True
 
     def start(self, failures: Mapping[str, Exception] | None = None) -> None:
-        """Starts the thread.
-
-        Args:
-            failures: Startup models that failed to load.
-        """
+        """Starts the thread; `failures` are startup models that failed to load."""
         now = self._clock()
         for name, error in (failures or {}).items():
             if name in self._plan:
@@ -180,11 +169,7 @@ class Planner:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Starts no more operations; returns True if the running ones ended in time.
-
-        Args:
-            timeout_s: Time for running operations.
-        """
+        """Starts no more operations; returns True if the running ones ended in time."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -12,8 +12,7 @@ from conch.core.errors import ConchError
 from conch_control.control_options import ControlOptions
 from conch_control.planner.plan import FoundModel, Snapshot
 from conch_control.repository.dependency_graph import read_composing_models
-from conch_control.repository.layout import without_editor_files
-from conch_control.repository.markers import INCOMPLETE, is_incomplete, split_markers
+from conch_control.repository.layout import INCOMPLETE, is_incomplete, split_markers, without_editor_files
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Listed, ModelSource, Scan
 
@@ -21,15 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotReader:
-    """Polls repositories.
-
-    Args:
-        repositories: The repositories.
-        model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
-        before: Called with each model before its state is read.
-        on_late: Called on any thread when a repository answers after its timeout.
-        editors: Ignore the temporary files of editors.
-    """
+    """Polls repositories; calls `before` with each model before it reads its state."""
 
     def __init__(
         self,
@@ -51,9 +42,7 @@ class SnapshotReader:
     def poll(self, names: Collection[str] | None, cancelled: Callable[[], bool]) -> Snapshot:
         """Polls all repositories without waiting for slow ones.
 
-        Args:
-            names: Models whose state to read, besides new ones; None for all.
-            cancelled: Returns True to stop early.
+        Reads the state of new models and of those in `names`; None for all.
         """
         return self._take_snapshot(self._repositories.poll(self._on_late), names, cancelled)
 

@@ -24,8 +24,7 @@ class Resolved:
 
     Attributes:
         path: Path without links; for a missing target the path it would have.
-        hinges: Directory and name of each link on the way and of the first missing entry: a change of one
-            of
+        hinges: Directory and name of each link on the way and of the first missing entry: a change of one of
             them may change the target.
     """
 
@@ -81,12 +80,7 @@ def is_silent(kind: str) -> bool:
 
 
 def file_system(path: str, mounts: str | None = None) -> str:
-    """File system type of a directory; empty if unknown.
-
-    Args:
-        path: Absolute path, without links.
-        mounts: Text of ``/proc/self/mounts``.
-    """
+    """File system type of a directory; empty if unknown."""
     if mounts is None:
         try:
             mounts = _MOUNTS.read_text(errors="surrogateescape")

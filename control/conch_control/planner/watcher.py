@@ -34,8 +34,7 @@ class _Owner:
     """What a directory entry is watched for.
 
     Attributes:
-        kind: ``model``; ``link``, a link that may lead to a model; ``root``, a repository; ``way``, a link
-            on
+        kind: ``model``; ``link``, a link that may lead to a model; ``root``, a repository; ``way``, a link on
             the way to a repository.
         name: Model name, or location of the repository.
     """
@@ -46,12 +45,7 @@ class _Owner:
 
 @dataclass(frozen=True, slots=True)
 class ChangedModels:
-    """Models that events concern.
-
-    Attributes:
-        names: Model names.
-        everything: True if any model may have changed.
-    """
+    """Models that events concern."""
 
     names: frozenset[str] = frozenset()
     everything: bool = False
@@ -70,10 +64,7 @@ class _Place:
 class Watcher:
     """Watches models' directories; logs repositories that can't be watched.
 
-    Args:
-        locations: Locations of the repositories.
-        notify: Called after events, on the reader's thread.
-        file_system: Returns the file system type of a directory.
+    Calls `notify` after events, on the reader's thread.
     """
 
     def __init__(

@@ -62,24 +62,14 @@ class UnreachableError(UnavailableError):
 
 
 def abort(context: Any, error: ConchError, transient: bool = False) -> None:
-    """Ends a call with an error.
-
-    Args:
-        context: The `grpc.ServicerContext`.
-        error: The error.
-        transient: Marks the error as transient; see `is_transient`.
-    """
+    """Ends a call with an error."""
     metadata = ((ERROR_KEY, error.code), (TRANSIENT_KEY, "1"))
     context.set_trailing_metadata(metadata if transient else metadata[:1])
     context.abort(STATUSES[error.grpc_status], status_details(error.message).decode())
 
 
 def error_of(call: Any, target: str) -> ConchError:
-    """The error of a failed call.
-
-    Returns:
-        The agent's error, with a cause if transient; or an error about the connection.
-    """
+    """The error of a failed call: the agent's, with a cause if transient, or one about the connection."""
     number = call.code().value[0]
     text = call.details() or call.code().name
     metadata = dict(call.trailing_metadata() or ())

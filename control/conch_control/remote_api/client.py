@@ -14,8 +14,8 @@ from conch_control.events import Event
 from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.remote_api.call_metadata import AUTHORIZATION, SCHEME, error_of
 from conch_control.remote_api.connection_options import ConnectionOptions
-from conch_control.remote_api.handlers import SERVICE
 from conch_control.remote_api.messages import description_of, event_of, index_of, load_request, status_of
+from conch_control.remote_api.server import SERVICE
 
 TIMEOUT_S = 60.0
 """Timeout of calls that only hanging storage delays."""
@@ -49,10 +49,8 @@ class Update:
     """A message of a watch stream.
 
     Attributes:
-        epoch: Epoch of the server's event log.
         revision: Last event included so far.
         state: All models, in the first message if requested.
-        events: New events.
         progress: Models whose staging has progressed.
     """
 

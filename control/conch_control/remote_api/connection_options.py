@@ -22,8 +22,6 @@ class ServerTls:
     """PEM contents for the control port.
 
     Attributes:
-        private_key: The server's key.
-        certificate: The server's certificate chain.
         client_root: Root certificates of clients, which must then have one; None to ask for none.
     """
 
@@ -40,7 +38,6 @@ class ControlPortOptions:
         address: Host to listen on, or ``unix:PATH``.
         port: Port to listen on; ignored for a Unix socket.
         tls: TLS, or None for plain text.
-        token: Bearer token that calls need, or None.
     """
 
     address: str = DEFAULT_ADDRESS
@@ -92,8 +89,6 @@ class ClientTls:
 
     Attributes:
         root: Root certificates of the server; None for the system's.
-        private_key: The client's key, or None.
-        certificate: The client's certificate chain, or None.
         server_name: Name in the server's certificate, if not the target's host.
     """
 
@@ -109,8 +104,6 @@ class ConnectionOptions:
 
     Attributes:
         target: ``HOST:PORT`` or ``unix:PATH``.
-        tls: TLS, or None for plain text.
-        token: Bearer token, or None.
     """
 
     target: str = f"{DEFAULT_ADDRESS}:{DEFAULT_PORT}"

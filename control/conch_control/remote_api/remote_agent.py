@@ -126,16 +126,13 @@ LONGEST_WAIT_S = 5.0
 
 
 class RemoteAgent:
-    """An `AgentPort` over the ModelControl service.
+    """An `AgentPort` over the ModelControl service; closes its client.
 
     Methods raise `UnreachableError` while the server is unreachable.
 
     Args:
         client: The connection; closed by this object.
         wait: Waits some seconds before a retry and returns True to stop; for tests.
-
-    Attributes:
-        events: The server's events, with its epoch and revisions.
     """
 
     def __init__(self, client: ModelControlClient, wait: Callable[[float], bool] | None = None) -> None:

@@ -1,20 +1,193 @@
-"""The control port: a gRPC server separate from the data port."""
+"""The control port: a gRPC server separate from the data port, and the handlers of the ModelControl service.
+
+Threads: gRPC runs each call on a pool thread, `conch-control-port`. Locks: `_changed` of `ModelControl`
+guards the count of running calls. Used by: the server.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
-from conch.core.errors import UnavailableError
-from conch_control.port import AgentPort
-from conch_control.remote_api.call_metadata import TokenGuard
+from conch.core.errors import (
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    without_traceback,
+)
+from conch.protocol import model_control_pb2 as pb
+from conch_control.port import AgentPort, is_transient
+from conch_control.remote_api.call_metadata import TokenGuard, abort
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, is_loopback
-from conch_control.remote_api.handlers import MOST_LOADS, MOST_WATCHES, QUICK_THREADS, ModelControl
+from conch_control.remote_api.messages import description_message, index_message, load_parameters
+from conch_control.remote_api.watch_stream import STOPPED, Watch
 
 log = logging.getLogger(__name__)
+
+SERVICE = "conch.control.v1.ModelControl"
+
+MOST_WATCHES = 64
+MOST_LOADS = 64
+QUICK_THREADS = 8
+"""Threads reserved for short calls, so that watches and loads never block operators."""
+
+
+class ConcurrencyLimit:
+    """Limits concurrent calls of one kind."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._free = threading.Semaphore(most)
+        self._refusal = f"{most} {what} already; try again when one of them has ended"
+
+    @contextmanager
+    def acquire(self) -> Iterator[None]:
+        """Occupies one slot. Raises ResourceExhaustedError: all slots are taken."""
+        if not self._free.acquire(blocking=False):
+            raise ResourceExhaustedError(self._refusal)
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+class ModelControl:
+    """Implements the service with an agent."""
+
+    def __init__(self, port: AgentPort, watches: int = MOST_WATCHES, loads: int = MOST_LOADS) -> None:
+        self._port = port
+        self._watches = ConcurrencyLimit(watches, "callers watch")
+        self._loads = ConcurrencyLimit(loads, "loads go on")
+        self._refusing = False
+        self._stopping = False
+        self._running = 0
+        self._changed = threading.Condition()
+
+    def handlers(self) -> Any:
+        """The `grpc.GenericRpcHandler` of the service."""
+        unary: dict[str, tuple[Any, Callable[[Any], Message]]] = {
+            "Load": (pb.LoadRequest, self._load),
+            "Unload": (pb.UnloadRequest, self._unload),
+            "Index": (pb.IndexRequest, self._index),
+            "Describe": (pb.DescribeRequest, self._describe),
+            "Drain": (pb.DrainRequest, self._drain),
+        }
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(self._unary_handler(kind, answer))
+            for name, (kind, answer) in unary.items()
+        }
+        methods["Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def refuse_changes(self) -> None:
+        """Refuses loads, unloads and drains from now on."""
+        self._refusing = True
+
+    def stopping(self) -> None:
+        """Ends all watches."""
+        self._stopping = True
+        self._port.events.wake()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until no call runs, not even a cancelled one; returns False on timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._running, timeout_s)
+
+    @contextmanager
+    def _tracked(self) -> Iterator[None]:
+        with self._changed:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _check_changes(self) -> None:
+        if self._refusing:
+            raise UnavailableError(STOPPED)
+
+    def _load(self, request: pb.LoadRequest) -> pb.LoadResponse:
+        self._check_changes()
+        with self._loads.acquire():
+            self._port.load(request.model, load_parameters(request))
+        return pb.LoadResponse()
+
+    def _unload(self, request: pb.UnloadRequest) -> pb.UnloadResponse:
+        self._check_changes()
+        self._port.unload(request.model, request.unload_dependents)
+        return pb.UnloadResponse()
+
+    def _index(self, request: pb.IndexRequest) -> pb.IndexResponse:
+        return pb.IndexResponse(index=index_message(self._port.models()))
+
+    def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        return pb.DescribeResponse(description=description_message(self._port.describe(request.model)))
+
+    def _drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
+        self._check_changes()
+        self._port.drain()
+        return pb.DrainResponse()
+
+    def _watch(self, data: bytes, context: Any) -> Iterator[bytes]:
+        gone = threading.Event()
+
+        def on_end() -> None:
+            gone.set()
+            self._port.events.wake()
+
+        if not context.add_callback(on_end):
+            return
+        try:
+            with self._tracked(), self._watches.acquire():
+                request = pb.WatchRequest.FromString(data)
+                for message in Watch(self._port, request, lambda: self._stopping or gone.is_set()):
+                    yield message.SerializeToString()
+        except ConchError as error:
+            abort(context, error)
+        except DecodeError as error:
+            abort(context, _malformed(error))
+        except Exception as error:
+            log.exception("a watch has failed")
+            abort(context, _failed(error))
+
+    def _unary_handler(self, kind: Any, answer: Callable[[Any], Message]) -> Callable[[bytes, Any], bytes]:
+        def handle(data: bytes, context: Any) -> bytes:
+            error: ConchError
+            transient = False
+            try:
+                with self._tracked():
+                    return answer(kind.FromString(data)).SerializeToString()
+            except ConchError as raised:
+                transient = is_transient(raised)
+                error = without_traceback(raised)
+            except DecodeError as raised:
+                error = _malformed(raised)
+            except Exception as raised:
+                log.exception("%s could not be answered", kind.__name__)
+                error = _failed(raised)
+            abort(context, error, transient)
+            raise AssertionError("abort raises")
+
+        return handle
+
+
+def _malformed(error: DecodeError) -> ConchError:
+    return InvalidArgumentError(f"the request message is malformed: {error}")
+
+
+def _failed(error: Exception) -> ConchError:
+    return InternalError(f"the request could not be answered: {error}")
+
 
 _MOST_CALLS = 512
 _ABORTS_S = 0.5
@@ -90,8 +263,7 @@ class ControlPort:
     def stop(self, grace_s: float) -> bool:
         """Ends all watches and waits for calls in flight; returns True if all have ended.
 
-        Args:
-            grace_s: Time for calls in flight; a longer load continues in the agent.
+        A load that takes longer continues in the agent.
         """
         if self._server is None:
             return True

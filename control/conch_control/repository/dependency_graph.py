@@ -85,10 +85,7 @@ def run_in_order(
 ) -> dict[str, Exception]:
     """Runs a function for each model after its composing models, in parallel; returns the errors by model.
 
-    Args:
-        graph: The models, without cycles.
-        run: The function; gets the errors so far.
-        threads: Most models at a time.
+    The graph must have no cycles. `run` gets the errors so far.
     """
     failures: dict[str, Exception] = {}
     if len(graph) == 1:  # the common case needs no thread

@@ -1,4 +1,4 @@
-"""Layout of a model's directory: config file, version directories, fingerprints, version policy."""
+"""Layout of a model's directory: config file, version directories, fingerprints, version policy, markers."""
 
 from __future__ import annotations
 
@@ -204,3 +204,56 @@ def shortened_paths(paths: Sequence[str]) -> str:
 def without_editor_files(state: Fingerprint) -> Fingerprint:
     """A fingerprint without temporary files of editors."""
     return tuple(entry for entry in state if not _EDITORS.search(entry[0]))
+
+
+# Markers tell whether a copying tool has finished a model, or a subdirectory of it such as a version. They
+# are no part of the model: adding or removing one is no change.
+COMPLETE = ".complete"
+"""Marker written last: everything is there, and settling can be skipped."""
+INCOMPLETE = ".incomplete"
+"""Marker of a model that is being written."""
+_MARKERS = frozenset({COMPLETE, INCOMPLETE})
+
+
+def split_markers(state: Fingerprint) -> tuple[Fingerprint, Fingerprint]:
+    """Splits a fingerprint into the model's files and the markers."""
+    markers = tuple(entry for entry in state if _is_marker(entry[0]))
+    if not markers:
+        return state, ()
+    return tuple(entry for entry in state if not _is_marker(entry[0])), markers
+
+
+def is_incomplete(markers: Fingerprint) -> bool:
+    """True if a marker says that files are missing."""
+    return any(path.endswith(INCOMPLETE) for path, *_ in markers)
+
+
+def marked_complete(
+    state: Fingerprint, markers: Fingerprint, before: Fingerprint, markers_before: Fingerprint
+) -> bool:
+    """True if new markers cover everything that has changed.
+
+    A marker that existed before does not count; it must be rewritten.
+
+    Args:
+        state: Fingerprint now, without markers.
+        markers: Markers now.
+        before: Fingerprint to compare with.
+        markers_before: Markers then.
+    """
+    fresh = {
+        path.removesuffix(COMPLETE).rstrip("/")
+        for path, *_ in set(markers).difference(markers_before)
+        if not path.endswith(INCOMPLETE)
+    }
+    if "" in fresh:
+        return True
+    changed = {
+        path.rpartition("/")[0].partition("/")[0] for path, *_ in set(state).symmetric_difference(before)
+    }
+    return bool(changed) and changed <= fresh
+
+
+def _is_marker(path: str) -> bool:
+    directory, _, name = path.rpartition("/")
+    return name in _MARKERS and "/" not in directory

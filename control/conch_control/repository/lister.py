@@ -31,11 +31,9 @@ class Listing:
     """Result of a listing.
 
     Attributes:
-        number: Sequence number, from 1.
         began: Start, in nanoseconds.
         ended: End, in nanoseconds.
         models: Models by name; None if it failed.
-        error: Why it failed.
     """
 
     number: int

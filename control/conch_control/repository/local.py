@@ -21,12 +21,7 @@ _KUBERNETES = re.compile(r"\.\.(data|data_tmp|\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\.\d
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """A model served from its own directory; a `Staged` with nothing to release.
-
-    Attributes:
-        directory: The model's directory.
-        fingerprint: Its state when it was staged.
-    """
+    """A model served from its own directory; a `Staged` with nothing to release."""
 
     directory: Path
     fingerprint: Fingerprint
@@ -37,11 +32,7 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model in a local directory; a `ModelSource`.
-
-    Attributes:
-        directory: The model's directory.
-    """
+    """A model in a local directory; a `ModelSource`."""
 
     directory: Path
 

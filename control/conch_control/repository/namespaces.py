@@ -25,11 +25,7 @@ ReadComposingModels = Callable[[ModelSource], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Identifiers by model name.
-
-    Attributes:
-        identifiers: Identifiers by name, in the order of the repositories.
-    """
+    """Identifiers by model name."""
 
     identifiers: Mapping[str, tuple[str, ...]]
 
@@ -51,14 +47,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Namespaced:
-    """A model under its identifier; a `ModelSource`.
-
-    Attributes:
-        source: The model in its repository.
-        namespace: Location of the repository.
-        names: Resolves names in its config.
-        read_composing_models: Reads its composing models.
-    """
+    """A model under its identifier; a `ModelSource`."""
 
     source: ModelSource
     namespace: str

@@ -39,8 +39,7 @@ class Repositories:
     Args:
         repositories: The repositories; duplicates by location are dropped.
         read_composing_models: Reads an ensemble's composing models; given if models have namespaces.
-        timeout_s: Time for a repository to answer after another one has, where the call must not wait
-            long.
+        timeout_s: Time for a repository to answer after another one has, where the call must not wait long.
         clock: Monotonic nanoseconds.
     """
 
@@ -98,9 +97,7 @@ class Repositories:
     def poll(self, on_late: Callable[[], None]) -> Scan:
         """As `list_available`, for repeated calls; waits longer for repositories that always take long.
 
-        Args:
-            on_late: Called on any thread when a repository answers after its timeout; `late` has the
-                result.
+        `on_late` is called on any thread when a repository answers after its timeout; `late` has the result.
         """
         return (
             self._scan_concurrently(wait_for_all=False, on_late=on_late)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from conch_control.repository.layout import Fingerprint
+from conch.core.errors import ConchError
+from conch_control.repository.layout import Fingerprint, is_incomplete, split_markers
 
 Progress = Callable[[int, int], None]
 """Called from any thread with the bytes done and the total."""
@@ -77,11 +78,7 @@ class Listed(Protocol):
 
 @runtime_checkable
 class SelfManaged(Protocol):
-    """A repository that loads its own changes and needs no watching.
-
-    Attributes:
-        self_managed: Marks such a repository.
-    """
+    """A repository that loads its own changes and needs no watching."""
 
     self_managed: bool
 
@@ -132,3 +129,15 @@ class Scan:
     def identified(self, name: str) -> tuple[str, ...]:
         """Identifiers for a name or identifier; several only with namespaces."""
         return (name,) if name in self.models else self.identifiers.get(name, (name,))
+
+
+def without_incomplete(names: Iterable[str], scan: Scan) -> list[str]:
+    """The models that are not marked as incomplete."""
+    return [name for name in names if name not in scan.models or not _marked(scan.models[name])]
+
+
+def _marked(source: ModelSource) -> bool:
+    try:
+        return is_incomplete(split_markers(source.fingerprint())[1])
+    except (ConchError, OSError):
+        return False  # the load reports the error

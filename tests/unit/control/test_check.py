@@ -18,12 +18,12 @@ from tests.unit.control.conftest import Site as MakeSite
 
 from conch.core.execution.placement import Devices
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control import repoagents
 from conch_control.check.findings import Finding, ModelReport, Report
 from conch_control.check.model_checks import Rules
 from conch_control.check.report import as_json, as_text, is_clean
 from conch_control.check.repository_checks import UnknownModelError, check_repositories
 from conch_control.control_options import ControlOptions
-from conch_control.repoagents import chain
 from conch_control.repository.local import LocalRepository
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def test_each_kind_of_problem_is_found_in_its_place(
 
 
 def test_repository_agents_of_others_are_not_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("theirs", "no.such.module:Hook", chain.GROUP)
-    monkeypatch.setattr(chain, "entry_points", EntryPoints([entry]).select)
+    entry = EntryPoint("theirs", "no.such.module:Hook", repoagents.GROUP)
+    monkeypatch.setattr(repoagents, "entry_points", EntryPoints([entry]).select)
     agents = """model_repository_agents { agents { name: "theirs" }
         agents { name: "checksum" parameters { key: "MD5:of/what/it/makes" value: "0" } } }"""
     (finding,) = model(site, f'backend: "echo"\n{IO}{agents}').findings

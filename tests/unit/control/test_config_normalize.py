@@ -12,7 +12,8 @@ from conch.core.spec import InstanceGroup, ModelSpec, Resource
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from conch_control.config.instance_groups import read_groups, resolve_groups
 from conch_control.config.parse import normalize, parse_config
-from conch_control.config.platforms import check_pair, fill_backend
+from conch_control.config.platforms import fill_backend, pair_problems
+from conch_control.config.problems import raise_first
 
 IO = """
 input { name: "INPUT0" data_type: TYPE_FP32 dims: 16 }
@@ -165,7 +166,7 @@ def test_backend_is_told_by_what_is_there(
     config.name = "m.suffix"
     fill_backend(config, has(*files))
     assert (config.backend, config.platform, config.default_model_filename) == (backend, platform, model_file)
-    check_pair(config)
+    raise_first(pair_problems(config))
 
 
 def test_nothing_tells_the_backend() -> None:
@@ -194,12 +195,12 @@ def test_nothing_tells_the_backend() -> None:
 )
 def test_pairs(platform: str, backend: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        check_pair(ModelConfig(name="m", platform=platform, backend=backend))
+        raise_first(pair_problems(ModelConfig(name="m", platform=platform, backend=backend)))
     assert raised.value.message == message
 
 
 def test_pair_of_unknowns() -> None:
-    check_pair(ModelConfig(name="m", platform="foo", backend="bar"))
+    raise_first(pair_problems(ModelConfig(name="m", platform="foo", backend="bar")))
 
 
 def test_groups_that_cannot_be_placed() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
-from conch_control.config.padding import read_padding
+from conch_control.config.padding import checked_padding
 from conch_control.config.parse import parse_config
+from conch_control.config.problems import result_or_raise
 
 BASE = """
     name: "m" max_batch_size: 8 dynamic_batching { }
@@ -31,11 +32,11 @@ def read(value: Any, base: str = BASE) -> Padding | None:
     text = value if isinstance(value, str) else json.dumps(value)
     config = parse_config(base, "c")
     config.parameters["CONCH_PADDING"].string_value = text
-    return read_padding(config)
+    return result_or_raise(checked_padding(config))
 
 
 def test_none() -> None:
-    assert read_padding(parse_config(BASE, "c")) is None
+    assert result_or_raise(checked_padding(parse_config(BASE, "c"))) is None
 
 
 def test_everything_it_can_say() -> None:

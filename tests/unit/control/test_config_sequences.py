@@ -9,7 +9,8 @@ import pytest
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ControlTensor, SequenceBatching, StateSpec
 from conch_control.config.parse import normalize, parse_config
-from conch_control.config.sequences import sequence_batching
+from conch_control.config.problems import result_or_raise
+from conch_control.config.sequences import checked_sequences
 from conch_control.config.validate import validate_config
 
 KINDS = ("START", "END", "READY")
@@ -26,7 +27,7 @@ def build(text: str, directory: Path = Path("none"), batch: int = 4) -> Sequence
     )
     normalize(config)
     validate_config(config)
-    made = sequence_batching(config, directory)
+    made = result_or_raise(checked_sequences(config, directory))
     assert made is not None
     return made
 
@@ -144,7 +145,7 @@ def test_a_config_without_sequences_gets_none() -> None:
     config = parse_config('name: "m"', "c")
     normalize(config)
     assert not config.HasField("sequence_batching")
-    assert sequence_batching(config, Path("none")) is None
+    assert result_or_raise(checked_sequences(config, Path("none"))) is None
 
 
 def test_everything_the_core_reads() -> None:

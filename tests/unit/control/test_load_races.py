@@ -30,11 +30,10 @@ from conch_control.repository.storage import open_repository
 from conch_control.repository.storage.cache import ModelCache
 from conch_control.repository.storage.connection import Connection, StoreTimeouts
 from conch_control.repository.storage.credentials import CredentialReader
-from conch_control.repository.storage.listing import contents_of
 from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
 from conch_control.repository.storage.stager import Stager
-from conch_control.repository.storage.stores import StoredObject
+from conch_control.repository.storage.stores import StoredObject, contents_of
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import InvalidArgumentError
-from conch_control.repository.storage.locations import Location, is_url, parse_location
+from conch_control.repository.storage.locations import Location, parse_location
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 PARTS = st.lists(
@@ -65,7 +65,6 @@ HOSTS = st.one_of(NAMES, st.ip_addresses(v=4).map(str), st.ip_addresses(v=6).map
 )
 def test_spellings(text: str, expected: Location | Path) -> None:
     assert parse_location(text) == expected
-    assert is_url(text) == isinstance(expected, Location)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_anything_is_read_or_refused(text: str) -> None:
     try:
         location = parse_location(text)
     except InvalidArgumentError:
-        assert is_url(text)
+        assert "://" in text
     else:
         if isinstance(location, Location):
             assert ".." not in location.prefix.split("/")

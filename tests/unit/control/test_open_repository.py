@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
+from conch_control.control_options import StorageOptions
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.storage import cache_directory, open_repository
 from conch_control.repository.storage.locations import Location
-from conch_control.repository.storage.storage_options import StorageOptions
 
 S3 = Location("s3", "s3://b", "b")
 

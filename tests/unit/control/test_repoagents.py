@@ -17,13 +17,11 @@ from tests.unit.control.conftest import WAIT_S, Site
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control import repoagents
 from conch_control.config.parse import parse_config
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.model_definition import PollError, read_definition
-from conch_control.repoagents import AgentChain, ModelContext, RepositoryHook, make_chain
-from conch_control.repoagents import chain as chain_module
-from conch_control.repoagents.chain import find_hook
-from conch_control.repoagents.hooks import Checksum
+from conch_control.repoagents import AgentChain, Checksum, ModelContext, RepositoryHook, find_hook, make_chain
 
 CALLS: list[str] = []
 """Hooks that were called, in order: cleared for every test."""
@@ -71,12 +69,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Installs the agent, as another package would."""
     entries = EntryPoints(
         [
-            EntryPoint("recorder", f"{__name__}:Recorder", chain_module.GROUP),
-            EntryPoint("lost", "no_such_package:Hook", chain_module.GROUP),
-            EntryPoint("checksum", f"{__name__}:Recorder", chain_module.GROUP),
+            EntryPoint("recorder", f"{__name__}:Recorder", repoagents.GROUP),
+            EntryPoint("lost", "no_such_package:Hook", repoagents.GROUP),
+            EntryPoint("checksum", f"{__name__}:Recorder", repoagents.GROUP),
         ]
     )
-    monkeypatch.setattr(chain_module, "entry_points", entries.select)
+    monkeypatch.setattr(repoagents, "entry_points", entries.select)
 
 
 def agents(*parameters: dict[str, str], name: str = "recorder") -> str:
@@ -279,7 +277,7 @@ def test_the_agent_of_the_documentation(site: Site, tmp_path: Path, monkeypatch:
     (code,) = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
     namespace: dict[str, Any] = {}
     exec(code, namespace)
-    monkeypatch.setattr(chain_module, "BUILT_IN", {"unpack": namespace["Unpack"]})
+    monkeypatch.setattr(repoagents, "BUILT_IN", {"unpack": namespace["Unpack"]})
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     inside = site.model("m", repository=tmp_path / "inside")
     directory = site.model("m", {}, agents({"archive": "model.tar.gz"}, name="unpack"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
+from conch_control.control_options import StorageOptions
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.source import Repository
 from conch_control.repository.storage.cache import ModelCache
@@ -14,7 +15,6 @@ from conch_control.repository.storage.connection import Connection, StoreTimeout
 from conch_control.repository.storage.credentials import CredentialReader
 from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
-from conch_control.repository.storage.storage_options import StorageOptions
 from conch_control.repository.storage.stores import find_store
 
 _MOUNTS = {
@@ -30,11 +30,6 @@ def open_repository(
     environment: Mapping[str, str] = os.environ,
 ) -> Repository:
     """Opens the repository at a location without accessing it; see `Repository.check`.
-
-    Args:
-        location: A local directory, or a URL as in `locations.SPELLINGS`.
-        options: Settings of object stores.
-        environment: Environment variables, for credentials.
 
     Raises:
         InvalidArgumentError: The location is malformed.

@@ -34,7 +34,6 @@ class StoreTimeouts:
     """Timeouts of a store, in seconds.
 
     Attributes:
-        total_s: Time for all attempts.
         silence_s: Longest silence on a connection.
         attempt_s: Time for one listing; block reads are limited by silence instead.
         block_s: Time for reading one block in any case.

@@ -26,15 +26,7 @@ _FIELDS: dict[Scheme, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class S3Credentials:
-    """Credentials for S3; empty values are left to the AWS library.
-
-    Attributes:
-        key_id: Access key.
-        secret: Its secret.
-        session_token: Token of a temporary key.
-        region: Region of the bucket.
-        profile: Profile of the AWS configuration.
-    """
+    """Credentials for S3; empty values are left to the AWS library."""
 
     key_id: str = ""
     secret: str = field(default="", repr=False)
@@ -70,11 +62,9 @@ class AzureCredentials:
 
     Attributes:
         account: Account of the key; empty for the location's.
-        key: Account key.
         auth_type: ``managed_identity`` or ``default`` for the machine's; empty for the key, or anonymous
             access.
         client_id: Selects one of several managed identities.
-        connection_string: Azure connection string.
     """
 
     account: str = ""

@@ -33,12 +33,7 @@ class TruncatedError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class FetchItem:
-    """An object to fetch.
-
-    Attributes:
-        item: The object.
-        blob: Its blob.
-    """
+    """An object to fetch."""
 
     item: StoredObject
     blob: Blob
@@ -46,11 +41,7 @@ class FetchItem:
 
 @dataclass(slots=True)
 class Checksums:
-    """Whether a store's checksums can be trusted; some etags only look like an MD5.
-
-    Attributes:
-        doubtful: A checksum was wrong although two downloads were equal.
-    """
+    """Whether a store's checksums can be trusted; some etags only look like an MD5."""
 
     doubtful: bool = False
 

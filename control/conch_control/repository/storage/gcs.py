@@ -34,12 +34,7 @@ class _OneTry(GCSFileSystem):  # type: ignore[misc]
 
 
 class GcsStore:
-    """A prefix of a bucket; a `Store`.
-
-    Args:
-        fs: The file system.
-        root: Bucket and prefix, without trailing slash.
-    """
+    """A prefix of a bucket; a `Store`."""
 
     def __init__(self, fs: Any, root: str) -> None:
         self._fs = fs

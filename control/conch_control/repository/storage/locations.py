@@ -30,7 +30,6 @@ class Location:
     """A location in an object store.
 
     Attributes:
-        scheme: Kind of store.
         text: The location as given, without trailing slashes.
         bucket: Bucket, or Azure container.
         prefix: Prefix of all object names: empty, or with a trailing slash.
@@ -47,11 +46,6 @@ class Location:
 
     def __str__(self) -> str:
         return self.text
-
-
-def is_url(text: str) -> bool:
-    """True if a location has a scheme."""
-    return _URL.match(text) is not None
 
 
 def parse_location(text: str | Path) -> Location | Path:

@@ -13,9 +13,8 @@ from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import ModelSource, Progress
 from conch_control.repository.storage.cache import ModelCache
 from conch_control.repository.storage.connection import Connection
-from conch_control.repository.storage.listing import Contents, by_model, contents_of
 from conch_control.repository.storage.stager import StagedModel, Stager
-from conch_control.repository.storage.stores import Store, StoredObject
+from conch_control.repository.storage.stores import Contents, Store, StoredObject, by_model, contents_of
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +111,7 @@ class ObjectRepository:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A model's part of a listing.
-
-    Attributes:
-        at: End of the listing, in seconds.
-        objects: The model's objects.
-    """
+    """A model's part of a listing; `at` is the end of the listing in seconds."""
 
     at: float
     objects: tuple[StoredObject, ...]

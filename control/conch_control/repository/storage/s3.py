@@ -22,12 +22,7 @@ _PASSING = (HTTPClientError, IncompleteReadError, ResponseParserError, Transport
 
 
 class S3Store:
-    """A prefix of a bucket; a `Store`.
-
-    Args:
-        fs: The file system, connected.
-        root: Bucket and prefix, without trailing slash.
-    """
+    """A prefix of a bucket; a `Store`."""
 
     def __init__(self, fs: Any, root: str) -> None:
         self._fs = fs

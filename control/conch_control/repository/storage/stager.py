@@ -29,9 +29,8 @@ from conch_control.repository.source import Progress
 from conch_control.repository.storage.cache import Blob, ModelCache, Tree
 from conch_control.repository.storage.connection import Connection
 from conch_control.repository.storage.fetch import Checksums, Fetch, FetchItem
-from conch_control.repository.storage.listing import Contents
 from conch_control.repository.storage.partial import is_disk_full
-from conch_control.repository.storage.stores import StoreBusyError, StoredObject
+from conch_control.repository.storage.stores import Contents, StoreBusyError, StoredObject
 
 log = logging.getLogger(__name__)
 
@@ -93,13 +92,7 @@ class Stager:
     def stage(
         self, name: str, look: Callable[[], Contents], progress: Progress, cancelled: Callable[[], bool]
     ) -> StagedModel:
-        """Stages a model, or shares the tree in use.
-
-        Args:
-            name: The model.
-            look: Lists its current content.
-            progress: Receives the progress.
-            cancelled: Returns True to give up; polled.
+        """Stages a model, or shares the tree in use; `look` lists its current content.
 
         Raises:
             OSError: The files can't be fetched; partial data stays for a retry.
