@@ -17,10 +17,10 @@ from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.protocol import wire
 from conch.workers.protocol.devices import ServerDevices, use_on_server
 from conch.workers.protocol.gpu_tensors import unmapped
-from conch.workers.protocol.log_records import WorkerLog
 from conch.workers.protocol.received_message import Incoming
 from conch.workers.protocol.tensor_transport import Payload
 from conch.workers.protocol.wire import BatchRecord, Kind, WireError
+from conch.workers.protocol.worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
 

@@ -34,10 +34,10 @@ from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import Handing, Hands, OpenRequest, ResponseQueue
 from conch.workers.protocol import wire
 from conch.workers.protocol.gpu_tensors import unmapped
-from conch.workers.protocol.log_records import WorkerLog
 from conch.workers.protocol.received_message import Incoming
 from conch.workers.protocol.spec_json import placement_to_json, spec_to_json
 from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.loss import Loss
 
 log = logging.getLogger(__name__)

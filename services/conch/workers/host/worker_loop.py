@@ -29,7 +29,6 @@ from conch.workers.connection.packet_channel import Channel, ChannelClosedError
 from conch.workers.host.host_reader import Reading, Watch
 from conch.workers.host.hosted_metrics import RemoteFamilies
 from conch.workers.host.hosted_requests import Requests
-from conch.workers.host.log_forwarding import log_to_server
 from conch.workers.host.response_writer import Answering
 from conch.workers.host.server_client import WorkerCalls
 from conch.workers.protocol import wire
@@ -37,6 +36,7 @@ from conch.workers.protocol.gpu_tensors import UnreachableError, unmapped
 from conch.workers.protocol.received_message import Incoming
 from conch.workers.protocol.spec_json import placement_from_json, spec_from_json
 from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol.worker_log import log_to_server
 
 SERVER_GONE = 3
 """The exit status of a worker whose server has gone."""

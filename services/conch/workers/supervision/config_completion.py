@@ -13,7 +13,7 @@ from conch.core.errors import ERRORS_BY_CODE, InternalError, UnavailableError
 from conch.core.model_control import load_cancelled
 from conch.workers.environments import Environment
 from conch.workers.protocol import wire
-from conch.workers.protocol.log_records import WorkerLog
+from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.child_process import WorkerProcess, start_worker
 from conch.workers.supervision.crash_report import crashed, sentence
 from conch.workers.supervision.process_monitor import Monitor

@@ -1,0 +1,110 @@
+"""Log records of a worker: sent by the worker's handler, logged by the server with their original place.
+
+Threads and locks: none beyond those of `logging`; both classes are usable from any thread.
+Used by: worker host (`log_to_server`), worker connections and config completion (`WorkerLog`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from conch.workers.connection.packet_channel import ChannelClosedError
+from conch.workers.protocol import wire
+from conch.workers.protocol.wire import WireError
+
+_MODEL_LOGGERS = "conch.python_model"
+_CONCH_LOGGERS = "conch."
+
+
+class ServerHandler(logging.Handler):
+    """Sends records to the server; `send` takes the JSON fields of one."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._send = send
+        self._pid = os.getpid()
+        self._format = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends a record."""
+        text = ""
+        try:
+            text = record.getMessage()
+            if record.exc_info:
+                text = f"{text}\n{self._format.formatException(record.exc_info)}"
+            if record.stack_info:
+                text = f"{text}\n{record.stack_info}"
+            fields = {
+                "name": record.name,
+                "level": record.levelno,
+                "text": text,
+                "file": record.pathname,
+                "line": record.lineno,
+                "function": record.funcName,
+            }
+            self._send(wire.encode_json(fields))
+        except ChannelClosedError:
+            # The server is gone, or this is a fork that the model made: its stderr is the worker's.
+            if os.getpid() != self._pid:
+                sys.stderr.write(f"{record.levelname} {text}\n")
+        except Exception:  # a record that can't be formatted is the model's fault
+            self.handleError(record)
+
+
+def log_to_server(send: Callable[[bytes], None], level: int) -> None:
+    """Sends all records of this process from a level on."""
+    root = logging.getLogger()
+    root.addHandler(ServerHandler(send))
+    root.setLevel(level)
+
+
+class WorkerLog:
+    """Logs one worker's records on the server, under the model's name."""
+
+    def __init__(self, model: str) -> None:
+        self._log = logging.getLogger(f"{_MODEL_LOGGERS}.{model}")
+        self._sent = -1
+
+    @property
+    def level(self) -> int:
+        """The level from which on the worker is to send records; resets `changed`."""
+        self._sent = self._log.getEffectiveLevel()
+        return self._sent
+
+    @property
+    def changed(self) -> bool:
+        """Whether the level differs from the one last read."""
+        return self._log.getEffectiveLevel() != self._sent
+
+    def handle(self, fields: dict[str, Any]) -> None:
+        """Logs a record.
+
+        Raises:
+            WireError: The fields are no record.
+        """
+        name, level, text = fields.get("name"), fields.get("level"), fields.get("text")
+        file, line, function = fields.get("file"), fields.get("line"), fields.get("function")
+        if not (isinstance(name, str) and isinstance(level, int) and isinstance(text, str)):
+            raise WireError("a record of the log has a name, a level and a text")
+        if not (isinstance(file, str) and isinstance(line, int)):
+            raise WireError("a record of the log has a file and a line")
+        target = self._target(name)
+        if target.isEnabledFor(level):
+            where = function if isinstance(function, str) else None
+            target.handle(target.makeRecord(target.name, level, file, line, "%s", (text,), None, where))
+
+    def _target(self, name: str) -> logging.Logger:
+        """The nearest logger of conch's own that exists here; the model's for other names.
+
+        Models may make up any number of names, so none is created.
+        """
+        if name.startswith(_CONCH_LOGGERS) and not name.startswith(_MODEL_LOGGERS):
+            while "." in name:
+                if name in logging.Logger.manager.loggerDict:
+                    return logging.getLogger(name)
+                name = name.rpartition(".")[0]
+        return self._log
