@@ -344,7 +344,7 @@ class Server:
             return all(list(threads.map(lambda stop: stop(grace_s), stops)))
 
     def _finish_sequences(self, end: float) -> None:
-        """WaitsFor for live sequences to end or to become idle; closed connections would break them off."""
+        """Waits for live sequences to end or to become idle; closed connections would break them off."""
         if self.core.sequences:
             self.core.refuse_new()
         while self.core.sequences and time.monotonic() < end:

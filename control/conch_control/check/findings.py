@@ -1,4 +1,7 @@
-"""Findings of a check: their data classes, and their collection for one model."""
+"""Findings of a check: their data classes, and their collection for one model.
+
+Used by: `model_checks`, `report`, `repository_checks`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks one model: runs the checks of a load, without loading.
 
-Unlike a load, each check continues after its first problem.
+Unlike a load, each check continues after its first problem. Used by: `check_command`, `repository_checks`.
 """
 
 from __future__ import annotations

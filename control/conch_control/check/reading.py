@@ -1,8 +1,8 @@
 """Parses a config's text and reports all syntax errors.
 
-protobuf stops at the first error. The text is repaired there (nearest valid name, missing sign, or the
-field dropped) and parsed again, until it parses or no repair helps. Messages are protobuf's, positions
-those of the original text.
+protobuf stops at the first error. The text is repaired there (nearest valid name, missing sign, or the field
+dropped) and parsed again, until it parses or no repair helps. Messages are protobuf's, positions those of the
+original text. Used by: `findings`, `model_checks`.
 """
 
 from __future__ import annotations

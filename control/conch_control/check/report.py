@@ -1,4 +1,7 @@
-"""Formats a report as text or JSON, and effective configs with the source of each value."""
+"""Formats a report as text or JSON, and effective configs with the source of each value.
+
+Used by: `check_command`.
+"""
 
 from __future__ import annotations
 

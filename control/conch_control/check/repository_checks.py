@@ -1,4 +1,7 @@
-"""Checks repositories: each model alone, then ensembles against their composing models."""
+"""Checks repositories: each model alone, then ensembles against their composing models.
+
+Used by: `check_command`.
+"""
 
 from __future__ import annotations
 

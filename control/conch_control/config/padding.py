@@ -1,4 +1,4 @@
-"""Parses ``CONCH_PADDING`` and checks it against a model's tensors."""
+"""Parses ``CONCH_PADDING`` and checks it against a model's tensors. Used by: `model_spec`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads warm-up samples and their files."""
+"""Reads warm-up samples and their files. Used by: `model_checks`, `model_loader`."""
 
 from __future__ import annotations
 

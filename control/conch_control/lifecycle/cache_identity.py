@@ -1,7 +1,8 @@
 """Identity of cached responses: which loads of a model may share them.
 
-A process-local cache gets a random identity per load, so a reload invalidates. A shared cache gets a
-digest of files and config. Ensembles get an identity per combination of their composing models' loads.
+A process-local cache gets a random identity per load, so a reload invalidates. A shared cache gets a digest
+of files and config. Ensembles get an identity per combination of their composing models' loads. Used by:
+`ensemble_loader`, `model_loader`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Measures the process memory that loads take, and returns freed memory to the system."""
+"""Measures the process memory that loads take, and returns freed memory to the system.
+
+Threads and locks: any thread; `MemoryMeter` has a lock. Used by: `version_builder`, `draining`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Builds the versions of a load beside the ones that serve: all of them, or reports why not."""
+"""Builds the versions of a load beside the ones that serve: all of them, or reports why not.
+
+Used by: `model_lifecycle`.
+"""
 
 from __future__ import annotations
 

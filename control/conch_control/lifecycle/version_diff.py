@@ -3,6 +3,7 @@
 `diff_versions` compares the loaded definition with the new one, version by version: keep, resize the
 instance
 pool, or load again. `on_success` and `on_failure` turn the result of a load into state transitions.
+Used by: `agent`, `model_lifecycle`, `version_builder`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Only the reader is used: watchdog's recursive observers follow no links, need a thread per root and hide
 errors for subdirectories. `watcher` decides what to watch.
 
-Threads: one reader, `conch-watch`; callbacks run on it and must not block or raise. Locks: one for the
-table of watches.
+Threads: one reader, `conch-watch`; callbacks run on it and must not block or raise. Locks: one for the table
+of watches. Used by: `watcher`.
 """
 
 from __future__ import annotations

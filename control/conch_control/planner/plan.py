@@ -13,8 +13,8 @@ its time. The output is operations to start. States of one model:
 | in progress| ends with TRANSIENT                                    | to do, after a growing pause      |
 | as asked   | FAILED, and a composing model was loaded               | to do                             |
 
-A model with a marker ``.incomplete`` stays in settling. Absence settles too, as renaming a directory
-removes it for a moment. Absence in a partial snapshot means nothing.
+A model with a marker ``.incomplete`` stays in settling. Absence settles too, as renaming a directory removes
+it for a moment. Absence in a partial snapshot means nothing. Used by: `planner_loop`, `snapshot`.
 """
 
 from __future__ import annotations

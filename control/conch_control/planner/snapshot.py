@@ -1,6 +1,7 @@
 """Takes snapshots of the repositories for the plan.
 
-Owns: the last state of each model, to avoid reading configs twice. Threads: the planner's only.
+Owns: the last state of each model, to avoid reading configs twice. Threads: the planner's only. Used by:
+`planner_loop`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Path and file system facts for watching: symbolic links, and file systems without reliable events."""
+"""Path and file system facts for watching: symbolic links, and file systems without reliable events.
+
+Used by: `inotify`, `watcher`.
+"""
 
 from __future__ import annotations
 

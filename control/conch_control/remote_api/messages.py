@@ -1,4 +1,7 @@
-"""Converts between the data classes of `port` and the protobuf messages of ModelControl."""
+"""Converts between the data classes of `port` and the protobuf messages of ModelControl.
+
+Used by: `client`, `server`, `watch_stream`.
+"""
 
 from __future__ import annotations
 

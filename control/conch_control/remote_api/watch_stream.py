@@ -1,4 +1,4 @@
-"""The messages of one watch stream: start, events, staging progress, end."""
+"""The messages of one watch stream: start, events, staging progress, end. Used by: `server`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Local model repositories: each subdirectory is a model, served in place."""
+"""Local model repositories: each subdirectory is a model, served in place.
+
+Used by: `planner_loop`, `conch_control.repository.storage`.
+"""
 
 from __future__ import annotations
 

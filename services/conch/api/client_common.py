@@ -1,4 +1,4 @@
-"""What `conch.Client` and `conch.AsyncClient` share."""
+"""Code of both `conch.Client` and `conch.AsyncClient`: inputs and results of calls, errors of servers."""
 
 from __future__ import annotations
 

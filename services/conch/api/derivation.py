@@ -1,4 +1,7 @@
-"""Derives inputs and outputs of a bound function from its type hints, or from one example call."""
+"""Derives inputs and outputs of a bound function from its type hints, or from one example call.
+
+Used by: `embedded_server`.
+"""
 
 from __future__ import annotations
 

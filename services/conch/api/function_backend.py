@@ -1,6 +1,7 @@
 """The backend `bound`: runs functions bound in a program; one backend per server.
 
-Threads: each instance has one function and runs it on its own thread, one batch at a time.
+Threads: each instance has one function and runs it on its own thread, one batch at a time. Used by:
+`composition`.
 """
 
 from __future__ import annotations

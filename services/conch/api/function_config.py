@@ -1,4 +1,7 @@
-"""Describes a bound function (`conch.Tensor`, `conch.ModelConfig`) and makes its model config."""
+"""Describes a bound function (`conch.Tensor`, `conch.ModelConfig`) and makes its model config.
+
+Used by: `composition`, `derivation`, `embedded_server`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Bound functions as a model repository in memory, next to repositories in directories."""
+"""Bound functions as a model repository in memory, next to repositories in directories.
+
+Owns: the bound functions; a lock guards them. Used by: `composition`, `embedded_server`, `function_backend`.
+"""
 
 from __future__ import annotations
 

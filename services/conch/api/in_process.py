@@ -2,7 +2,7 @@
 
 They use the same admission and scheduler as client requests.
 
-Owns: open response queues and streams; `_lock` guards both sets.
+Owns: open response queues and streams; `_lock` guards both sets. Used by: `embedded_server`.
 """
 
 from __future__ import annotations

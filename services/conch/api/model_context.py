@@ -1,4 +1,7 @@
-"""The model that a bound function is running for, as `conch.model_context` returns it."""
+"""The model that a bound function is running for, as `conch.model_context` returns it.
+
+Used by: `decorators`, `function_backend`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Finds client memory (shared-memory regions) that a model can write its outputs to directly."""
+"""Finds client memory (shared-memory regions) that a model can write its outputs to directly.
+
+Used by: `arrays`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Scatters a function's output arrays: one response per request of the batch.
 
-Owns: per model, the datatype and dims of the last valid output, so that equal ones skip the check.
+Owns: per model, the datatype and dims of the last valid output, so that equal ones skip the check. Used by:
+`function_backend`, `arrays`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hash of the cache's keys."""
+"""The hash of the cache's keys. Used by: `server`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The cache ``redis``, in a Redis server that several servers may share."""
+"""The cache ``redis``: entries in a Redis server, which several servers may share.
+
+Threads: `CacheThreads` makes the calls, as they block. Used by: the entry point ``conch.caches``.
+"""
 
 from __future__ import annotations
 

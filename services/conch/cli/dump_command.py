@@ -1,4 +1,8 @@
-"""`conch dump`: writes the stacks of all threads of a running server and of its workers."""
+"""`conch dump`: writes the stacks of all threads of a running server and of its workers.
+
+Sends each process the signal `STACKS_SIGNAL`; its handler (`process_setup`) writes the stacks to a memfd,
+which this command reads through ``/proc``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Classification extension: formats the top k values of an output as ``value:index[:label]``."""
+"""Classification extension: formats the top k values of an output as ``value:index[:label]``.
+
+Used by: `shaping`.
+"""
 
 from __future__ import annotations
 

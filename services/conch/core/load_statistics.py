@@ -1,4 +1,7 @@
-"""Counters of loads: durations of loads and swaps, and failures."""
+"""Counters of loads: durations of loads and swaps, and failures.
+
+Threads and locks: any thread; one lock. Used by: the agent and the loads (writers), the metrics port.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 `ThreadPool` starts a thread when work comes and none is idle, up to a limit; a thread that stays idle ends.
 `OperationPools` has one pool for each kind of blocking operation, so that slow loads delay only loads.
-Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang.
+Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang. Used
+by: `grpc_front_end`, `operation_rpcs`, `http_pools`.
 """
 
 from __future__ import annotations

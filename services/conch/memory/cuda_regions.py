@@ -1,4 +1,4 @@
-"""CUDA regions: GPU memory that clients share by its IPC handle."""
+"""CUDA regions: GPU memory that clients share by its IPC handle. Used by: `server`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The table of registered shared-memory regions; system and CUDA regions share one set of names."""
+"""The table of registered shared-memory regions; system and CUDA regions share one set of names.
+
+Threads and locks: any thread; one lock for the table, not held while a region is mapped. Used by: both front
+ends.
+"""
 
 from __future__ import annotations
 

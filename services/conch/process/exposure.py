@@ -1,4 +1,4 @@
-"""Describes in one sentence what a server opens to which clients, for log and banner."""
+"""Describes in one sentence what a server opens to which clients, for log and banner. Used by: `server`."""
 
 from __future__ import annotations
 

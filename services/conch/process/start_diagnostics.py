@@ -1,6 +1,6 @@
 """Diagnostics of a start: hints for failures, the process that holds a port, progress of slow loads.
 
-Used by `conch.server`.
+Threads: `conch-slow-loads` reports loads that take long. Used by: `conch.server`.
 """
 
 from __future__ import annotations

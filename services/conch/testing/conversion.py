@@ -1,4 +1,7 @@
-"""Converts between values of tests and objects of the core: arrays, requests, outputs, errors."""
+"""Converts between values of tests and objects of the core: arrays, requests, outputs, errors.
+
+Used by: `conch.testing`, `loaded_model`, `mock_models`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Finds a model's original exception by the error text that clients receive.
 
-The client's error holds only the text; the log record of the failure holds the exception.
+The client's error holds only the text; the log record of the failure holds the exception. One lock
+guards what was captured on other threads. Used by: `loaded_model`.
 """
 
 from __future__ import annotations

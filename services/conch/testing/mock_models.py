@@ -1,4 +1,7 @@
-"""Mock models: functions in place of models that the tested one calls."""
+"""Mock models: functions in place of models that the tested one calls.
+
+Used by: `loaded_model`, `model_repository`.
+"""
 
 from __future__ import annotations
 

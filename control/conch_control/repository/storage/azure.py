@@ -1,4 +1,4 @@
-"""Azure Blob Storage, through Microsoft's client.
+"""Azure Blob Storage, through Microsoft's client. Runs on the event loop of `Connection`.
 
 Not through adlfs, which hides missing containers, loses placeholders of empty directories, and keeps each
 file system alive until the process ends.

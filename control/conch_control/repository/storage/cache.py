@@ -11,7 +11,7 @@ owners/<id>/<n>.copied  bytes copied where links were impossible
 ```
 
 Several servers may share it. All locks are kernel locks, released when a process is killed. Linked and
-wanted blobs are never evicted.
+wanted blobs are never evicted. Threads: any. Used by: `ObjectRepository`, `Stager`, `Fetch`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Google Cloud Storage, through gcsfs."""
+"""Google Cloud Storage, through gcsfs. Runs on the event loop of `Connection`."""
 
 from __future__ import annotations
 

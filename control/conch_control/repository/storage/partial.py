@@ -1,4 +1,7 @@
-"""A partial download in the cache, locked by the thread that writes it."""
+"""A partial download in the cache, locked by the thread that writes it.
+
+Used by: `cache`, `fetch`, `stager`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3 and compatible servers, through s3fs."""
+"""S3 and compatible servers, through s3fs. Runs on the event loop of `Connection`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A loaded version of an ensemble, as front ends and other ensembles see it."""
+"""A loaded version of an ensemble, as front ends and other ensembles see it.
+
+Threads and locks: any thread; one lock counts the executions in flight. Used by: `ensemble_loader`.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ Tensors live in iterations: one for the request, and one for each response of a 
     the request's iteration ends                           the flow is over
     =====================================================  ===========================================
 
-Guarantees: a step runs once in each iteration of its scope; after the last answer, no step is run.
+Guarantees: a step runs once in each iteration of its scope; after the last answer, no step is run. Used by:
+`ensemble_execution`, `ensemble_model`, `fitting`.
 """
 
 from __future__ import annotations

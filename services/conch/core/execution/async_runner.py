@@ -30,6 +30,7 @@ Waiting inline, for a batch whose `has_waiter` is true:
        for the outcome, and starts the next batch.
 
 Guarantees: `_awaited` is taken under the lock, so exactly one thread waits for an outcome or detaches it.
+Used by: `resource_runner`, `model_version`, `bls_server`.
 """
 
 from __future__ import annotations

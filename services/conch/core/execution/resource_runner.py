@@ -16,7 +16,8 @@ Requests stay queued until a grant is held: there they can be cancelled, expire,
 batches name their instance, only instances with a batch of their own ask.
 
 Locks: the limiter is asked with the runner's lock held, but notifies other models only without it (see
-`RateLimiter`). `_to_notify` keeps what is to be notified until the lock is released.
+`RateLimiter`). `_to_notify` keeps what is to be notified until the lock is released. Used by:
+`model_version`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A least-recently-used cache in this process's memory, shared by all models."""
+"""A least-recently-used cache in this process's memory, shared by all models.
+
+Threads and locks: any thread; one lock. Used by: `local`, `cache_service`, `server_metrics`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batchers for padded inputs: the longer the rows, the fewer rows in a batch."""
+"""Batchers for padded inputs: the longer the rows, the fewer rows in a batch. Used by: `model_version`."""
 
 from __future__ import annotations
 

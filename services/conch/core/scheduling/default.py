@@ -1,4 +1,4 @@
-"""The default scheduler: one request per batch, first in, first out."""
+"""The default scheduler: one request per batch, first in, first out. Used by: `model_version`."""
 
 from __future__ import annotations
 

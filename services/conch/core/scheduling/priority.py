@@ -1,4 +1,4 @@
-"""The dynamic batcher with priority levels and queue policies."""
+"""The dynamic batcher with priority levels and queue policies. Used by: `model_version`, `budget`."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ requests (inline execution), but only while another thread waits for the poll lo
     =====================================  ==========================================================
 
 Guarantees: a claim is run or released exactly once; while a thread waits, long work does not stop polling.
-Assumptions: the thread that handles an event queues its claims; `tick` is called often, by one thread.
-Race of an event's end and `tick`: 1. the poller handles the event E, which is in its `handled` list; 2.
-`tick` sees E a second time; 3. both pop the list; 4. the one that finds it empty has lost: the poller waits
-for the lock anew, or `tick` does nothing.
+Assumptions: the thread that handles an event queues its claims; `tick` is called often, by one thread. Race
+of an event's end and `tick`: 1. the poller handles the event E, which is in its `handled` list; 2. `tick`
+sees E a second time; 3. both pop the list; 4. the one that finds it empty has lost: the poller waits for the
+lock anew, or `tick` does nothing. Used by: `grpc_server`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Reads the parameters of requests, inputs and outputs from protobuf messages."""
+"""Reads the parameters of requests, inputs and outputs from protobuf messages.
+
+Used by: `request_decoder`, `request_layouts`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Wraps handlers of restricted RPCs in a check of the call's metadata.
 
-Source: Triton's ``--grpc-restricted-protocol``; see `access_policy.parse_restricted_protocols`.
+Source: Triton's ``--grpc-restricted-protocol``; see `access_policy.parse_restricted_protocols`. Used by:
+`grpc_front_end`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Streams responses of unknown length to HTTP/1.0 clients, which know no chunked coding."""
+"""Streams responses of unknown length to HTTP/1.0 clients, which know no chunked coding.
+
+Used by: `generate_route`.
+"""
 
 from __future__ import annotations
 

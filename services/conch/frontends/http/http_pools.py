@@ -39,7 +39,7 @@ class FairSemaphore:
         self._waiting: deque[threading.Lock] = deque()
 
     def acquire(self) -> None:
-        """WaitsFor for a place."""
+        """Waits for a permit."""
         with self._lock:
             if self._free:
                 self._free -= 1

@@ -1,4 +1,7 @@
-"""JSON request bodies: reads them within a limit and parses them off the event loop."""
+"""JSON request bodies: reads them within a limit and parses them off the event loop.
+
+Used by: `generate_route`, `api_routes`, `operation_json`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Builds the OpenAPI document of the REST front end from the table of endpoints.
 
 Paths, methods, categories and summaries come from the table; this module adds bodies, responses and statuses.
+Used by: `api_routes`.
 """
 
 from __future__ import annotations

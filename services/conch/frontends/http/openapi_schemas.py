@@ -1,4 +1,4 @@
-"""The schemas of the OpenAPI document."""
+"""The schemas of the OpenAPI document. Used by: `openapi`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers a request body while it is received."""
+"""Buffers a request body while it is received. Used by: `fast_path`, `http_connection`, `infer_fast_path`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes responses from model threads to the event loop; batches wake-ups."""
+"""Passes responses from model threads to the event loop; batches wake-ups. Used by: `infer_route`."""
 
 from __future__ import annotations
 

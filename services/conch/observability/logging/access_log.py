@@ -1,6 +1,7 @@
 """The access log: one line for each answered request.
 
-Threads: `conch-access-log` writes the lines. Implements `RequestLog` of the core.
+Threads: `conch-access-log` writes the lines. Implements `RequestLog` of the core. Used by: `composition`,
+`process_logs`.
 """
 
 from __future__ import annotations

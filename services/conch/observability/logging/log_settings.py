@@ -1,6 +1,7 @@
 """Options of the logs, and `LogControl`, which changes them while the server runs.
 
-Names and error texts of settings are Triton's. Used by `conch.server_options` and by the front ends.
+Names and error texts of settings are Triton's. One lock guards changes. Used by `conch.server_options` and by
+the front ends.
 """
 
 from __future__ import annotations

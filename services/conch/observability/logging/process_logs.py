@@ -1,4 +1,7 @@
-"""The logs of a server process: opens and closes them together, and reopens their files at SIGHUP."""
+"""The logs of a server process: opens and closes them together, and reopens their files at SIGHUP.
+
+Used by: `serve_command`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of the machine's processors and memory, from /proc."""
+"""Metrics of the machine's processors and memory, from /proc. Used by: `metrics_port`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The metric families of model versions: Triton's and conch's, with the functions for their values."""
+"""The metric families of model versions: Triton's and conch's, with the functions for their values.
+
+Used by: `model_metrics`, `server_metrics`.
+"""
 
 from __future__ import annotations
 

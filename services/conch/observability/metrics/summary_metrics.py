@@ -1,4 +1,7 @@
-"""Triton's summaries of model versions: quantiles of recent times, with total sum and count."""
+"""Triton's summaries of model versions: quantiles of recent times, with total sum and count.
+
+Used by: `model_metrics`.
+"""
 
 from __future__ import annotations
 

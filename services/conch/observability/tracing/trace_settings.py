@@ -1,6 +1,7 @@
 """Trace settings of the protocols, as in a Triton started without a trace file.
 
-Rates and counts can be read and changed; a level that would start tracing is refused. Nothing is traced.
+Rates and counts can be read and changed; a level that would start tracing is refused. Nothing is traced. One
+lock guards the settings. Used by: `grpc_front_end`, `operation_handlers`, `server`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`pb_utils.Logger`: writes models' messages to the server's log."""
+"""`pb_utils.Logger`: writes models' messages to the server's log. Used by: `pb_utils`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Custom metrics of models, as ``pb_utils`` offers them.
 
-Owns: the process-wide registry of families where it is not the core's default.
+Owns: the process-wide registry of families where it is not the core's default. Used by:
+`c_python_backend_utils`, `pb_utils`, `worker_loop`.
 """
 
 from __future__ import annotations

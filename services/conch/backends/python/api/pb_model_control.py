@@ -1,4 +1,4 @@
-"""Model management for models: load, unload and readiness of other models."""
+"""Model management for models: load, unload and readiness of other models. Used by: `pb_utils`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Exports the names that models import as `triton_python_backend_utils`."""
+"""Exports the names that models import as `triton_python_backend_utils`.
+
+Used by: `c_python_backend_utils`, `triton_python_backend_utils`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that a coroutine awaits."""
+"""Calls that a coroutine awaits. Used by: `pb_request`."""
 
 from __future__ import annotations
 

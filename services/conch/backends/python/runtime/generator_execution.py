@@ -1,4 +1,7 @@
-"""Runs an `execute` that is a generator: each yielded item is a step of the responses to the batch."""
+"""Runs an `execute` that is a generator: each yielded item is a step of the responses to the batch.
+
+Used by: `python_instance`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Memory limit of a model's worker process, and the hint that its `MemoryError` carries."""
+"""Memory limit of a model's worker process, and the hint that its `MemoryError` carries.
+
+Used by: `tracebacks`, `completion_role`, `worker_loop`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Control inputs: a request's sequence id, and its START, READY and END flags."""
+"""Control inputs: a request's sequence id, and its START, READY and END flags.
+
+Used by: `warmup`, `batcher`, `direct_strategy`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The direct strategy: a live sequence owns one row of its instance's batches."""
+"""The direct strategy: a live sequence owns one row of its instance's batches. Used by: `batcher`."""
 
 from __future__ import annotations
 

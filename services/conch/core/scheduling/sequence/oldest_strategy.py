@@ -1,4 +1,7 @@
-"""The oldest strategy: an instance batches the first requests of its sequences dynamically."""
+"""The oldest strategy: an instance batches the first requests of its sequences dynamically.
+
+Used by: `batcher`.
+"""
 
 from __future__ import annotations
 

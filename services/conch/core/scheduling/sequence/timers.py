@@ -1,4 +1,4 @@
-"""Expiry times of queued requests and idle sequences."""
+"""Expiry times of queued requests and idle sequences. Used by: `batcher`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Batch operations of the C core for unary calls and streams."""
+"""Batch operations of the C core for unary calls and streams.
+
+Used by: `conch.frontends.grpc.adapter`, `calls`, `grpc_server`.
+"""
 
 from __future__ import annotations
 

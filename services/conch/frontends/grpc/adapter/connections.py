@@ -1,4 +1,7 @@
-"""Disconnects clients; finds their connections among the process's descriptors, as the C core hides them."""
+"""Disconnects clients; finds their connections among the process's descriptors, as the C core hides them.
+
+Used by: `grpc_server`.
+"""
 
 from __future__ import annotations
 

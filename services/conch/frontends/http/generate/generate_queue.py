@@ -1,4 +1,7 @@
-"""Queue of responses from model threads to the event loop, with backpressure for slow readers."""
+"""Queue of responses from model threads to the event loop, with backpressure for slow readers.
+
+Used by: `generate_route`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encodes responses as the flat JSON of the generate extension."""
+"""Encodes responses as the flat JSON of the generate extension. Used by: `generate_route`."""
 
 from __future__ import annotations
 

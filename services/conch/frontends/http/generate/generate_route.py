@@ -1,4 +1,7 @@
-"""Serves generate and generate_stream: requests in flat JSON, responses as JSON or server-sent events."""
+"""Serves generate and generate_stream: requests in flat JSON, responses as JSON or server-sent events.
+
+Used by: `api_routes`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The infer route over ASGI: the careful path, for requests that the fast path declines."""
+"""The infer route over ASGI: the careful path, for requests that the fast path declines.
+
+Used by: `http_app`.
+"""
 
 from __future__ import annotations
 

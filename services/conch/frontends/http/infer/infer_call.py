@@ -1,4 +1,7 @@
-"""State of one infer request between its headers and its response."""
+"""State of one infer request between its headers and its response.
+
+Used by: `infer_asgi`, `infer_fast_path`, `infer_route`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fast path of infer requests, without ASGI; the careful path is `infer_asgi`."""
+"""Fast path of infer requests, without ASGI; the careful path is `infer_asgi`. Used by: `http_server`."""
 
 from __future__ import annotations
 

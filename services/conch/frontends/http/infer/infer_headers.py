@@ -1,4 +1,7 @@
-"""Headers of infer requests: body lengths, and forwarding as parameters."""
+"""Headers of infer requests: body lengths, and forwarding as parameters.
+
+Used by: `infer_response`, `infer_route`, `server_options`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decodes infer requests: JSON and binary tensors to an `InferenceRequest`."""
+"""Decodes infer requests: JSON and binary tensors to an `InferenceRequest`. Used by: `infer_route`."""
 
 from __future__ import annotations
 

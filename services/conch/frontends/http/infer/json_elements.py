@@ -1,4 +1,7 @@
-"""Converts the elements of a JSON ``data`` array to a tensor's bytes."""
+"""Converts the elements of a JSON ``data`` array to a tensor's bytes.
+
+Used by: `generate_request`, `infer_request`.
+"""
 
 from __future__ import annotations
 

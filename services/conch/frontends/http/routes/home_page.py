@@ -1,4 +1,7 @@
-"""The page at ``/`` for people: links to the endpoints of the server and its models."""
+"""The page at ``/`` for people: links to the endpoints of the server and its models.
+
+Used by: `api_routes`.
+"""
 
 from __future__ import annotations
 
