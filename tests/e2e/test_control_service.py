@@ -29,7 +29,6 @@ from conch.core.errors import (
 )
 from conch.protocol import model_control_pb2 as pb
 from conch_control.lifecycle.version_phase import Phase
-from conch_control.remote_api.call_metadata import UnreachableError
 from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
 from conch_control.remote_api.connection_options import (
     ClientTls,
@@ -37,6 +36,7 @@ from conch_control.remote_api.connection_options import (
     ControlPortOptions,
     ServerTls,
 )
+from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.server import ControlPort
 
 SERVICE = "/conch.control.v1.ModelControl/"

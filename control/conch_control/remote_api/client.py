@@ -12,9 +12,17 @@ from conch.core.model_control import LoadParameter
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
 from conch_control.port import Index, ModelDescription, ModelStatus
-from conch_control.remote_api.call_metadata import AUTHORIZATION, SCHEME, error_of
 from conch_control.remote_api.connection_options import ConnectionOptions
-from conch_control.remote_api.messages import description_of, event_of, index_of, load_request, status_of
+from conch_control.remote_api.messages import (
+    AUTHORIZATION,
+    SCHEME,
+    description_of,
+    error_of,
+    event_of,
+    index_of,
+    load_request,
+    status_of,
+)
 from conch_control.remote_api.server import SERVICE
 
 TIMEOUT_S = 60.0

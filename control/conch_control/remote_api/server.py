@@ -26,9 +26,14 @@ from conch.core.errors import (
 )
 from conch.protocol import model_control_pb2 as pb
 from conch_control.port import AgentPort, is_transient
-from conch_control.remote_api.call_metadata import TokenGuard, abort
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, is_loopback
-from conch_control.remote_api.messages import description_message, index_message, load_parameters
+from conch_control.remote_api.messages import (
+    TokenGuard,
+    abort,
+    description_message,
+    index_message,
+    load_parameters,
+)
 from conch_control.remote_api.watch_stream import STOPPED, Watch
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ from conch.observability.logging.log_handler import configure, unconfigure
 from conch.observability.logging.log_settings import LogOptions
 from conch_control.control_options import ControlOptions
 from conch_control.planner.planner_loop import Planner, PlannerOptions
-from conch_control.remote_api.call_metadata import UnreachableError
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
+from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
 from conch_control.repository.repositories import Repositories, open_repositories
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conch.core.errors import ConchError, InvalidArgumentError, error_text
-from conch_control.remote_api.call_metadata import UnreachableError
 from conch_control.remote_api.connection_options import (
     DEFAULT_ADDRESS,
     DEFAULT_PORT,
@@ -16,6 +15,7 @@ from conch_control.remote_api.connection_options import (
     ConnectionOptions,
     read_token,
 )
+from conch_control.remote_api.messages import UnreachableError
 
 OK = 0
 FAILED = 1
