@@ -1,7 +1,8 @@
 """The API between planners, operators and the agent.
 
 The planner calls it in the server process; the ModelControl service exposes it to other processes. Errors
-are `ConchError`; texts are Triton's where it has one.
+are `ConchError`; texts are Triton's where it has one. Implemented by `Agent` and `RemoteAgent`; may be called
+from any thread.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ one of its model:
 Guarantees: a stopped load publishes nothing; an unload stops every load requested before it. `stopped` is
 set only under `LoadQueue.lock`, so a holder of the lock that finds a load not stopped may publish its
 result.
+
+Threads: any. Owns: the loads and the lock of the lifecycle. Used by: `ModelLifecycle` and its parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Builds one ready version of a model: completes the config, loads the backend, runs warm-up."""
+"""Builds one ready version of a model: completes the config, loads the backend, runs warm-up.
+
+Threads and locks: runs on the thread of the load, without a lock. Used by: `ModelLifecycle`,
+`VersionBuilder`, `conch.testing`.
+"""
 
 from __future__ import annotations
 

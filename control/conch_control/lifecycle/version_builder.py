@@ -1,6 +1,7 @@
 """Builds the versions of a load beside the ones that serve: all of them, or reports why not.
 
-Used by: `model_lifecycle`.
+Threads and locks: runs on the thread of the load; the load queue's lock guards reports of progress. Used by:
+`ModelLifecycle`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A model has an *identifier*, ``<repository>::<name>``, everywhere but in client-visible texts. An
 ensemble's step names a model of its own repository, else the only one of that name elsewhere. The resolved
 identifiers are part of an ensemble's fingerprint, so that a change of resolution is a change of the
-ensemble.
+ensemble. Pure. Used by: `Repositories`, which wraps models in `Namespaced`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The repositories of a server, listed as one.
 
-Several repositories are listed in parallel (`Lister`), so that hanging storage delays only those who need
-it: `scan` waits for all; `list_available` goes on without slow ones; `poll` does so too and is notified
+Several repositories are listed in parallel (`Lister`), so that hanging storage delays only the calls that
+need it: `scan` waits for all; `list_available` goes on without slow ones; `poll` does so too and is notified
 when they answer.
 
 Owns: the listers. Locks: one condition for all of them. Used by: the agent and the planner.
