@@ -20,11 +20,13 @@ from conch.workers.connection.packet_channel import Channel
 from conch.workers.host.host_reader import Reading
 from conch.workers.host.hosted_requests import HostRequest
 from conch.workers.host.response_writer import Answering
-from conch.workers.protocol import wire
-from conch.workers.protocol.wire import DoneRecord, Layouts, Reader, ResponseRecord
+from conch.workers.protocol import tensor_layouts
+from conch.workers.protocol.message_records import DoneRecord, ResponseRecord
+from conch.workers.protocol.tensor_layouts import Layouts
+from conch.workers.protocol.wire import Reader
 
 Change = Callable[[list[HostRequest], list[InferenceResponse | None]], None]
-Said = tuple[bool, list[tuple[ResponseRecord, list[wire.TensorLayout]]], bytes, list[int]]
+Said = tuple[bool, list[tuple[ResponseRecord, list[tensor_layouts.TensorLayout]]], bytes, list[int]]
 
 
 @pytest.fixture
@@ -60,17 +62,17 @@ def said(answering: Answering, change: Change | None) -> Said:
     done = DoneRecord.decode(reader)
     assert (done.length, done.error) == (3, 0)
     told = []
-    if done.alike:
-        inline, _, _ = wire.decode_tensors(layouts, reader)
+    if done.homogeneous:
+        inline, _, _ = tensor_layouts.decode_tensors(layouts, reader)
         told = [(ResponseRecord(True), [layout for layout, _, _ in inline])] * 3
     else:
         for _ in range(3):
             record = ResponseRecord.decode(reader)
-            inline = wire.decode_tensors(layouts, reader)[0] if record.has_tensors else ()
+            inline = tensor_layouts.decode_tensors(layouts, reader)[0] if record.has_tensors else ()
             told.append((record, [layout for layout, _, _ in inline]))
     reader.end()
     left = [number for number in (1, 2, 3) if answering.requests.get(number) is not None]
-    return done.alike, told, b"".join(map(bytes, payload.data)), left
+    return done.homogeneous, told, b"".join(map(bytes, payload.data)), left
 
 
 def with_response(made: InferenceResponse | None) -> Change:

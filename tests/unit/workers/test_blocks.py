@@ -14,7 +14,7 @@ import pytest
 from conch.core.tensor import Tensor
 from conch.workers.connection.message_stream import Exchange
 from conch.workers.connection.packet_channel import BUFFER_BYTES, Channel, ChannelClosedError
-from conch.workers.protocol import wire
+from conch.workers.protocol import tensor_layouts, wire
 from conch.workers.protocol.blocks import (
     IDLE_NS,
     LEAST_BYTES,
@@ -194,21 +194,24 @@ def test_small_tensors_take_no_block() -> None:
 
 def test_what_a_worker_sends_can_be_read_only_and_positions_are_copied() -> None:
     with exchanges() as (server, worker):
-        floats, positions, strings = send(
-            worker,
-            server,
+        payload = worker.pack(
             [
-                Tensor.from_array("F", LARGE),
-                Tensor.from_array("P", np.arange(50_000)),
-                Tensor.from_array("S", np.array([b"x" * 50_000], np.object_)),
-            ],
+                [
+                    Tensor.from_array("F", LARGE),
+                    Tensor.from_array("P", np.arange(50_000)),
+                    Tensor.from_array("S", np.array([b"x" * 50_000], np.object_)),
+                ]
+            ]
         )
+        block = payload.block
+        assert block is not None
+        worker.send(Kind.DONE, 0, payload.lists[0], payload)
+        floats, positions, strings = server.receive().tensors()
         assert isinstance(floats, BlockTensor)
         assert floats.shared and floats.renamed("X", (10, 10_000)).shared
         assert not floats.numpy().flags.writeable
         assert not positions.shared and not strings.shared
         # Whatever the worker writes to its block from now on, those stay as they were.
-        (block,) = worker.pool._blocks.values()
         block.memory[:] = 255
         assert (positions.numpy() == np.arange(50_000)).all()
         assert strings.numpy().tolist() == [b"x" * 50_000]
@@ -225,10 +228,10 @@ def test_an_input_that_goes_back_as_it_came_is_not_copied() -> None:
         (returned,) = server.receive().tensors()
         assert (returned.numpy() == LARGE).all()
         tell(worker, server)  # the worker gives it back, but the server still looks at it
-        server.pool._settle()
+        server.pool.tidy()
         assert server.pool.lent == 1
         del returned
-        server.pool._settle()
+        server.pool.tidy()
         assert server.pool.lent == 0
 
 
@@ -247,10 +250,10 @@ def test_a_part_of_an_input_stays_where_it_is(part: slice) -> None:
         assert (back.numpy() == LARGE[part].reshape(-1, 1) + 1).all()
         assert (other.numpy() == LARGE).all()
         tell(worker, server)
-        server.pool._settle()
+        server.pool.tidy()
         assert server.pool.lent == 1
         del back
-        server.pool._settle()
+        server.pool.tidy()
         assert server.pool.lent == 0
 
 
@@ -284,18 +287,20 @@ def test_lists_that_are_not_alike_are_not_read_as_such() -> None:
         payload = worker.pack([[Tensor.from_array("A", LARGE)]])
         worker.send(Kind.DONE, 0, payload.lists[0], payload)
         with pytest.raises(WireError, match="can't be alike"):
-            server.receive().tensors_alike(1)
+            server.receive().homogeneous_tensors(1)
         payload = worker.pack([[Tensor.from_array("A", LARGE[:4])]] * 2)
-        assert payload.alike is not None
-        worker.send(Kind.DONE, 0, payload.alike, payload)
+        assert payload.homogeneous is not None
+        worker.send(Kind.DONE, 0, payload.homogeneous, payload)
         with pytest.raises(WireError, match="tensors end at 48"):
-            server.receive().tensors_alike(3)
+            server.receive().homogeneous_tensors(3)
 
 
 def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
     with exchanges() as (server, worker):
         for source in (5, 5 | wire.RETURNED):
-            fields = wire.encode_tensors(wire.Layouts(), (("A", "FP32", (1,)),), [wire.Place(source, 0, 4)])
+            fields = tensor_layouts.encode_tensors(
+                tensor_layouts.Layouts(), (("A", "FP32", (1,)),), [tensor_layouts.Place(source, 0, 4)]
+            )
             worker.send(Kind.DONE, 0, fields)
             with pytest.raises(WireError):
                 server.receive().tensors()
@@ -304,7 +309,7 @@ def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
 def test_small_tensors_must_be_in_their_message() -> None:
     with exchanges() as (server, worker):
         for key, size in (((("A", "FP32", (3,)),), 12), ((("A", "BYTES", (1,)),), 2**64 - 8)):
-            begin, _, strings, _, _ = wire.Layouts().encode(key)
+            begin, _, strings, _, _ = tensor_layouts.Layouts().encode(key)
             payload = Payload()
             payload.data = [bytes(8)]
             worker.send(Kind.DONE, 0, begin + size.to_bytes(8, "little") * strings, payload)
@@ -317,8 +322,10 @@ def test_a_tensor_must_lie_within_its_block(offset: int) -> None:
     with exchanges() as (server, worker):
         payload = worker.pack([[Tensor.from_array("A", np.zeros(16_000, np.float32))]])
         assert payload.block is not None and payload.block.size == LEAST_BYTES
-        fields = wire.encode_tensors(
-            wire.Layouts(), (("A", "FP32", (1,)),), [wire.Place(payload.block.number, offset, 4)]
+        fields = tensor_layouts.encode_tensors(
+            tensor_layouts.Layouts(),
+            (("A", "FP32", (1,)),),
+            [tensor_layouts.Place(payload.block.number, offset, 4)],
         )
         worker.send(Kind.DONE, 0, fields, payload)
         with pytest.raises(WireError, match="a tensor ends at"):

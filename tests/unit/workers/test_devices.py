@@ -29,10 +29,11 @@ from conch.memory.cuda import CudaDevices
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
+from conch.workers.protocol.blocks import Mappings
 from conch.workers.protocol.devices import _MOST_KEPT, ServerDevices, WorkerDevices
-from conch.workers.protocol.gpu_tensors import UnreachableError
-from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import ON_DEVICE, Kind, Place, Reader, TensorLayout, WireError
+from conch.workers.protocol.tensor_layouts import ON_DEVICE, Place, TensorLayout
+from conch.workers.protocol.tensor_transport import Payload, UnreachableError
+from conch.workers.protocol.wire import Kind, Reader, WireError
 
 pytestmark = pytest.mark.process
 
@@ -158,7 +159,7 @@ def test_an_input_goes_to_another_region_without_the_host(setting: Setting) -> N
     for round_ in range(3):
         output = setting.infer(running, "in", "out")
         assert isinstance(output, DeviceTensor)
-        assert output._data is None  # never fetched
+        assert not output.has_data  # never fetched
         assert target.array.tolist() == VALUES.tolist()
         target.array[:] = round_
     assert setting.bytes_copied == 0
@@ -223,7 +224,7 @@ def test_an_output_that_a_model_makes_is_opened_by_the_server(setting: Setting) 
     running = setting.worker(MAKE, cpu_only=True)
     output = setting.infer(running, VALUES, "out")
     assert isinstance(output, DeviceTensor)
-    assert output._data is None
+    assert not output.has_data
     assert target.array.tolist() == (VALUES + 1).tolist()
     del output
     assert setting.open_here == 2  # kept for the next one in the same allocation
@@ -284,14 +285,13 @@ def test_memory_is_closed_before_its_worker_has_it_back(
     monkeypatch.setattr("conch.workers.protocol.devices._MOST_KEPT_BYTES", 8)
     setting.region("any", VALUES)
     running = setting.worker(MAKE)
-    mappings = running.link._exchange.mappings
-    owe, found = mappings.owe, list[int]()
+    owe, found = Mappings.owe, list[int]()
 
-    def note(number: int, at_once: bool) -> None:
+    def note(mappings: Mappings, number: int, at_once: bool) -> None:
         found.append(setting.open_here)
-        owe(number, at_once)
+        owe(mappings, number, at_once)
 
-    monkeypatch.setattr(mappings, "owe", note)
+    monkeypatch.setattr(Mappings, "owe", note)
     setting.infer(running, VALUES)
     assert found == [1]
 
@@ -510,12 +510,12 @@ def test_places_are_checked(setting: Setting) -> None:
 
 
 def test_strings_are_never_on_a_gpu() -> None:
-    from conch.workers.protocol import wire
+    from conch.workers.protocol import tensor_layouts
 
     key = (("IN", "BYTES", (1,)),)
-    text = wire.encode_tensors(wire.Layouts(), key, [Place(ON_DEVICE, 0, 8, bytes(80))])
+    text = tensor_layouts.encode_tensors(tensor_layouts.Layouts(), key, [Place(ON_DEVICE, 0, 8, bytes(80))])
     with pytest.raises(WireError, match="can't be on a GPU"):
-        wire.decode_tensors(wire.Layouts(), Reader(memoryview(text)))
+        tensor_layouts.decode_tensors(tensor_layouts.Layouts(), Reader(memoryview(text)))
 
 
 def test_a_message_that_is_not_sent_lends_nothing(setting: Setting) -> None:

@@ -19,8 +19,10 @@ from conch.core.errors import ConchError, UnavailableError
 from conch.core.spec import ModelSpec
 from conch.workers.connection.packet_channel import Channel, ChannelClosedError
 from conch.workers.connection.worker_connection import Link
-from conch.workers.protocol import wire
-from conch.workers.protocol.wire import DoneRecord, Kind, Layouts, Place, RequestRecord, ResponseRecord
+from conch.workers.protocol import tensor_layouts, wire
+from conch.workers.protocol.message_records import DoneRecord, RequestRecord, ResponseRecord
+from conch.workers.protocol.tensor_layouts import Layouts, Place
+from conch.workers.protocol.wire import Kind
 
 SMALL = st.integers(0, 5)
 RECORDS = st.one_of(
@@ -59,12 +61,12 @@ RECORDS = st.one_of(
 TENSORS = st.sampled_from(
     [
         b"",
-        wire.encode_tensors(Layouts(), (), []),
-        wire.encode_tensors(Layouts(), (("OUT", "FP32", (2,)),), [Place(0, 0, 8)]),
-        wire.encode_inline(Layouts(), (("OUT", "FP32", (2,)),), [bytes(8)]),
-        wire.encode_inline(Layouts(), (("OUT", "BYTES", (1,)),), [bytes(8)]),
-        wire.encode_tensors(Layouts(), (("OUT", "INT32", (2,)),), [Place(1, 0, 8)]),
-        wire.encode_tensors(Layouts(), (("OUT", "BYTES", (2,)),), [Place(wire.RETURNED | 1, 0, 8)]),
+        tensor_layouts.encode_tensors(Layouts(), (), []),
+        tensor_layouts.encode_tensors(Layouts(), (("OUT", "FP32", (2,)),), [Place(0, 0, 8)]),
+        tensor_layouts.encode_inline(Layouts(), (("OUT", "FP32", (2,)),), [bytes(8)]),
+        tensor_layouts.encode_inline(Layouts(), (("OUT", "BYTES", (1,)),), [bytes(8)]),
+        tensor_layouts.encode_tensors(Layouts(), (("OUT", "INT32", (2,)),), [Place(1, 0, 8)]),
+        tensor_layouts.encode_tensors(Layouts(), (("OUT", "BYTES", (2,)),), [Place(wire.RETURNED | 1, 0, 8)]),
     ]
 )
 MESSAGES = st.one_of(

@@ -203,7 +203,7 @@ def test_a_handler_that_raises_when_none_has_come_is_the_models_matter(tmp_path:
 def test_a_response_that_can_not_be_sent_ends_its_request_all_the_same(tmp_path: Path) -> None:
     model = """
     def execute(self, requests):
-        from conch.workers.protocol.wire import ResponseRecord
+        from conch.workers.protocol.message_records import ResponseRecord
         encode = ResponseRecord.encode
         def broken(record):
             if record.parameters:

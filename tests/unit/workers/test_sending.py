@@ -27,11 +27,12 @@ from conch.core.servable import Servable
 from conch.core.tensor import Buffer, Tensor
 from conch.workers.connection import packet_channel as channel_module
 from conch.workers.connection.packet_channel import BUFFER_BYTES, Channel, ChannelClosedError
-from conch.workers.protocol import wire
+from conch.workers.protocol import tensor_layouts
 from conch.workers.protocol.devices import ServerDevices
-from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.tensor_layouts import Place
 from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import Kind, Place, WireError
+from conch.workers.protocol.wire import Kind, WireError
 
 
 class FailingSocket:
@@ -164,7 +165,7 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
         block = payload.block = server.pool.take(size)
         block.memory[size - 8 : size] = np.arange(8, dtype=np.uint8)
         key = (("x", "UINT8", (size,)),)
-        fields = wire.encode_tensors(server._sent, key, [Place(block.number, 0, size)])
+        fields = tensor_layouts.encode_tensors(server._sent, key, [Place(block.number, 0, size)])
         server.send(Kind.EXECUTE, 1, fields, payload)
         (tensor,) = host.receive().tensors()
         assert tensor.nbytes == size
@@ -473,7 +474,7 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.
 def test_a_worker_gets_a_batch_without_tensors_on_gpus_once(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path, source_of("threading.Event().wait()"))) as running:
         begun = running.start(batch_of(request_of(IN=floats())[0]))
-        sender, nothing = running.link._sender, cast(Incoming, None)
+        sender, nothing = running.link._sender, cast(ReceivedMessage, None)
         (number,) = running.link._table.batches
         sender._devices = cast(ServerDevices, SimpleNamespace(lends=True))
         sender.unreachable(number, nothing)

@@ -179,7 +179,7 @@ def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
 ) -> None:
     with worker(spec_of(tmp_path)) as running:
 
-        def fail(number: int, incoming: object) -> None:
+        def fail(number: int, received: object) -> None:
             raise ValueError("a mistake of the server's")
 
         running.link._dispatcher._handlers[Kind.DONE] = fail
@@ -221,7 +221,7 @@ def test_a_link_that_is_closed_before_its_thread_reads() -> None:
         turns = Turns(channel, Exchange(channel, in_worker=False))
         turns.close()
         with pytest.raises(ChannelClosedError):
-            turns.read(lambda incoming: None)
+            turns.read(lambda received: None)
         assert not turns.take()
         channel.close()
 

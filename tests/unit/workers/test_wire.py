@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -11,18 +12,10 @@ from hypothesis import strategies as st
 
 from conch.core.errors import ERRORS_BY_CODE
 from conch.core.request import InferenceRequest
-from conch.workers.protocol import wire
-from conch.workers.protocol.wire import (
-    BatchRecord,
-    DoneRecord,
-    Kind,
-    Layouts,
-    Place,
-    Reader,
-    RequestRecord,
-    ResponseRecord,
-    WireError,
-)
+from conch.workers.protocol import message_records, tensor_layouts, wire
+from conch.workers.protocol.message_records import BatchRecord, DoneRecord, RequestRecord, ResponseRecord
+from conch.workers.protocol.tensor_layouts import Layouts, Place
+from conch.workers.protocol.wire import Kind, Reader, WireError
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -114,7 +107,7 @@ def _plain(request_id: str = "", requested: tuple[str, ...] | None = None) -> In
     ),
     requested=st.none() | st.lists(TEXT, max_size=3).map(tuple),
 )
-def test_requests_that_are_alike_come_back(
+def test_homogeneous_requests_come_back(
     rows: list[tuple[int, int, int, int | None, int, str]], requested: tuple[str, ...] | None
 ) -> None:
     requests = []
@@ -123,15 +116,15 @@ def test_requests_that_are_alike_come_back(
         request.received_ns, request.queued_ns = received, queued
         request.deadline_ns, request.batch_size = deadline, size
         requests.append(request)
-    fields = wire.encode_alike(requests, [row[0] for row in rows])
+    fields = message_records.encode_homogeneous(requests, [row[0] for row in rows])
     assert fields is not None
     reader = Reader(memoryview(fields))
-    wanted, read, ids = wire.decode_alike(reader, len(rows))
+    wanted, read, ids = message_records.decode_homogeneous(reader, len(rows))
     reader.end()
     assert wanted == requested
     # A deadline in 292 years is none.
     assert [(*row[:5], name) for row, name in zip(read, ids, strict=True)] == [
-        (*row[:3], wire.NO_DEADLINE if row[3] is None or row[3] >= 2**63 else row[3], *row[4:])
+        (*row[:3], message_records.NO_DEADLINE if row[3] is None or row[3] >= 2**63 else row[3], *row[4:])
         for row in rows
     ]
 
@@ -150,25 +143,25 @@ def test_requests_that_are_alike_come_back(
         ("cancelled", True),
     ],
 )
-def test_a_request_that_says_more_than_others_is_not_like_them(name: str, value: Any) -> None:
+def test_a_request_that_says_more_than_others_is_not_homogeneous(name: str, value: Any) -> None:
     requests = [_plain("a"), _plain("b"), _plain("c")]
-    assert wire.encode_alike(requests, [1, 2, 3]) is not None
+    assert message_records.encode_homogeneous(requests, [1, 2, 3]) is not None
     setattr(requests[1], name, value)
-    assert wire.encode_alike(requests, [1, 2, 3]) is None
+    assert message_records.encode_homogeneous(requests, [1, 2, 3]) is None
 
 
 def test_what_only_front_ends_look_at_makes_no_difference() -> None:
     requests = [_plain("a"), _plain("b")]
-    fields = wire.encode_alike(requests, [1, 2])
+    fields = message_records.encode_homogeneous(requests, [1, 2])
     requests[1].empty_final = True
-    assert fields is not None and wire.encode_alike(requests, [1, 2]) == fields
+    assert fields is not None and message_records.encode_homogeneous(requests, [1, 2]) == fields
 
 
 def test_there_are_not_more_requests_than_fields_for_them() -> None:
-    fields = wire.encode_alike([_plain()], [1])
+    fields = message_records.encode_homogeneous([_plain()], [1])
     assert fields is not None
     with pytest.raises(WireError, match="too early"):
-        wire.decode_alike(Reader(memoryview(fields)), 2**32 - 1)
+        message_records.decode_homogeneous(Reader(memoryview(fields)), 2**32 - 1)
 
 
 @given(
@@ -201,12 +194,14 @@ TENSORS = st.lists(st.tuples(TEXT, st.sampled_from(["FP32", "BOOL", "BF16", "BYT
 
 
 @given(key=TENSORS.map(tuple), source=U32, offset=U64, twice=st.booleans())
-def test_tensors_in_blocks_come_back(key: wire.LayoutKey, source: int, offset: int, twice: bool) -> None:
+def test_tensors_in_blocks_come_back(
+    key: tensor_layouts.LayoutKey, source: int, offset: int, twice: bool
+) -> None:
     sent, received = Layouts(), Layouts()
     for _ in range(1 + twice):  # the second time out of what is remembered
         places = [Place(source, offset, max(layout.nbytes, 0)) for layout in _layouts(key)]
-        reader = Reader(memoryview(wire.encode_tensors(sent, key, places)))
-        inline, nbytes, tensors = wire.decode_tensors(received, reader)
+        reader = Reader(memoryview(tensor_layouts.encode_tensors(sent, key, places)))
+        inline, nbytes, tensors = tensor_layouts.decode_tensors(received, reader)
         reader.end()
         assert (list(inline), nbytes) == ([], 0)
         assert [(layout.name, layout.datatype, layout.shape) for layout, _ in tensors] == list(key)
@@ -216,15 +211,17 @@ def test_tensors_in_blocks_come_back(key: wire.LayoutKey, source: int, offset: i
 @given(
     key=TENSORS.map(tuple), strings=st.lists(st.integers(0, 20), min_size=4, max_size=4), twice=st.booleans()
 )
-def test_tensors_in_the_message_come_back(key: wire.LayoutKey, strings: list[int], twice: bool) -> None:
+def test_tensors_in_the_message_come_back(
+    key: tensor_layouts.LayoutKey, strings: list[int], twice: bool
+) -> None:
     sent, received = Layouts(), Layouts()
     sizes = [
         layout.nbytes if layout.nbytes >= 0 else strings[number]
         for number, layout in enumerate(_layouts(key))
     ]
     for _ in range(1 + twice):
-        reader = Reader(memoryview(wire.encode_inline(sent, key, [bytes(size) for size in sizes])))
-        inline, nbytes, others = wire.decode_tensors(received, reader)
+        reader = Reader(memoryview(tensor_layouts.encode_inline(sent, key, [bytes(size) for size in sizes])))
+        inline, nbytes, others = tensor_layouts.decode_tensors(received, reader)
         reader.end()
         assert list(others) == []
         assert [(layout.name, layout.datatype, layout.shape) for layout, _, _ in inline] == list(key)
@@ -233,36 +230,41 @@ def test_tensors_in_the_message_come_back(key: wire.LayoutKey, strings: list[int
         assert nbytes == sum(size + -size % 8 for size in sizes)
 
 
-def _layouts(key: wire.LayoutKey) -> tuple[wire.TensorLayout, ...]:
+def _layouts(key: tensor_layouts.LayoutKey) -> tuple[tensor_layouts.TensorLayout, ...]:
     return Layouts().decode(wire.encode_json(key)).tensors
 
 
 def test_layouts_are_forgotten_when_there_are_too_many() -> None:
     layouts = Layouts()
+    key = (("IN", "FP32", (0,)),)
+    text = wire.encode_json(key)
+    sent, received = layouts.encode(key), layouts.decode(text)
+    assert layouts.encode(key) is sent and layouts.decode(text) is received
     for size in range(2000):
-        reader = Reader(memoryview(wire.encode_inline(layouts, (("IN", "FP32", (size,)),), [b""])))
-        _, nbytes, _ = wire.decode_tensors(layouts, reader)
+        reader = Reader(memoryview(tensor_layouts.encode_inline(layouts, (("IN", "FP32", (size,)),), [b""])))
+        _, nbytes, _ = tensor_layouts.decode_tensors(layouts, reader)
         assert nbytes == 4 * size + 4 * size % 8
-    assert len(layouts._encoded) <= wire._MOST_LAYOUTS
-    assert len(layouts._decoded) <= wire._MOST_LAYOUTS
+    assert layouts.encode(key) is not sent and layouts.decode(text) is not received
 
 
 @pytest.mark.parametrize("count", [0, 2, 2**32 - 1])
 @pytest.mark.parametrize("inline", [0, 1, 2])
 def test_a_list_has_as_many_tensors_as_its_layout(count: int, inline: int) -> None:
     text = wire.encode_json((("IN", "BYTES", (4,)),))
-    fields = wire._LIST.pack(len(text), count, inline) + text + bytes(64)
+    fields = struct.pack("<IIB", len(text), count, inline) + text + bytes(64)
     with pytest.raises(WireError, match="a layout of 1"):
-        wire.decode_tensors(Layouts(), Reader(memoryview(fields)))
+        tensor_layouts.decode_tensors(Layouts(), Reader(memoryview(fields)))
 
 
 def test_a_tensor_has_the_size_that_its_shape_says() -> None:
     for fields in (
-        wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), [Place(1, 0, 15)]),
-        wire.encode_inline(Layouts(), (("S", "BYTES", (1,)), ("IN", "FP32", (4,))), [b"", bytes(15)]),
+        tensor_layouts.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), [Place(1, 0, 15)]),
+        tensor_layouts.encode_inline(
+            Layouts(), (("S", "BYTES", (1,)), ("IN", "FP32", (4,))), [b"", bytes(15)]
+        ),
     ):
         with pytest.raises(WireError, match="tensor 'IN' has 15 bytes, not 16"):
-            wire.decode_tensors(Layouts(), Reader(memoryview(fields)))
+            tensor_layouts.decode_tensors(Layouts(), Reader(memoryview(fields)))
 
 
 @pytest.mark.parametrize(
@@ -303,13 +305,13 @@ DECODERS: list[Callable[[memoryview], object]] = [
     lambda packet: ResponseRecord.decode(Reader(packet)),
     lambda packet: DoneRecord.decode(Reader(packet)),
     lambda packet: BatchRecord.decode(Reader(packet)),
-    lambda packet: wire.decode_tensors(Layouts(), Reader(packet)),
-    lambda packet: wire.decode_alike(Reader(packet), 2),
-    lambda packet: Layouts().decode_fixed(Reader(packet)),
-    wire.decode_error,
+    lambda packet: tensor_layouts.decode_tensors(Layouts(), Reader(packet)),
+    lambda packet: message_records.decode_homogeneous(Reader(packet), 2),
+    lambda packet: Layouts().decode_homogeneous(Reader(packet)),
+    message_records.decode_error,
     wire.decode_json,
     wire.decode_numbers,
-    wire.decode_credit,
+    message_records.decode_credit,
     lambda packet: wire.check_hello(packet, "worker"),
 ]
 
@@ -326,12 +328,14 @@ def test_garbage_raises_wire_errors_and_nothing_else(decoder: Any, packet: bytes
 VALID = [
     wire.encode(Kind.DONE, 1, b"fields", [b"12345678"], 3, 65536, True, [1, 2]),
     RequestRecord(1, 2, 3, 4, 5, 6, "id", {"a": 1}, "corr", ("OUT",), 7, 8).encode(),
-    wire.encode_alike([_plain("a", ("OUT",)), _plain("b", ("OUT",))], [1, 2]),
+    message_records.encode_homogeneous([_plain("a", ("OUT",)), _plain("b", ("OUT",))], [1, 2]),
     ResponseRecord(True, ERRORS_BY_CODE["UNAVAILABLE"]("text")).encode(),
     ResponseRecord(True, None, {"a": True}).encode(),
-    wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)), ("B", "BYTES", (1,))), [Place(7, 0, 16)] * 2),
-    wire.encode_inline(Layouts(), (("IN", "FP32", (4,)), ("B", "BYTES", (1,))), [bytes(16)] * 2),
-    wire.encode_inline(Layouts(), (("IN", "FP32", (4,)),), [bytes(16)]),
+    tensor_layouts.encode_tensors(
+        Layouts(), (("IN", "FP32", (4,)), ("B", "BYTES", (1,))), [Place(7, 0, 16)] * 2
+    ),
+    tensor_layouts.encode_inline(Layouts(), (("IN", "FP32", (4,)), ("B", "BYTES", (1,))), [bytes(16)] * 2),
+    tensor_layouts.encode_inline(Layouts(), (("IN", "FP32", (4,)),), [bytes(16)]),
     wire.encode_hello(5),
 ]
 
@@ -358,15 +362,15 @@ def test_another_version_is_named() -> None:
 
 
 def test_what_few_requests_have_is_not_kept_where_it_is_long() -> None:
-    before = wire._kept_rare.cache_info().currsize
-    for length in (100_000, 100_001):
+    for length, kept in ((100, True), (100_000, False)):
         record = RequestRecord(1, parameters={"text": "x" * length})
         fields = memoryview(record.encode())
-        assert RequestRecord.decode(Reader(fields)) == record
-    assert wire._kept_rare.cache_info().currsize == before
+        first, second = RequestRecord.decode(Reader(fields)), RequestRecord.decode(Reader(fields))
+        assert first == second == record
+        assert (first.parameters is second.parameters) is kept
 
 
-FLOATS = wire.encode_inline(Layouts(), (("IN", "FP32", (4,)),), [bytes(16)])
+FLOATS = tensor_layouts.encode_inline(Layouts(), (("IN", "FP32", (4,)),), [bytes(16)])
 
 
 @pytest.mark.parametrize(
@@ -375,9 +379,9 @@ FLOATS = wire.encode_inline(Layouts(), (("IN", "FP32", (4,)),), [bytes(16)])
         b"",
         FLOATS[:-1],
         FLOATS + b"\0",
-        wire.encode_inline(Layouts(), (("IN", "BYTES", (1,)),), [bytes(16)]),
-        wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), [Place(7, 0, 16)]),
-        wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), []),
+        tensor_layouts.encode_inline(Layouts(), (("IN", "BYTES", (1,)),), [bytes(16)]),
+        tensor_layouts.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), [Place(7, 0, 16)]),
+        tensor_layouts.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), []),
         FLOATS[:4] + b"\2\0\0\0" + FLOATS[8:],
     ],
 )
@@ -385,13 +389,16 @@ def test_only_one_list_of_small_tensors_holds_for_many(fields: bytes) -> None:
     layouts = Layouts()
     for _ in range(2):
         with pytest.raises(WireError):
-            layouts.decode_fixed(Reader(memoryview(fields)))
-    assert layouts.decode_fixed(Reader(memoryview(FLOATS))).nbytes == 16
+            layouts.decode_homogeneous(Reader(memoryview(fields)))
+    assert layouts.decode_homogeneous(Reader(memoryview(FLOATS))).nbytes == 16
 
 
 def test_lists_that_hold_for_many_are_forgotten_when_there_are_too_many() -> None:
     layouts = Layouts()
-    for size in range(2000):
+    fields = memoryview(FLOATS)
+    known = layouts.decode_homogeneous(Reader(fields))
+    assert layouts.decode_homogeneous(Reader(fields)) is known
+    for size in range(5, 2000):
         text = layouts.encode((("IN", "FP32", (size,)),)).inline
-        assert layouts.decode_fixed(Reader(memoryview(text))).nbytes == 4 * size + 4 * size % 8
-    assert len(layouts._fixed) <= wire._MOST_LAYOUTS
+        assert layouts.decode_homogeneous(Reader(memoryview(text))).nbytes == 4 * size + 4 * size % 8
+    assert layouts.decode_homogeneous(Reader(fields)) is not known

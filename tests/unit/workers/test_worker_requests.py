@@ -17,8 +17,10 @@ from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor
 from conch.workers.connection.message_stream import Exchange
 from conch.workers.connection.packet_channel import Channel
 from conch.workers.host.hosted_requests import HostRequest, Requests
-from conch.workers.protocol import wire
-from conch.workers.protocol.wire import BatchRecord, Kind, WireError
+from conch.workers.protocol import message_records
+from conch.workers.protocol.message_records import BatchRecord
+from conch.workers.protocol.tensor_layouts import Layouts
+from conch.workers.protocol.wire import Kind, WireError, encode_json
 
 Key = list[tuple[str, str, tuple[int, ...]]]
 KEYS = st.lists(
@@ -50,10 +52,11 @@ def _requests() -> Requests:
 def _made(key: Key, ids: Sequence[str]) -> list[InferenceRequest]:
     """Requests whose tensors all have other bytes."""
     requests = []
+    layouts = Layouts()
     for number, request_id in enumerate(ids):
         inputs = {}
         for place, (name, datatype, shape) in enumerate(key):
-            nbytes = wire._tensor_layout([name, datatype, list(shape)]).nbytes
+            nbytes = layouts.decode(encode_json([[name, datatype, shape]])).tensors[0].nbytes
             inputs[name] = Tensor(name, datatype, shape, bytes([(number + place) % 2] * nbytes))
         request = InferenceRequest("m", "", inputs, lambda *answer: None, 5 + number, request_id, ("OUT",))
         request.queued_ns, request.batch_size = 6 + number, 7 + number
@@ -71,13 +74,13 @@ def _sent(
     numbers = range(10, 10 + len(requests))
     begin = BatchRecord(len(requests), 33, 1, 44, alike).encode()
     if alike:
-        rows = wire.encode_alike(requests, numbers)
-        assert rows is not None and payload.alike is not None
-        fields = begin + rows + payload.alike
+        rows = message_records.encode_homogeneous(requests, numbers)
+        assert rows is not None and payload.homogeneous is not None
+        fields = begin + rows + payload.homogeneous
     else:
         fields = begin
         for request, number, tensors in zip(requests, numbers, payload.lists, strict=True):
-            fields += wire.encode_request(request, number, 0) + tensors
+            fields += message_records.encode_request(request, number, 0) + tensors
     server.send(Kind.EXECUTE, 1, fields, payload)
     return known.batch(worker.receive())
 
@@ -130,9 +133,11 @@ def test_requests_that_are_alike_must_have_all_their_bytes(sides: tuple[Exchange
     server, worker = sides
     requests = _made([("A", "FP32", (3,))], ["", ""])
     payload = server.pack([list(request.inputs.values()) for request in requests[:1]])
-    rows = wire.encode_alike(requests, [1, 2])
-    assert rows is not None and payload.alike is not None
-    server.send(Kind.EXECUTE, 1, BatchRecord(2, 2, -1, 0, True).encode() + rows + payload.alike, payload)
+    rows = message_records.encode_homogeneous(requests, [1, 2])
+    assert rows is not None and payload.homogeneous is not None
+    server.send(
+        Kind.EXECUTE, 1, BatchRecord(2, 2, -1, 0, True).encode() + rows + payload.homogeneous, payload
+    )
     known = _requests()
     with pytest.raises(WireError, match="tensors end at 32, but there are 16 bytes"):
         known.batch(worker.receive())

@@ -14,12 +14,12 @@ from conch.memory.cuda import CudaDevices
 from conch.workers.connection.in_flight import InFlightTable, SentBatch
 from conch.workers.connection.message_stream import Exchange
 from conch.workers.connection.packet_channel import ChannelClosedError
-from conch.workers.protocol import wire
+from conch.workers.protocol import message_records, wire
 from conch.workers.protocol.devices import ServerDevices, use_on_server
-from conch.workers.protocol.gpu_tensors import unmapped
-from conch.workers.protocol.received_message import Incoming
-from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import BatchRecord, Kind, WireError
+from conch.workers.protocol.message_records import BatchRecord
+from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.tensor_transport import Payload, unmapped_error
+from conch.workers.protocol.wire import Kind, WireError
 from conch.workers.protocol.worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class BatchSender:
             if request.cancelled:
                 self.cancel(number)
 
-    def unreachable(self, number: int, incoming: Incoming) -> None:
+    def unreachable(self, number: int, received: ReceivedMessage) -> None:
         """Sends a batch again whose tensors the worker could not open; one that it can't open twice fails.
 
         If they may have been on a GPU, the worker gets copies in host memory from now on.
@@ -96,7 +96,7 @@ class BatchSender:
             raise WireError(f"batch {number} is out of reach, but has not begun")
         if sent.resent:
             if self._table.take(number) is not None:
-                self._fail(sent, unmapped("the worker can't open further files"))
+                self._fail(sent, unmapped_error("the worker can't open further files"))
                 for each in sent.numbers:
                     self.tell(Kind.FORGET, each)
             return
@@ -118,7 +118,7 @@ class BatchSender:
 
     def credit(self, number: int, units: int) -> None:
         """Says how much more may be sent in response to a request."""
-        self.tell(Kind.CREDIT, number, wire.encode_credit(units))
+        self.tell(Kind.CREDIT, number, message_records.encode_credit(units))
 
     def tell(self, kind: Kind, subject: int, fields: bytes = b"") -> None:
         """Sends a message without tensors; on a closed channel it does nothing."""
@@ -133,15 +133,15 @@ class BatchSender:
         requests = batch.requests
         instance = -1 if batch.instance is None else batch.instance
         begin = len(requests), batch.size, instance, batch.compute_start_ns
-        if payload.alike is not None and True not in again:
-            rows = wire.encode_alike(requests, sent.numbers)
+        if payload.homogeneous is not None and True not in again:
+            rows = message_records.encode_homogeneous(requests, sent.numbers)
             if rows is not None:
-                fields = b"".join([BatchRecord(*begin, True).encode(), rows, payload.alike])
+                fields = b"".join([BatchRecord(*begin, True).encode(), rows, payload.homogeneous])
                 self._exchange.send(Kind.EXECUTE, sent.number, fields, payload)
                 return
         parts = [BatchRecord(*begin).encode()]
         for request, number, known, tensors in zip(requests, sent.numbers, again, payload.lists, strict=True):
-            parts.append(wire.encode_request(request, number, _flags_of(request, known)))
+            parts.append(message_records.encode_request(request, number, _flags_of(request, known)))
             parts.append(tensors)
         self._exchange.send(Kind.EXECUTE, sent.number, b"".join(parts), payload)
 
@@ -150,13 +150,13 @@ def _flags_of(request: InferenceRequest, again: bool) -> int:
     """The flags of a request's record."""
     flags = 0
     if request.sequence_start:
-        flags |= wire.SEQUENCE_START
+        flags |= message_records.SEQUENCE_START
     if request.sequence_end:
-        flags |= wire.SEQUENCE_END
+        flags |= message_records.SEQUENCE_END
     if request.filler:
-        flags |= wire.FILLER
+        flags |= message_records.FILLER
     if request.cancelled:
-        flags |= wire.CANCELLED
+        flags |= message_records.CANCELLED
     if again:
-        flags |= wire.AGAIN
+        flags |= message_records.AGAIN
     return flags

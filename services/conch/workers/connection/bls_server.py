@@ -26,10 +26,11 @@ from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.connection.waiting_calls import Waits
 from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import Hands
-from conch.workers.protocol import wire
-from conch.workers.protocol.gpu_tensors import UnreachableError
-from conch.workers.protocol.received_message import Incoming
-from conch.workers.protocol.wire import Kind, RequestRecord, ResponseRecord, WireError
+from conch.workers.protocol import message_records, wire
+from conch.workers.protocol.message_records import RequestRecord, ResponseRecord
+from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.tensor_transport import UnreachableError
+from conch.workers.protocol.wire import Kind, WireError
 
 log = logging.getLogger(__name__)
 
@@ -92,20 +93,20 @@ class WorkerCaller:
             "unload": self._unload,
         }
 
-    def call(self, number: int, incoming: Incoming) -> None:
+    def call(self, number: int, received: ReceivedMessage) -> None:
         """Runs a request of the model's.
 
         Raises:
             WireError: It is none.
         """
-        record = RequestRecord.decode(incoming.reader)
+        record = RequestRecord.decode(received.reader)
         inputs: dict[str, Tensor] = {}
         unreachable: UnreachableError | None = None
         try:
-            inputs = {tensor.name: tensor for tensor in incoming.tensors()}
+            inputs = {tensor.name: tensor for tensor in received.tensors()}
         except UnreachableError as error:
             unreachable = error
-        incoming.reader.end()
+        received.reader.end()
         if len(record.model) != 2:
             raise WireError("a call names a model and its version")
         request = InferenceRequest(
@@ -120,9 +121,9 @@ class WorkerCaller:
         request.priority = record.priority
         request.timeout_us = record.timeout_us
         request.correlation_id = record.correlation_id
-        request.sequence_start = bool(record.flags & wire.SEQUENCE_START)
-        request.sequence_end = bool(record.flags & wire.SEQUENCE_END)
-        request.empty_final = bool(record.flags & wire.EMPTY_FINAL)
+        request.sequence_start = bool(record.flags & message_records.SEQUENCE_START)
+        request.sequence_end = bool(record.flags & message_records.SEQUENCE_END)
+        request.empty_final = bool(record.flags & message_records.EMPTY_FINAL)
         request.deadline_ns = record.deadline_ns
         with self._lock:
             if self._closed:
@@ -135,7 +136,9 @@ class WorkerCaller:
                 raise unreachable
             model = self._find_model(request)
             decoupled = model.spec.decoupled
-            if record.flags & (wire.BELIEVED_SINGLE if decoupled else wire.BELIEVED_DECOUPLED):
+            if record.flags & (
+                message_records.BELIEVED_SINGLE if decoupled else message_records.BELIEVED_DECOUPLED
+            ):
                 raise UnavailableError(
                     f"model '{request.model_name}' has become {'' if decoupled else 'not '}decoupled since "
                     f"it was called before; send the request again"
@@ -180,12 +183,12 @@ class WorkerCaller:
             raise WireError(f"there is no question '{what}'")
         if not self._hands.run(partial(self._answer, number, slow, question)):
             error = UnavailableError("the server can't start a thread to answer with: there are too many")
-            self._send_answer(number, wire.encode_error(error))
+            self._send_answer(number, message_records.encode_error(error))
 
     def lost(self, number: int, kind: Kind, error: ConchError) -> None:
         """Answers a call or a question that could not be read."""
         if kind is Kind.ASK:
-            self._send_answer(number, wire.encode_error(error))
+            self._send_answer(number, message_records.encode_error(error))
             return
         try:
             self._send_reply(number, InferenceResponse([], error), True, True)
@@ -240,7 +243,7 @@ class WorkerCaller:
             error, parameters = response.error, response.parameters
             lists = [response.outputs] if error is None else []
             if final and not refused and error is None and not parameters:
-                head = wire.LAST_RESPONSE  # as most are
+                head = message_records.LAST_RESPONSE  # as most are
             else:
                 head = ResponseRecord(True, error, parameters, final, failed=refused).encode()
         payload = self._exchange.pack(lists)
@@ -254,7 +257,7 @@ class WorkerCaller:
         except Exception as error:
             if not isinstance(error, ConchError | WireError):  # nonsense is for the model to hear of
                 log.exception("a question of a worker's could not be answered")
-            fields = wire.encode_error(as_conch_error(error))
+            fields = message_records.encode_error(as_conch_error(error))
         self._send_answer(number, fields)
 
     def _send_answer(self, number: int, fields: bytes) -> None:

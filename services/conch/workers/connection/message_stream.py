@@ -9,11 +9,19 @@ from conch.core.tensor import Buffer, Tensor
 from conch.workers.connection.packet_channel import BUFFER_BYTES, Channel
 from conch.workers.protocol import wire
 from conch.workers.protocol.blocks import Block, Mappings, Pool
-from conch.workers.protocol.gpu_tensors import Devices, UnmappedError, unmapped
-from conch.workers.protocol.received_message import Incoming, Small
+from conch.workers.protocol.received_message import InlineTensorFactory, ReceivedMessage
 from conch.workers.protocol.tensor_kinds import ReceivedTensor, server_tensor, worker_tensor
-from conch.workers.protocol.tensor_transport import Payload, pack_alike, pack_block, pack_inline
-from conch.workers.protocol.wire import RETURNED, Kind, Layouts, Message, Place, TensorLayout, WireError
+from conch.workers.protocol.tensor_layouts import Layouts, Place, TensorLayout
+from conch.workers.protocol.tensor_transport import (
+    Devices,
+    Payload,
+    UnmappedError,
+    pack_block,
+    pack_homogeneous,
+    pack_inline,
+    unmapped_error,
+)
+from conch.workers.protocol.wire import RETURNED, Kind, Message, WireError
 
 _MOST_IN_FILE = 1 << 30
 """Tensors with more bytes than this travel in a block however many are lent."""
@@ -46,7 +54,7 @@ class Exchange:
         self.make: Callable[[TensorLayout, memoryview, Place], Tensor] = (
             worker_tensor if in_worker else server_tensor
         )
-        self.small: Small = ReceivedTensor if in_worker else Tensor
+        self.small: InlineTensorFactory = ReceivedTensor if in_worker else Tensor
         self.own: Callable[[memoryview], Buffer] = _writable_copy if in_worker else bytes
         self._returns = in_worker
         self._sent = Layouts()
@@ -71,7 +79,7 @@ class Exchange:
         try:
             if on_device and self.devices is not None:
                 described = self.devices.describe(lists, payload)
-            if not described and pack_alike(payload, lists, self._sent):
+            if not described and pack_homogeneous(payload, lists, self._sent):
                 return payload
             size = sum(tensor.nbytes for tensors in lists for tensor in tensors)
             if not described and (size <= wire.MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.crowded)):
@@ -161,7 +169,7 @@ class Exchange:
         if self.mappings.waiting or (self.mappings.count and not self._returns):
             self._release_many()
 
-    def receive(self, wait: bool = True) -> Incoming:
+    def receive(self, wait: bool = True) -> ReceivedMessage:
         """Waits for the next message that is not only about blocks.
 
         Args:
@@ -203,9 +211,11 @@ class Exchange:
                 self.seen_to()
                 continue
             if failure is not None:
-                return Incoming(wire.lost(message) if message.outline else message, self, None, failure)
+                return ReceivedMessage(
+                    wire.lost(message) if message.outline else message, self, None, failure
+                )
             root = self.mappings.lend(message.block) if message.block else None
-            return Incoming(message, self, root)
+            return ReceivedMessage(message, self, root)
 
     def _map(self, message: Message, fds: Sequence[int]) -> UnmappedError | None:
         """Maps the new block of a message; the error if this process can't, or if the message itself is lost.
@@ -213,13 +223,13 @@ class Exchange:
         Raises:
             WireError: There is no block, or it is none.
         """
-        error = unmapped()
+        error = unmapped_error()
         if message.new_block and fds:
             try:
                 self.mappings.add(message.block, message.block_size, fds[0])
                 return None
             except OSError as failed:
-                error = unmapped(str(failed))
+                error = unmapped_error(str(failed))
         elif message.new_block and not self.channel.fds_lost:
             raise WireError("a new block has come without its descriptor")
         if message.block:

@@ -13,11 +13,12 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
 from conch.workers.connection.worker_responses import OpenRequest
-from conch.workers.protocol import wire
-from conch.workers.protocol.gpu_tensors import UnreachableError
-from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol import message_records
+from conch.workers.protocol.message_records import DoneRecord, ResponseRecord
+from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.tensor_kinds import ReturnedTensor
-from conch.workers.protocol.wire import DoneRecord, ResponseRecord, WireError
+from conch.workers.protocol.tensor_transport import UnreachableError
+from conch.workers.protocol.wire import WireError
 
 
 class Results:
@@ -34,7 +35,7 @@ class Results:
         self._abandon = abandon
         self._decoupled = spec.decoupled
 
-    def done(self, number: int, incoming: Incoming) -> None:
+    def done(self, number: int, received: ReceivedMessage) -> None:
         """Takes the outcome of a batch.
 
         Raises:
@@ -44,15 +45,19 @@ class Results:
         sent = table.batches.get(number)
         if sent is None:
             raise WireError(f"batch {number} is done, but has not begun")
-        reader = incoming.reader
+        reader = received.reader
         record = DoneRecord.decode(reader)
         outcome: Outcome
         if record.error:
-            outcome = wire.decode_error(reader.take(record.error))
+            outcome = message_records.decode_error(reader.take(record.error))
         else:
             if record.length != len(sent.batch.requests):
                 raise WireError(f"{record.length} responses to {len(sent.batch.requests)} requests")
-            outcome = _alike(incoming, record.length) if record.alike else self._responses(sent, incoming)
+            outcome = (
+                _homogeneous(received, record.length)
+                if record.homogeneous
+                else self._responses(sent, received)
+            )
         reader.end()
         if table.take(number) is None:
             return  # it has been lost meanwhile
@@ -63,22 +68,22 @@ class Results:
         batch.bytes_copied += record.bytes_copied
         done = sent.done
         # What has come is done's alone now: memory that it lets go of goes at once.
-        del sent, batch, incoming, reader
+        del sent, batch, received, reader
         done(outcome)
 
-    def response(self, number: int, incoming: Incoming) -> None:
+    def response(self, number: int, received: ReceivedMessage) -> None:
         """Takes a response that a sender has sent, or that there will be no more.
 
         Raises:
             WireError: It is none.
         """
-        record = ResponseRecord.decode(incoming.reader)
+        record = ResponseRecord.decode(received.reader)
         try:
-            outputs: Sequence[Tensor] = incoming.tensors() if record.has_tensors else []
+            outputs: Sequence[Tensor] = received.tensors() if record.has_tensors else []
         except UnreachableError as error:
             self.response_lost(number, without_traceback(error))
             return
-        incoming.reader.end()
+        received.reader.end()
         entry = self._table.entry(number)
         if record.final:
             self._table.over((number,))
@@ -92,7 +97,7 @@ class Results:
         if record.present:
             parameters = None if record.parameters is None else dict(record.parameters)
             response = InferenceResponse(list(outputs), record.error, parameters)
-        entry.hand(response, record.final, wire.units(outputs))
+        entry.hand(response, record.final, message_records.units(outputs))
 
     def done_lost(self, number: int, error: ConchError) -> None:
         """Ends a batch whose outcome could not be read.
@@ -128,13 +133,13 @@ class Results:
         self._leave_to_queues(sent, opened)
         sent.done(error)
 
-    def _responses(self, sent: SentBatch, incoming: Incoming) -> list[InferenceResponse | None]:
+    def _responses(self, sent: SentBatch, received: ReceivedMessage) -> list[InferenceResponse | None]:
         responses: list[InferenceResponse | None] = []
         for request, number in zip(sent.batch.requests, sent.numbers, strict=True):
-            record = ResponseRecord.decode(incoming.reader)
+            record = ResponseRecord.decode(received.reader)
             error = record.error
             try:
-                outputs = incoming.tensors() if record.has_tensors else []
+                outputs = received.tensors() if record.has_tensors else []
             except UnreachableError as unreachable:  # the worker sends copies from now on
                 outputs, error = [], without_traceback(unreachable)
             if request.responses_wait:
@@ -209,6 +214,6 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.detached(tensor.name) if tensor.on_device or isinstance(tensor, ReturnedTensor) else tensor
 
 
-def _alike(incoming: Incoming, length: int) -> list[InferenceResponse]:
+def _homogeneous(received: ReceivedMessage, length: int) -> list[InferenceResponse]:
     """Responses that are nothing but tensors, which one list describes."""
-    return list(map(InferenceResponse, incoming.tensors_alike(length)))
+    return list(map(InferenceResponse, received.homogeneous_tensors(length)))

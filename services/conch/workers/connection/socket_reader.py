@@ -17,7 +17,7 @@ from conch.core.clock import monotonic_ns
 from conch.workers.connection.busy_poll import Spinning
 from conch.workers.connection.message_stream import Exchange
 from conch.workers.connection.packet_channel import Channel, ChannelClosedError
-from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol.received_message import ReceivedMessage
 
 _ASLEEP = 0
 _AWAKE = select.EPOLLIN | select.EPOLLONESHOT
@@ -45,7 +45,7 @@ class Turns:
         self._answers.register(self._file, select.POLLIN)
         self._spinning = Spinning(partial(self._answers.poll, 0))
 
-    def read(self, handle: Callable[[Incoming], None]) -> None:
+    def read(self, handle: Callable[[ReceivedMessage], None]) -> None:
         """Reads until there is nothing more to come; for the link's thread.
 
         Raises:
@@ -79,7 +79,9 @@ class Turns:
         self._arrivals.modify(self._file, _ASLEEP)
         return True
 
-    def read_until(self, done: Callable[[], bool], handle: Callable[[Incoming], None], end_ns: int) -> None:
+    def read_until(
+        self, done: Callable[[], bool], handle: Callable[[ReceivedMessage], None], end_ns: int
+    ) -> None:
         """Reads until something has come or time is up; for who has taken the turn.
 
         Args:

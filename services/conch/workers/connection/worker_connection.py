@@ -32,10 +32,10 @@ from conch.workers.connection.socket_reader import Turn, Turns
 from conch.workers.connection.waiting_calls import Waits, WorkerWaiter
 from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import Handing, Hands, OpenRequest, ResponseQueue
-from conch.workers.protocol import wire
-from conch.workers.protocol.gpu_tensors import unmapped
-from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol import message_records, wire
+from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.spec_json import placement_to_json, spec_to_json
+from conch.workers.protocol.tensor_transport import unmapped_error
 from conch.workers.protocol.wire import Kind, WireError
 from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.loss import Loss
@@ -118,7 +118,7 @@ class Link:
                 Kind.RESPONSE: self._results.response,
                 Kind.UNREACHABLE: self._sender.unreachable,
                 Kind.CALL: self._caller.call,
-                Kind.CALL_CANCEL: lambda number, incoming: self._caller.cancel(number),
+                Kind.CALL_CANCEL: lambda number, received: self._caller.cancel(number),
                 Kind.ASK: json_fields(self._caller.ask),
                 Kind.LOG: json_fields(lambda subject, fields: self._log.handle(fields)),
                 Kind.METRIC: json_fields(metrics.change),
@@ -253,10 +253,10 @@ class Link:
             raise WireError("a note is a text")
         self._notes.add(text)
 
-    def _on_message_lost(self, subject: int, incoming: Incoming) -> None:
+    def _on_message_lost(self, subject: int, received: ReceivedMessage) -> None:
         """Ends what a message was about that could not be read: the worker goes on."""
-        kind = wire.lost_kind(incoming.message.fields)
-        error = unmapped()
+        kind = wire.lost_kind(received.message.fields)
+        error = unmapped_error()
         if kind is Kind.DONE:
             self._results.done_lost(subject, error)
         elif kind is Kind.RESPONSE:
@@ -266,9 +266,9 @@ class Link:
         elif kind not in (Kind.LOG, Kind.METRIC, Kind.NOTE):
             raise WireError("a message was lost that can't be done without")
 
-    def _on_failed(self, subject: int, incoming: Incoming) -> None:
+    def _on_failed(self, subject: int, received: ReceivedMessage) -> None:
         self._quiet = True
-        self._loaded(wire.decode_error(incoming.message.fields))
+        self._loaded(message_records.decode_error(received.message.fields))
 
     def _loaded(self, error: ConchError | None) -> None:
         with self._lock:

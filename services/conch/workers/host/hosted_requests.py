@@ -8,10 +8,11 @@ from typing import ClassVar
 from conch.core.request import InferenceRequest, Responder
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
-from conch.workers.protocol import wire
-from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol import message_records
+from conch.workers.protocol.message_records import BatchRecord, RequestRecord
+from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.tensor_kinds import worker_inputs
-from conch.workers.protocol.wire import BatchRecord, RequestRecord, WireError
+from conch.workers.protocol.wire import WireError
 
 
 class HostRequest(InferenceRequest):
@@ -71,20 +72,20 @@ class Requests:
         """Says that the server may still speak of a request, although that may have been answered."""
         self._by_number[request.number] = request
 
-    def batch(self, incoming: Incoming) -> Batch:
+    def batch(self, received: ReceivedMessage) -> Batch:
         """Reads a batch.
 
         Raises:
             WireError: It is none.
         """
-        reader = incoming.reader
+        reader = received.reader
         record = BatchRecord.decode(reader)
         fillers = 0
         requests: list[InferenceRequest]
-        if record.alike:
-            requests = self._alike(incoming, record.length)
+        if record.homogeneous:
+            requests = self._homogeneous(received, record.length)
         else:
-            requests = [self._request(incoming) for _ in range(record.length)]
+            requests = [self._request(received) for _ in range(record.length)]
             reader.end()
             fillers = sum(request.filler for request in requests)
         batch = Batch(requests, record.size, None if record.instance < 0 else record.instance)
@@ -92,31 +93,31 @@ class Requests:
         batch.fillers = fillers
         return batch
 
-    def _alike(self, incoming: Incoming, length: int) -> list[InferenceRequest]:
-        requested, rows, ids = wire.decode_alike(incoming.reader, length)
-        lists = worker_inputs(*incoming.lists_alike(length), length)
+    def _homogeneous(self, received: ReceivedMessage, length: int) -> list[InferenceRequest]:
+        requested, rows, ids = message_records.decode_homogeneous(received.reader, length)
+        lists = worker_inputs(*received.homogeneous_lists(length), length)
         model, version, responder, by_number = self._name, self._version, self._responder, self._by_number
         requests: list[InferenceRequest] = []
-        for (number, received, queued, deadline, size, _), request_id, inputs in zip(
+        for (number, received_ns, queued, deadline, size, _), request_id, inputs in zip(
             rows, ids, lists, strict=True
         ):
-            request = HostRequest(model, version, inputs, responder, received, request_id, requested)
+            request = HostRequest(model, version, inputs, responder, received_ns, request_id, requested)
             request.number = number
-            request.granted, request.spent = wire.WINDOW, 0
+            request.granted, request.spent = message_records.WINDOW, 0
             request.queued_ns = queued
-            if deadline != wire.NO_DEADLINE:
+            if deadline != message_records.NO_DEADLINE:
                 request.deadline_ns = deadline
             request.batch_size = size
             by_number[number] = request
             requests.append(request)
         return requests
 
-    def _request(self, incoming: Incoming) -> HostRequest:
-        record = RequestRecord.decode(incoming.reader)
-        inputs = {tensor.name: tensor for tensor in incoming.tensors()}
+    def _request(self, received: ReceivedMessage) -> HostRequest:
+        record = RequestRecord.decode(received.reader)
+        inputs = {tensor.name: tensor for tensor in received.tensors()}
         flags = record.flags
         parameters = None if record.parameters is None else dict(record.parameters)
-        if flags & wire.AGAIN:
+        if flags & message_records.AGAIN:
             known = self._by_number.get(record.number)
             if known is None:
                 raise WireError(f"request {record.number} runs again, but has not run")
@@ -124,7 +125,7 @@ class Requests:
             request.inputs = inputs
             request.rescheduled = False
         else:
-            kind = HostFiller if flags & wire.FILLER else HostRequest
+            kind = HostFiller if flags & message_records.FILLER else HostRequest
             request = kind(
                 self._name,
                 self._version,
@@ -136,7 +137,7 @@ class Requests:
                 parameters,
             )
             request.number = record.number
-            request.granted, request.spent = wire.WINDOW, 0
+            request.granted, request.spent = message_records.WINDOW, 0
             if not request.filler:
                 self._by_number[record.number] = request
         request.queued_ns = record.queued_ns
@@ -146,7 +147,7 @@ class Requests:
         request.priority = record.priority
         request.timeout_us = record.timeout_us
         if flags:
-            request.sequence_start = bool(flags & wire.SEQUENCE_START)
-            request.sequence_end = bool(flags & wire.SEQUENCE_END)
-            request.cancelled = bool(flags & wire.CANCELLED)
+            request.sequence_start = bool(flags & message_records.SEQUENCE_START)
+            request.sequence_end = bool(flags & message_records.SEQUENCE_END)
+            request.cancelled = bool(flags & message_records.CANCELLED)
         return request

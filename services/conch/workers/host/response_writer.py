@@ -16,9 +16,10 @@ from conch.workers.connection.message_stream import Exchange
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.host.host_reader import Reading
 from conch.workers.host.hosted_requests import HostRequest, Requests
-from conch.workers.protocol import wire
+from conch.workers.protocol import message_records
+from conch.workers.protocol.message_records import DoneRecord, ResponseRecord
 from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import DoneRecord, Kind, ResponseRecord
+from conch.workers.protocol.wire import Kind
 
 Responses = Sequence[InferenceResponse | None]
 
@@ -56,7 +57,7 @@ class Answering:
                     return self._responses(batch, outcome)
             except Exception as error:  # no memory for them, or they are not what they say they are
                 outcome = InternalError(f"responses can't be sent: {message_of(error)}")
-        text = wire.encode_error(as_conch_error(outcome))
+        text = message_records.encode_error(as_conch_error(outcome))
         self.requests.remove_all(_requests(batch))
         return _times(batch, 0, len(text)) + text, None
 
@@ -74,7 +75,9 @@ class Answering:
         try:
             self._exchange.send(Kind.DONE, number, fields, payload)
         except (OSError, MemoryError, ConchError) as error:  # there is no room for it
-            text = wire.encode_error(InternalError(f"responses can't be sent: {message_of(error)}"))
+            text = message_records.encode_error(
+                InternalError(f"responses can't be sent: {message_of(error)}")
+            )
             self._exchange.send(Kind.DONE, number, DoneRecord(0, 0, 0, 0, len(text)).encode() + text)
 
     def _blame(self, responses: Responses | None) -> bool:
@@ -95,9 +98,9 @@ class Answering:
         payload = self._exchange.pack(lists, True, True)
         batch.bytes_copied += payload.bytes_copied
         if heads is None:
-            if payload.alike is not None:
-                return _times(batch, len(lists), 0, True) + payload.alike, payload
-            heads = [(wire.PLAIN_RESPONSE, True)] * len(lists)
+            if payload.homogeneous is not None:
+                return _times(batch, len(lists), 0, True) + payload.homogeneous, payload
+            heads = [(message_records.PLAIN_RESPONSE, True)] * len(lists)
         parts = [_times(batch, len(heads), 0)]
         described = iter(payload.lists)
         for head, has_tensors in heads:
@@ -192,7 +195,7 @@ class Answering:
             if request.rescheduled:
                 self.requests.keep(request)  # until the server says what becomes of it
         fields = head + b"".join(payload.lists)
-        request.spent += wire.units(outputs)  # nobody else does so: senders hold a lock
+        request.spent += message_records.units(outputs)  # nobody else does so: senders hold a lock
         self._exchange.send(Kind.RESPONSE, request.number, fields, payload)
 
 

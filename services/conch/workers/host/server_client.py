@@ -19,10 +19,11 @@ from conch.workers.connection.message_stream import Exchange
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.host.host_reader import Reading, Watch
 from conch.workers.host.hosted_requests import HostRequest
-from conch.workers.protocol import wire
-from conch.workers.protocol.gpu_tensors import UnreachableError
-from conch.workers.protocol.received_message import Incoming
-from conch.workers.protocol.wire import Kind, ResponseRecord
+from conch.workers.protocol import message_records, wire
+from conch.workers.protocol.message_records import ResponseRecord
+from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.tensor_transport import UnreachableError
+from conch.workers.protocol.wire import Kind
 
 _MOST_FOUND = 1000
 _GONE = "the server is gone"
@@ -98,12 +99,14 @@ class WorkerCalls:
         """Sends a request; its responder gets the outcome."""
         number = next(self._numbers)
         flags = (
-            (wire.SEQUENCE_START if request.sequence_start else 0)
-            | (wire.SEQUENCE_END if request.sequence_end else 0)
-            | (wire.EMPTY_FINAL if request.empty_final else 0)
+            (message_records.SEQUENCE_START if request.sequence_start else 0)
+            | (message_records.SEQUENCE_END if request.sequence_end else 0)
+            | (message_records.EMPTY_FINAL if request.empty_final else 0)
             | _believed(model)
         )
-        head = wire.encode_request(request, number, flags, (request.model_name, request.model_version))
+        head = message_records.encode_request(
+            request, number, flags, (request.model_name, request.model_version)
+        )
         payload = self._exchange.pack([list(request.inputs.values())], True)
         fields = head + payload.lists[0]
         self._open[number] = request
@@ -199,23 +202,23 @@ class WorkerCalls:
         value: dict[str, Any] = answer.value
         return value
 
-    def on_answer(self, number: int, incoming: Incoming) -> None:
+    def on_answer(self, number: int, received: ReceivedMessage) -> None:
         """Takes the answer to a question."""
         answer = self._asked.pop(number, None)
         if answer is None:
             return
-        fields = wire.decode_json(incoming.message.fields)
+        fields = wire.decode_json(received.message.fields)
         if "code" in fields:
-            answer.error = wire.decode_error(incoming.message.fields)
+            answer.error = message_records.decode_error(received.message.fields)
         else:
             answer.value = fields
         answer.here = True
 
-    def on_reply(self, number: int, incoming: Incoming) -> None:
+    def on_reply(self, number: int, received: ReceivedMessage) -> None:
         """Takes a response of another model."""
-        record = ResponseRecord.decode(incoming.reader)
+        record = ResponseRecord.decode(received.reader)
         try:
-            outputs = incoming.tensors() if record.has_tensors else []
+            outputs = received.tensors() if record.has_tensors else []
         except UnreachableError as unreachable:
             self.lost(number, Kind.REPLY, without_traceback(unreachable))
             return
@@ -255,7 +258,7 @@ class WorkerCalls:
 def _believed(model: Servable | None) -> int:
     if model is None:
         return 0
-    return wire.BELIEVED_DECOUPLED if model.spec.decoupled else wire.BELIEVED_SINGLE
+    return message_records.BELIEVED_DECOUPLED if model.spec.decoupled else message_records.BELIEVED_SINGLE
 
 
 def _pack_parameters(parameters: Mapping[str, LoadParameter]) -> dict[str, Any]:

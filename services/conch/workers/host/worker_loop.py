@@ -31,10 +31,10 @@ from conch.workers.host.hosted_metrics import RemoteFamilies
 from conch.workers.host.hosted_requests import Requests
 from conch.workers.host.response_writer import Answering
 from conch.workers.host.server_client import WorkerCalls
-from conch.workers.protocol import wire
-from conch.workers.protocol.gpu_tensors import UnreachableError, unmapped
-from conch.workers.protocol.received_message import Incoming
+from conch.workers.protocol import message_records, wire
+from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.spec_json import placement_from_json, spec_from_json
+from conch.workers.protocol.tensor_transport import UnreachableError, unmapped_error
 from conch.workers.protocol.wire import Kind, WireError
 from conch.workers.protocol.worker_log import log_to_server
 
@@ -75,7 +75,7 @@ class Host:
         self._instance: PythonInstance | None = None
         self._over = False  # nothing is said any more, and threads that wait for something are told
         self._forked = False
-        self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
+        self._handlers: dict[Kind, Callable[[int, ReceivedMessage], None]] = {
             Kind.EXECUTE: self._on_execute,
             Kind.REPLY: self._calls.on_reply,
             Kind.ANSWER: self._calls.on_answer,
@@ -141,7 +141,7 @@ class Host:
         except ConchError as error:
             if self._forked:
                 raise error.__cause__ or error from None
-            self._exchange.send(Kind.FAILED, 0, wire.encode_error(error))
+            self._exchange.send(Kind.FAILED, 0, message_records.encode_error(error))
             return False
         finally:
             self._watch.end()
@@ -203,10 +203,10 @@ class Host:
 
     def _step(self) -> None:
         """Receives one message and does what it says."""
-        incoming = None
+        received = None
         try:
-            incoming = self._exchange.receive()
-            self._handle(incoming)
+            received = self._exchange.receive()
+            self._handle(received)
             self._exchange.seen_to()
         except ChannelClosedError:
             self._server_gone()
@@ -216,7 +216,7 @@ class Host:
             sys.stderr.flush()
             os._exit(BAD_MESSAGE)
         except BaseException as error:
-            nothing = incoming is None and not self._exchange.interrupted()
+            nothing = received is None and not self._exchange.interrupted()
             if nothing and not isinstance(error, MemoryError):
                 raise  # by a handler of a signal, which the model has: nothing had been received
             # A message is lost, and perhaps with it whoever has read so far: better a new worker than that.
@@ -229,88 +229,88 @@ class Host:
         if not self._over:
             os._exit(SERVER_GONE)
 
-    def _handle(self, incoming: Incoming) -> None:
-        message = incoming.message
+    def _handle(self, received: ReceivedMessage) -> None:
+        message = received.message
         handler = self._handlers.get(message.kind)
         if handler is None:
             raise WireError(f"a message {message.kind.name} was not expected")
-        handler(message.subject, incoming)
+        handler(message.subject, received)
 
-    def _on_execute(self, subject: int, incoming: Incoming) -> None:
+    def _on_execute(self, subject: int, received: ReceivedMessage) -> None:
         try:
-            batch = self._received.batch(incoming)
+            batch = self._received.batch(received)
         except UnreachableError as error:
             sys.stderr.write(f"conch worker: {error.message}\n")
             self._exchange.send(Kind.UNREACHABLE, subject)  # the server sends it again
             return
         self._todo.append((subject, batch))
 
-    def _on_devices(self, subject: int, incoming: Incoming) -> None:
+    def _on_devices(self, subject: int, received: ReceivedMessage) -> None:
         # Only a server that uses GPUs says so, and few do.
         from conch.memory.cuda import cuda_devices
         from conch.workers.protocol.devices import use_in_worker
 
-        use_in_worker(self._exchange, cuda_devices(), bytes(incoming.message.fields))
+        use_in_worker(self._exchange, cuda_devices(), bytes(received.message.fields))
 
-    def _on_gone(self, subject: int, incoming: Incoming) -> None:
+    def _on_gone(self, subject: int, received: ReceivedMessage) -> None:
         from conch.workers.protocol.devices import WorkerDevices
 
         devices = self._exchange.devices
         if isinstance(devices, WorkerDevices):
-            devices.gone(bytes(incoming.message.fields))
+            devices.gone(bytes(received.message.fields))
 
-    def _on_message_lost(self, subject: int, incoming: Incoming) -> None:
+    def _on_message_lost(self, subject: int, received: ReceivedMessage) -> None:
         """Answers a message that could not be read."""
-        kind = wire.lost_kind(incoming.message.fields)
+        kind = wire.lost_kind(received.message.fields)
         if kind is Kind.EXECUTE:
             self._exchange.send(Kind.UNREACHABLE, subject)  # the server sends it again
         elif kind is Kind.REPLY or kind is Kind.ANSWER:
-            self._calls.lost(subject, kind, unmapped())
+            self._calls.lost(subject, kind, unmapped_error())
         else:
             raise WireError("a message was lost that can't be done without")
 
-    def _on_credit(self, subject: int, incoming: Incoming) -> None:
+    def _on_credit(self, subject: int, received: ReceivedMessage) -> None:
         request = self._received.get(subject)
         if request is not None:
-            request.granted += wire.decode_credit(incoming.message.fields)
+            request.granted += message_records.decode_credit(received.message.fields)
 
-    def _on_cancel(self, subject: int, incoming: Incoming) -> None:
+    def _on_cancel(self, subject: int, received: ReceivedMessage) -> None:
         request = self._received.get(subject)
         if request is not None:
             request.cancelled = True
             request.notify_cancelled()
 
-    def _on_forget(self, subject: int, incoming: Incoming) -> None:
+    def _on_forget(self, subject: int, received: ReceivedMessage) -> None:
         request = self._received.get(subject)
         if request is not None:
             request.completed = True
             request.kept = None
             self._received.remove(subject)
 
-    def _on_ready(self, subject: int, incoming: Incoming) -> None:
+    def _on_ready(self, subject: int, received: ReceivedMessage) -> None:
         try:
             threading.Thread(target=self._say_ready, args=(subject,), name="conch-ready", daemon=True).start()
         except RuntimeError:  # there is no memory for one, or too many are there
             self._answer_ready(subject, False)
 
-    def _on_close(self, subject: int, incoming: Incoming) -> None:
+    def _on_close(self, subject: int, received: ReceivedMessage) -> None:
         self._todo.append(None)
 
-    def _on_hello(self, subject: int, incoming: Incoming) -> None:
-        wire.check_hello(incoming.message.fields, "server")
+    def _on_hello(self, subject: int, received: ReceivedMessage) -> None:
+        wire.check_hello(received.message.fields, "server")
 
-    def _on_load(self, subject: int, incoming: Incoming) -> None:
+    def _on_load(self, subject: int, received: ReceivedMessage) -> None:
         if self._load is not None:
             raise WireError("it has been told before what to load")
-        fields = wire.decode_json(incoming.message.fields)
+        fields = wire.decode_json(received.message.fields)
         spec, placement = spec_from_json(fields.get("spec")), placement_from_json(fields.get("placement"))
         level = fields.get("level")
         tell = partial(self.tell, Kind.LOG, 0)
         log_to_server(tell, level if isinstance(level, int) else logging.NOTSET)
         self._load = spec, placement
 
-    def _on_level(self, subject: int, incoming: Incoming) -> None:
-        level = wire.decode_json(incoming.message.fields).get("level")
+    def _on_level(self, subject: int, received: ReceivedMessage) -> None:
+        level = wire.decode_json(received.message.fields).get("level")
         if isinstance(level, int):
             logging.getLogger().setLevel(level)
 

@@ -24,19 +24,9 @@ from conch.core.tensor import Tensor
 from conch.memory.cuda import CudaDevices, CudaMemory, Opened
 from conch.memory.cuda_driver import CudaError, CudaUnavailableError
 from conch.workers.connection.message_stream import Exchange
-from conch.workers.protocol.gpu_tensors import UnreachableError
-from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import (
-    HANDLE_BYTES,
-    ON_DEVICE,
-    RETURNED,
-    UUID_BYTES,
-    Kind,
-    Place,
-    TensorLayout,
-    WireError,
-    encode,
-)
+from conch.workers.protocol.tensor_layouts import HANDLE_BYTES, ON_DEVICE, UUID_BYTES, Place, TensorLayout
+from conch.workers.protocol.tensor_transport import Payload, UnreachableError
+from conch.workers.protocol.wire import RETURNED, Kind, WireError, encode
 
 log = logging.getLogger(__name__)
 

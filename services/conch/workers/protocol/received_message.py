@@ -1,4 +1,8 @@
-"""A message that has come, whose tensors are read as they are needed."""
+"""A received message, whose tensors are read on demand.
+
+Owns: the position in the fields and in the bytes of small tensors, and a reference to the message's block.
+Threads and locks: one thread reads a message. Used by: the worker connection and the worker host.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +10,57 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from conch.core.tensor import Array, Buffer, Tensor
-from conch.workers.protocol import wire
+from conch.workers.protocol import tensor_layouts
 from conch.workers.protocol.blocks import Pool
-from conch.workers.protocol.gpu_tensors import Devices, UnmappedError, UnreachableError
-from conch.workers.protocol.wire import (
-    RETURNED,
-    Layout,
-    Layouts,
-    Message,
-    Place,
-    Reader,
-    TensorLayout,
-    WireError,
-)
+from conch.workers.protocol.tensor_layouts import Layout, Layouts, Place, TensorLayout
+from conch.workers.protocol.tensor_transport import Devices, UnmappedError, UnreachableError
+from conch.workers.protocol.wire import RETURNED, Message, Reader, WireError
 
-Small = Callable[[str, str, tuple[int, ...], Buffer], Tensor]
-"""Makes a tensor that is in the message itself, of its name, its datatype, its shape and its bytes."""
+InlineTensorFactory = Callable[[str, str, tuple[int, ...], Buffer], Tensor]
+"""Makes a tensor in the message from name, datatype, shape and bytes."""
 
 
-class Side(Protocol):
-    """The side that a message has come to.
+class ReceivingSide(Protocol):
+    """What reading a message needs of the receiver.
 
     Attributes:
-        pool: The blocks of this side: tensors may come back in them.
-        received: The layouts of tensors that have come.
-        make: Makes a tensor from where a message says it is.
-        small: Makes one that is in the message itself.
-        own: Copies small tensors out of the buffer.
-        devices: For tensors on GPUs; None until there are any.
+        pool: The receiver's own blocks, in which tensors may come back.
+        received: Layouts received so far.
+        make: Makes a tensor in a block.
+        small: Makes a tensor in the message.
+        own: Copies small tensors out of the receive buffer.
+        devices: Reads tensors on GPUs; None until there are any.
     """
 
     pool: Pool
     received: Layouts
     make: Callable[[TensorLayout, memoryview, Place], Tensor]
-    small: Small
+    small: InlineTensorFactory
     own: Callable[[memoryview], Buffer]
     devices: Devices | None
 
 
-class Incoming:
-    """A message that was received, with what it takes to read its tensors.
+class ReceivedMessage:
+    """A message with the memory of its tensors.
 
     Args:
-        message: The message.
-        side: The side that it has come to.
-        root: The memory of the block that came with it.
-        unmapped: Why there is none although a block came with it; None where nothing is wrong.
+        message: The decoded header and fields.
+        side: The receiver.
+        root: The memory of the block that came with the message.
+        unmapped: The reason that this block is missing, or None.
 
     Attributes:
-        message: The message.
-        reader: Reads its fields.
+        reader: Reads the fields.
     """
 
     __slots__ = ("_data", "_offset", "_root", "_side", "_unmapped", "message", "reader")
 
     def __init__(
-        self, message: Message, side: Side, root: Array | None, unmapped: UnmappedError | None = None
+        self,
+        message: Message,
+        side: ReceivingSide,
+        root: Array | None,
+        unmapped: UnmappedError | None = None,
     ) -> None:
         self.message = message
         self.reader = Reader(message.fields)
@@ -69,18 +68,18 @@ class Incoming:
         self._root = root
         self._unmapped = unmapped
         self._offset = 0  # of the next list of small tensors
-        # One copy for all small tensors: the buffer is needed for the next message.
+        # One copy for all small tensors: the next message overwrites the buffer.
         self._data: Buffer = side.own(message.data) if message.data.nbytes else message.data
 
     def tensors(self) -> list[Tensor]:
         """Reads a list of tensors.
 
         Raises:
-            WireError: It is none, or one is not where it should be.
-            UnreachableError: The memory of one can't be opened here; the next list can be read all the same.
+            WireError: The list is malformed, or a tensor lies outside its memory.
+            UnreachableError: The memory of one can't be opened here; the next list can still be read.
         """
         side = self._side
-        inline, nbytes, others = wire.decode_tensors(side.received, self.reader)
+        inline, nbytes, others = tensor_layouts.decode_tensors(side.received, self.reader)
         if others:
             if side.devices is not None:
                 return self._on_devices(others, side.devices)
@@ -88,19 +87,19 @@ class Incoming:
             return [make(layout, self._memory(place), place) for layout, place in others]
         return self._small(inline, nbytes, 1)[0]
 
-    def tensors_alike(self, count: int) -> list[list[Tensor]]:
-        """Reads so many lists of small tensors that have one description, with which the fields end.
+    def homogeneous_tensors(self, count: int) -> list[list[Tensor]]:
+        """Reads `count` lists of small tensors with one description, which ends the fields.
 
         Raises:
-            WireError: They are none.
+            WireError: They are malformed.
         """
-        layout, _ = self.lists_alike(count)
+        layout, _ = self.homogeneous_lists(count)
         return self._small(layout.spans, layout.nbytes, count)
 
     def _small(
         self, inline: Sequence[tuple[TensorLayout, int, int]], nbytes: int, count: int
     ) -> list[list[Tensor]]:
-        """The next lists of tensors in the message, which are so many and take so many bytes each."""
+        """The next `count` lists of tensors in the message, of `nbytes` each."""
         small, data, start = self._side.small, self._data, self._offset
         self._offset = start + count * nbytes
         if self._offset > len(data):
@@ -113,16 +112,16 @@ class Incoming:
                 at += nbytes
         return lists
 
-    def lists_alike(self, count: int) -> tuple[Layout, Buffer]:
-        """Reads what so many lists of small tensors have in common, with which the fields end.
+    def homogeneous_lists(self, count: int) -> tuple[Layout, Buffer]:
+        """Reads the description of `count` lists of small tensors, which ends the fields.
 
         Returns:
-            What is in each list, and the memory in which they follow one another from the beginning.
+            The layout of each list, and the memory in which the lists lie one after the other.
 
         Raises:
-            WireError: It is something else, or there is less memory.
+            WireError: The description is malformed, or the memory too small.
         """
-        layout = self._side.received.decode_fixed(self.reader)
+        layout = self._side.received.decode_homogeneous(self.reader)
         end = count * layout.nbytes
         if end > len(self._data):
             raise WireError(f"tensors end at {end}, but there are {len(self._data)} bytes")
@@ -138,7 +137,7 @@ class Incoming:
                 continue
             try:
                 tensors.append(devices.received(layout, place))
-            except UnreachableError as error:  # the others of the list have to be given back too
+            except UnreachableError as error:  # the other tensors must be received to be returned
                 failure = error
         if failure is not None:
             raise failure

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from conch.core.tensor import NUMPY_DTYPES, POSITIONS, Buffer, Tensor
-from conch.workers.protocol.wire import RETURNED, Layout, Place, TensorLayout
+from conch.workers.protocol.tensor_layouts import Layout, Place, TensorLayout
+from conch.workers.protocol.wire import RETURNED
 
 _MOST_DIMS = 32
 """Arrays of so many dimensions every numpy has."""

@@ -1,38 +1,62 @@
-"""Puts the tensors of a message where they will travel: in the message, in a block, or where they are."""
+"""Packs the tensors of a message: into the message, into a block, or as places where they already are.
+
+Also declares `Devices`, the transport of tensors on GPUs; the module `devices` implements it, and only
+processes that use GPUs import that.
+Used by: `message_stream`, the worker connection, the worker host.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from conch.core.errors import InternalError, UnavailableError
 from conch.core.tensor import Array, Buffer, Tensor
-from conch.workers.protocol import wire
+from conch.workers.protocol import tensor_layouts
 from conch.workers.protocol.blocks import Block, Mappings, Pool
 from conch.workers.protocol.tensor_kinds import LentTensor, ReceivedTensor
-from conch.workers.protocol.wire import RETURNED, Layouts, Place, WireError
+from conch.workers.protocol.tensor_layouts import LayoutKey, Layouts, Place, TensorLayout
+from conch.workers.protocol.wire import MOST_INLINE, RETURNED, WireError
 
 _ALIGNMENT = 64
 
 
+class UnreachableError(InternalError):
+    """The memory of a received tensor can't be opened here."""
+
+
+class UnmappedError(UnreachableError, UnavailableError):
+    """A received tensor or message is in memory that a process can't map now."""
+
+
+def unmapped_error(why: str = "this process can't open further files") -> UnmappedError:
+    """The error of a request whose tensors or message can't be mapped."""
+    return UnmappedError(
+        f"memory between the server and a worker can't be mapped: {why}; the request may be sent again, and "
+        f"a higher limit of open files (ulimit -n) for the server avoids this"
+    )
+
+
 class Payload:
-    """The tensors of a message that is about to be sent.
+    """The tensors of a message to be sent.
 
     Attributes:
-        lists: The fields that describe each list of tensors.
-        alike: The fields that describe any of them, if they are all the same and small; else None.
+        lists: The description of each list of tensors.
+        homogeneous: One description for all lists, if they are small and equal; else None.
         data: Bytes of small tensors.
-        block: The block with large ones, or None.
+        block: The block of large ones, or None.
         bytes_copied: Bytes copied into that block.
-        kept: Tensors in blocks of the other side's: these must not be given back before the message is sent.
-        lent: Numbers that the other side is to give back when it does not use tensors on GPUs any more.
+        kept: Tensors in the receiver's blocks, which must stay referenced until the message is sent.
+        lent: Numbers that the receiver returns after it has used tensors on GPUs.
     """
 
-    __slots__ = ("alike", "block", "bytes_copied", "data", "kept", "lent", "lists")
+    __slots__ = ("block", "bytes_copied", "data", "homogeneous", "kept", "lent", "lists")
 
     def __init__(self) -> None:
         self.lists: Sequence[bytes] = ()
-        self.alike: bytes | None = None
+        self.homogeneous: bytes | None = None
         self.data: list[Buffer] = []
         self.block: Block | None = None
         self.bytes_copied = 0
@@ -40,17 +64,36 @@ class Payload:
         self.lent: list[int] = []
 
 
-def pack_alike(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layouts) -> bool:
-    """Puts tensors into the message itself if they are small and one description holds for all lists.
+class Devices(Protocol):
+    """Sends and receives tensors on GPUs as places; implemented in `conch.workers.protocol.devices`."""
 
-    Args:
-        payload: Takes them.
-        lists: The tensors.
-        sent: The layouts that the other side has been told.
+    def describe(self, lists: Sequence[Collection[Tensor]], payload: Payload) -> dict[int, Place]:
+        """The places of the tensors that stay on a GPU, by identity."""
 
-    Returns:
-        Whether that is so.
-    """
+    def received(self, layout: TensorLayout, place: Place) -> Tensor:
+        """Makes a received tensor.
+
+        Raises:
+            WireError: It lies outside its memory.
+            UnreachableError: Its memory can't be opened here.
+        """
+
+    def give_back(self, number: int) -> None:
+        """Takes back a lent tensor that the receiver no longer uses.
+
+        Raises:
+            WireError: It is not lent.
+        """
+
+    def tidy(self) -> None:
+        """Frees idle memory; never blocks."""
+
+    def close(self) -> None:
+        """Frees all memory."""
+
+
+def pack_homogeneous(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layouts) -> bool:
+    """Packs lists into the message if they are small and have one layout; returns whether they do."""
     length = len(lists)
     if not length:
         return False
@@ -63,29 +106,24 @@ def pack_alike(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layo
             return False
         keys = first
     inline, _, _, nbytes, aligned = sent.encode(tuple(keys))
-    if not 0 <= nbytes * length <= wire.MOST_INLINE:
+    if not 0 <= nbytes * length <= MOST_INLINE:
         return False
     parts: list[Buffer] = [tensor.data for tensor in tensors]
     if aligned:
         parts = [b"".join(parts)]
     if sum(map(len, parts)) != nbytes * length:
-        return False  # or what follows would be taken for another request's: with care it is refused
-    payload.alike = inline
+        return False  # one would shift the tensors of other requests; `pack_inline` refuses it
+    payload.homogeneous = inline
     payload.lists = [inline] * length
     payload.data = parts
     return True
 
 
 def pack_inline(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layouts) -> None:
-    """Puts small tensors into the message itself.
-
-    Args:
-        payload: Takes them.
-        lists: The tensors.
-        sent: The layouts that the other side has been told.
+    """Packs small tensors into the message.
 
     Raises:
-        WireError: A list has not the bytes that its shapes say.
+        WireError: A tensor's bytes do not match its shape.
     """
     described: list[bytes] = []
     for tensors in lists:
@@ -93,7 +131,7 @@ def pack_inline(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Lay
         payload.data += parts
         key = _key(tensors)
         _check_size(sent, key, sum(map(len, parts)))
-        described.append(wire.encode_inline(sent, key, parts))
+        described.append(tensor_layouts.encode_inline(sent, key, parts))
     payload.lists = described
 
 
@@ -106,20 +144,20 @@ def pack_block(
     described: Mapping[int, Place],
     mappings: Mappings | None,
 ) -> None:
-    """Copies tensors into one block, but for those that stay where they are.
+    """Copies tensors into one block, except those that stay where they are.
 
     Args:
-        payload: Takes them; `Payload.block` is to be given back also if this fails.
+        payload: The caller returns its `block` if this fails.
         lists: The tensors.
-        size: The bytes of all of them.
-        sent: The layouts that the other side has been told.
-        pool: Has the block.
-        described: The places of tensors on GPUs, by their identity.
-        mappings: Where the other side's blocks are, if what is in them may stay there.
+        size: Bytes of all tensors.
+        sent: Layouts sent so far.
+        pool: Provides the block.
+        described: Places of tensors on GPUs, by identity.
+        mappings: The receiver's blocks, if tensors in them may stay there.
 
     Raises:
-        OSError: There is no memory for them.
-        WireError: A list has not the bytes that its shapes say.
+        OSError: There is no memory for a block.
+        WireError: A tensor's bytes do not match its shape.
     """
     count = sum(map(len, lists))
     size -= sum(place.nbytes for place in described.values())
@@ -143,13 +181,13 @@ def pack_block(
             offset += nbytes + -nbytes % _ALIGNMENT
         key = _key(tensors)
         _check_size(sent, key, sum([place.nbytes for place in places]))
-        described_lists.append(wire.encode_tensors(sent, key, places))
+        described_lists.append(tensor_layouts.encode_tensors(sent, key, places))
     payload.lists = described_lists
     payload.bytes_copied = offset
 
 
 def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
-    """Where a tensor is in a block of the other side's, if it is an input or a part of one."""
+    """The place of an input, or of a part of one, in the receiver's block; None for other tensors."""
     if isinstance(tensor, ReceivedTensor):
         if not isinstance(tensor, LentTensor) or tensor.block >= RETURNED:
             return None
@@ -163,14 +201,14 @@ def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
     return None if found is None else Place(found[0] | RETURNED, found[1], array.nbytes)
 
 
-def _check_size(sent: Layouts, key: wire.LayoutKey, nbytes: int) -> None:
-    """Whoever has made a tensor may have given its array another size since."""
+def _check_size(sent: Layouts, key: LayoutKey, nbytes: int) -> None:
+    """Raises `WireError` if a tensor's array was resized after the tensor was made."""
     expected = sent.encode(key).nbytes
     if expected not in (-1, nbytes):
         raise WireError(f"tensors have {nbytes} bytes, not {expected} as their shapes say")
 
 
-def _key(tensors: Collection[Tensor]) -> wire.LayoutKey:
+def _key(tensors: Collection[Tensor]) -> LayoutKey:
     return tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
 
 

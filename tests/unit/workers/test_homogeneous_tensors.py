@@ -11,7 +11,7 @@ import pytest
 from conch.core.tensor import Tensor
 from conch.workers.connection.message_stream import Exchange
 from conch.workers.connection.packet_channel import Channel
-from conch.workers.protocol import wire
+from conch.workers.protocol import tensor_layouts, wire
 from conch.workers.protocol.wire import Kind
 
 
@@ -31,7 +31,7 @@ Send = Callable[[list[list[Tensor]], bool], list[list[Tensor]]]
 
 MOST = wire.MOST_INLINE // 4
 
-ALIKE = {
+HOMOGENEOUS = {
     "one": [[_floats(4)]],
     "several": [[_floats(4)], [_floats(4)], [_floats(4)]],
     "of several tensors": [[_floats(4), _flags(8)], [_floats(4), _flags(8)]],
@@ -67,14 +67,16 @@ def send(
     server, worker = Exchange(Channel(ends[0]), False), Exchange(Channel(ends[1]), True)
     source, target = (server, worker) if request.param == "to the worker" else (worker, server)
 
-    def sent(lists: list[list[Tensor]], alike: bool) -> list[list[Tensor]]:
+    def sent(lists: list[list[Tensor]], homogeneous: bool) -> list[list[Tensor]]:
         payload = source.pack(lists)
-        assert (payload.alike is not None) is alike
-        fields = payload.alike if payload.alike is not None else b"".join(payload.lists)
+        assert (payload.homogeneous is not None) is homogeneous
+        fields = payload.homogeneous if payload.homogeneous is not None else b"".join(payload.lists)
         source.send(Kind.DONE, 7, fields, payload)
-        incoming = target.receive()
-        read = incoming.tensors_alike(len(lists)) if alike else [incoming.tensors() for _ in lists]
-        incoming.reader.end()
+        received = target.receive()
+        read = (
+            received.homogeneous_tensors(len(lists)) if homogeneous else [received.tensors() for _ in lists]
+        )
+        received.reader.end()
         return read
 
     try:
@@ -86,15 +88,15 @@ def send(
 
 
 @pytest.mark.parametrize(
-    ("lists", "alike"),
-    [(lists, True) for lists in ALIKE.values()] + [(lists, False) for lists in OTHERS.values()],
-    ids=[*ALIKE, *OTHERS],
+    ("lists", "homogeneous"),
+    [(lists, True) for lists in HOMOGENEOUS.values()] + [(lists, False) for lists in OTHERS.values()],
+    ids=[*HOMOGENEOUS, *OTHERS],
 )
-def test_lists_arrive_as_they_were_sent(lists: list[list[Tensor]], alike: bool, send: Send) -> None:
+def test_lists_arrive_as_they_were_sent(lists: list[list[Tensor]], homogeneous: bool, send: Send) -> None:
     for _ in range(2):  # the second time its description is known
         assert [
             [(each.name, each.datatype, each.shape, bytes(each.data)) for each in tensors]
-            for tensors in send(lists, alike)
+            for tensors in send(lists, homogeneous)
         ] == [
             [(each.name, each.datatype, each.shape, bytes(each.data)) for each in tensors]
             for tensors in lists
@@ -114,7 +116,7 @@ def test_small_inputs_can_be_written_to_and_do_not_share_their_memory(
 
 
 def test_a_datatype_that_does_not_exist_is_for_the_other_side_to_refuse() -> None:
-    layouts = wire.Layouts()
-    fields = wire.encode_inline(layouts, (("A", "FP33", (1,)),), [bytes(8)])
+    layouts = tensor_layouts.Layouts()
+    fields = tensor_layouts.encode_inline(layouts, (("A", "FP33", (1,)),), [bytes(8)])
     with pytest.raises(wire.WireError, match="there is no datatype 'FP33'"):
-        wire.decode_tensors(layouts, wire.Reader(memoryview(fields)))
+        tensor_layouts.decode_tensors(layouts, wire.Reader(memoryview(fields)))
