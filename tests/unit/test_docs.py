@@ -21,8 +21,9 @@ from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
 from conch_control.config.model_spec import build_spec
 from conch_control.config.parse import parse_config
-from conch_control.config.ragged import validate_ragged
-from conch_control.config.validate import check_supported, validate_config, validate_tensors
+from conch_control.config.problems import raise_first
+from conch_control.config.ragged import ragged_problems
+from conch_control.config.validate import check_supported, config_problems, tensor_problems
 
 _ROOT = Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
@@ -70,9 +71,9 @@ def test_the_configs_of_the_batching_page_load(tmp_path: Path) -> None:
     for snippet in snippets:
         config = parse_config(f'name: "m" {snippet}', "docs/batching.md")
         config.backend = config.backend or "onnxruntime"
-        validate_config(config)
-        validate_tensors(config)
-        validate_ragged(config)
+        raise_first(config_problems(config))
+        raise_first(tensor_problems(config))
+        raise_first(ragged_problems(config))
         check_supported(config)
         spec = build_spec(config, tmp_path, 1, "model.onnx", {})
         assert spec.batching or spec.max_queue_size == 200

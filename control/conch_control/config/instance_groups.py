@@ -6,7 +6,7 @@ from conch.core.backend import Backend
 from conch.core.execution.placement import MOST_INSTANCES, Devices, count_problem, filled, group_problem
 from conch.core.spec import InstanceGroup, Resource
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
-from conch_control.config.problems import Problem, Problems, raise_first
+from conch_control.config.problems import Problem, Problems
 
 
 def read_groups(config: ModelConfig) -> tuple[InstanceGroup, ...]:
@@ -14,17 +14,8 @@ def read_groups(config: ModelConfig) -> tuple[InstanceGroup, ...]:
     return tuple(_read(group) for group in config.instance_group)
 
 
-def resolve_groups(config: ModelConfig, devices: Devices, backend: Backend) -> None:
-    """Fills in defaults of instance groups and checks them; idempotent.
-
-    Raises:
-        InvalidArgumentError: A group can't be placed; nothing has changed.
-    """
-    raise_first(resolving_groups(config, devices, backend))
-
-
 def resolving_groups(config: ModelConfig, devices: Devices, backend: Backend) -> Problems:
-    """As `resolve_groups`, yielding the problems."""
+    """Yields the problems of instance groups, then fills in their defaults; idempotent."""
     yield from group_problems(config, devices, backend.cpu_instance_count, backend.uses_gpus)
     if not _kinds_known(config):
         return

@@ -1,6 +1,6 @@
 """Backend, platform and model file of a config, by Triton's names.
 
-`fill_backend` derives them from each other, `checked_model_file` locates the file in a version directory,
+`filling_backend` derives them from each other, `checked_model_file` locates the file in a version directory,
 `complete` asks the backend for what the config leaves out.
 """
 
@@ -15,7 +15,7 @@ from conch.core.backend import Backend
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import from_json, to_json
-from conch_control.config.problems import Checked, Problem, Problems, nearest, raise_first
+from conch_control.config.problems import Checked, Problem, Problems, nearest
 from conch_control.repository.layout import stays_within
 
 ENSEMBLE = "ensemble"
@@ -60,17 +60,8 @@ def is_ensemble(config: ModelConfig) -> bool:
     return config.platform == ENSEMBLE or config.HasField("ensemble_scheduling")
 
 
-def fill_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> None:
-    """Fills in ``backend``, ``platform`` and ``default_model_filename``.
-
-    Raises:
-        InvalidArgumentError: The backend can't be derived.
-    """
-    raise_first(filling_backend(config, has_file))
-
-
 def filling_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> Problems:
-    """As `fill_backend`, yielding the problem."""
+    """Fills in ``backend``, ``platform`` and ``default_model_filename``, or yields why it can't."""
     if is_ensemble(config):
         return
     found = _format_of(config, has_file)

@@ -14,17 +14,8 @@ from conch.core.spec import BatchInput, BatchOutput
 from conch.protocol.model_config_pb2 import TYPE_FP32, TYPE_INT32, ModelConfig
 from conch.protocol.model_config_pb2 import BatchInput as BatchInputConfig
 from conch.protocol.model_config_pb2 import BatchOutput as BatchOutputConfig
-from conch_control.config.problems import Problem, Problems, nearest, raise_first
+from conch_control.config.problems import Problem, Problems, nearest
 from conch_control.config.schema import WIRE_NAMES
-
-
-def validate_ragged(config: ModelConfig) -> None:
-    """Checks batch inputs and outputs of a completed config.
-
-    Raises:
-        InvalidArgumentError: One breaks a rule.
-    """
-    raise_first(ragged_problems(config))
 
 
 def ragged_problems(config: ModelConfig) -> Problems:

@@ -1,6 +1,6 @@
 """Validates a normalised config; rules and texts are Triton's.
 
-`validate_config` needs only the config as written; `validate_tensors` runs after completion. Instance
+`config_problems` needs only the config as written; `tensor_problems` runs after completion. Instance
 groups have their own rules (`instance_groups`). `check_supported` rejects features that conch lacks.
 """
 
@@ -24,21 +24,12 @@ from conch.protocol.model_config_pb2 import (
 from conch_control.config.ensembles import ensemble_problems
 from conch_control.config.instance_groups import group_problems
 from conch_control.config.platforms import is_ensemble, pair_problems
-from conch_control.config.problems import Problem, Problems, entry_path, raise_first
+from conch_control.config.problems import Problem, Problems, entry_path
 from conch_control.config.ragged import ragged_problems
 from conch_control.config.schema import WIRE_NAMES
 from conch_control.config.sequences import sequence_problems
 
 _DIMENSION_RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
-
-
-def validate_config(config: ModelConfig) -> None:
-    """Checks everything but tensors and instance groups.
-
-    Raises:
-        InvalidArgumentError: The config breaks a rule.
-    """
-    raise_first(config_problems(config))
 
 
 def config_problems(config: ModelConfig) -> Problems:
@@ -59,11 +50,6 @@ def config_problems(config: ModelConfig) -> Problems:
     yield from sequence_problems(config)
     if config.HasField("model_metrics"):
         yield from _metrics_problems(config.model_metrics)
-
-
-def validate_tensors(config: ModelConfig) -> None:
-    """Checks inputs and outputs. Raises InvalidArgumentError: one breaks a rule."""
-    raise_first(tensor_problems(config))
 
 
 def tensor_problems(config: ModelConfig) -> Problems:

@@ -18,7 +18,8 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.ensembles import completed, plan_ensemble
 from conch_control.config.model_spec import build_spec
 from conch_control.config.parse import normalize
-from conch_control.config.validate import check_supported, uncacheable_text, validate_config, validate_tensors
+from conch_control.config.problems import raise_first
+from conch_control.config.validate import check_supported, config_problems, tensor_problems, uncacheable_text
 from conch_control.lifecycle.cache_identity import EnsembleCacheIdentity, all_composing_models, wrap_in_cache
 from conch_control.lifecycle.model_definition import Definition
 
@@ -67,8 +68,8 @@ class EnsembleLoader:
         config.CopyFrom(definition.config)
         check_supported(config, namespaces=bool(definition.namespace))
         normalize(config)
-        validate_config(config)
-        validate_tensors(config)
+        raise_first(config_problems(config))
+        raise_first(tensor_problems(config))
         name = definition.name
         self._check_cycle(
             name, definition.parts or [step.model_name for step in config.ensemble_scheduling.step]
@@ -81,7 +82,7 @@ class EnsembleLoader:
         plan = plan_ensemble(spec, find_model)
         # Overrides the config's value, as in Triton.
         config.model_transaction_policy.decoupled = plan.decoupled
-        validate_config(config)
+        raise_first(config_problems(config))
         if spec.max_queue_size:
             raise InvalidArgumentError(
                 f"a maximum queue size can not be specified for ensemble '{name}': its models have the queues"

@@ -15,9 +15,9 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
 from conch_control.config.parse import normalize, read_config
-from conch_control.config.platforms import fill_backend
+from conch_control.config.platforms import filling_backend
 from conch_control.config.problems import raise_first
-from conch_control.config.validate import validate_config, whole_problems
+from conch_control.config.validate import config_problems, whole_problems
 from conch_control.control_options import ControlOptions
 from conch_control.repoagents import AgentChain, FindHook, find_hook, make_chain
 from conch_control.repository.layout import config_file, version_numbers
@@ -133,9 +133,9 @@ def _read(
     versions = version_numbers(directory)
     # The first version tells the format of all.
     content = frozenset(os.listdir(directory / str(versions[0]))) if versions else frozenset[str]()
-    fill_backend(config, content.__contains__)
+    raise_first(filling_backend(config, content.__contains__))
     normalize(config)
-    validate_config(config)
+    raise_first(config_problems(config))
     if options.strict_model_config:
         raise_first(whole_problems(config, options.devices))  # else completion follows
     return Definition(identifier, directory, config, tuple(versions), written, agents, namespace)

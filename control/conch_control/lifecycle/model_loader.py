@@ -25,14 +25,14 @@ from conch.core.response_cache.cached_model import CachedModel
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.instance_groups import read_groups, resolve_groups
+from conch_control.config.instance_groups import read_groups, resolving_groups
 from conch_control.config.json_format import to_json
 from conch_control.config.model_spec import build_spec
 from conch_control.config.parse import normalize
 from conch_control.config.platforms import checked_model_file, complete, is_ensemble, runtime_problems
 from conch_control.config.problems import raise_first, result_or_raise
-from conch_control.config.ragged import validate_ragged
-from conch_control.config.validate import check_supported, validate_config, validate_tensors, whole_problems
+from conch_control.config.ragged import ragged_problems
+from conch_control.config.validate import check_supported, config_problems, tensor_problems, whole_problems
 from conch_control.config.warmup import read_warmup
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.cache_identity import cache_identity, wrap_in_cache
@@ -124,7 +124,7 @@ class ModelLoader:
         del config.instance_group[:]
         config.instance_group.extend(definition.config.instance_group)
         check_supported(config)
-        resolve_groups(config, self._options.devices, self._get_backend(config.backend))
+        raise_first(resolving_groups(config, self._options.devices, self._get_backend(config.backend)))
         groups = read_groups(config)
         old, new = counts_by_kind(model.spec.instance_groups), counts_by_kind(groups)
         # Sequences are bound to slots of instances; preserve_ordering depends on the instance
@@ -162,10 +162,10 @@ class ModelLoader:
             config = complete(config, backend, version_directory, backend_options)
             model_file = result_or_raise(checked_model_file(config, backend, directory, version_directory))
         normalize(config)
-        validate_config(config)
-        resolve_groups(config, self._options.devices, backend)
-        validate_tensors(config)
-        validate_ragged(config)
+        raise_first(config_problems(config))
+        raise_first(resolving_groups(config, self._options.devices, backend))
+        raise_first(tensor_problems(config))
+        raise_first(ragged_problems(config))
         check_supported(config)  # again: the backend may have added fields
         spec = build_spec(
             config, directory, version, model_file, backend_options, self._options.max_queue_size

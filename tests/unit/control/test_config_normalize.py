@@ -10,9 +10,9 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Devices
 from conch.core.spec import InstanceGroup, ModelSpec, Resource
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
-from conch_control.config.instance_groups import read_groups, resolve_groups
+from conch_control.config.instance_groups import read_groups, resolving_groups
 from conch_control.config.parse import normalize, parse_config
-from conch_control.config.platforms import fill_backend, pair_problems
+from conch_control.config.platforms import filling_backend, pair_problems
 from conch_control.config.problems import raise_first
 
 IO = """
@@ -35,7 +35,7 @@ def resolve(config: ModelConfig, gpus: int, cpu_count: int, allows_gpus: bool = 
         cpu_instance_count = cpu_count
         uses_gpus = allows_gpus
 
-    resolve_groups(config, Devices(tuple(range(gpus))), Chosen())
+    raise_first(resolving_groups(config, Devices(tuple(range(gpus))), Chosen()))
 
 
 def has(*names: str) -> Callable[[str], bool]:
@@ -122,7 +122,7 @@ def has(*names: str) -> Callable[[str], bool]:
 def test_golden(text: str, file: str, gpus: int, cpu_count: int, expected: str) -> None:
     config = parse_config(text, "c")
     config.name = "m"
-    fill_backend(config, has(file))
+    raise_first(filling_backend(config, has(file)))
     normalize(config)
     resolve(config, gpus, cpu_count)
     golden = text_format.Parse(expected, ModelConfig())
@@ -164,14 +164,14 @@ def test_backend_is_told_by_what_is_there(
 ) -> None:
     config = parse_config(text, "c")
     config.name = "m.suffix"
-    fill_backend(config, has(*files))
+    raise_first(filling_backend(config, has(*files)))
     assert (config.backend, config.platform, config.default_model_filename) == (backend, platform, model_file)
     raise_first(pair_problems(config))
 
 
 def test_nothing_tells_the_backend() -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        fill_backend(ModelConfig(name="m"), has())
+        raise_first(filling_backend(ModelConfig(name="m"), has()))
     assert raised.value.message == (
         "Invalid model name: Could not determine backend for model 'm' with no backend in model "
         "configuration. Expected model name of the form 'model.<backend_name>'."

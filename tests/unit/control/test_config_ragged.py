@@ -10,7 +10,8 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.spec import BatchInput, BatchOutput
 from conch_control.config.model_spec import build_spec
 from conch_control.config.parse import parse_config
-from conch_control.config.ragged import validate_ragged
+from conch_control.config.problems import raise_first
+from conch_control.config.ragged import ragged_problems
 
 BASE = """
     name: "m" max_batch_size: 8
@@ -34,7 +35,7 @@ def test_everything_the_core_reads(tmp_path: Path) -> None:
         + 'batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "OUT" source_input: "A" }',
         "c",
     )
-    validate_ragged(config)
+    raise_first(ragged_problems(config))
     spec = build_spec(config, tmp_path, 1, "model", {})
     assert [tensor.ragged for tensor in spec.inputs] == [True, False]
     assert spec.batch_inputs == (
@@ -87,5 +88,5 @@ def test_everything_the_core_reads(tmp_path: Path) -> None:
 def test_rules(text: str, message: str) -> None:
     base = BASE.replace("max_batch_size: 8", "") if "max_batch_size" in text else BASE
     with pytest.raises(InvalidArgumentError) as raised:
-        validate_ragged(parse_config(base + text, "c"))
+        raise_first(ragged_problems(parse_config(base + text, "c")))
     assert raised.value.message == message

@@ -9,9 +9,9 @@ import pytest
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ControlTensor, SequenceBatching, StateSpec
 from conch_control.config.parse import normalize, parse_config
-from conch_control.config.problems import result_or_raise
+from conch_control.config.problems import raise_first, result_or_raise
 from conch_control.config.sequences import checked_sequences
-from conch_control.config.validate import validate_config
+from conch_control.config.validate import config_problems
 
 KINDS = ("START", "END", "READY")
 NEITHER = "either 'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
@@ -26,7 +26,7 @@ def build(text: str, directory: Path = Path("none"), batch: int = 4) -> Sequence
         f'name: "m" backend: "b" max_batch_size: {batch} sequence_batching {{ {text} }}', "c"
     )
     normalize(config)
-    validate_config(config)
+    raise_first(config_problems(config))
     made = result_or_raise(checked_sequences(config, directory))
     assert made is not None
     return made

@@ -4,7 +4,8 @@ import pytest
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch_control.config.parse import parse_config
-from conch_control.config.validate import check_supported, validate_config, validate_tensors
+from conch_control.config.problems import raise_first
+from conch_control.config.validate import check_supported, config_problems, tensor_problems
 
 RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
@@ -77,7 +78,7 @@ RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 )
 def test_rules(text: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        validate_config(parse_config(f'name: "m" backend: "b" {text}', "c"))
+        raise_first(config_problems(parse_config(f'name: "m" backend: "b" {text}', "c")))
     assert raised.value.message == message
 
 
@@ -120,20 +121,20 @@ def test_rules(text: str, message: str) -> None:
 )
 def test_tensors(kind: str, tensor: str, problem: str) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        validate_tensors(parse_config(f'name: "m" {kind} {{ {tensor} }}', "c"))
+        raise_first(tensor_problems(parse_config(f'name: "m" {kind} {{ {tensor} }}', "c")))
     assert raised.value.message == f"{problem.format(kind)} for m"
 
 
 def test_image_formats_have_three_dimensions() -> None:
     text = 'name: "m" input { name: "x" data_type: TYPE_FP32 format: FORMAT_NHWC dims: [ 1, 2 ] }'
     with pytest.raises(InvalidArgumentError, match=r"^model input NHWC/NCHW require 3 dims for m$"):
-        validate_tensors(parse_config(text, "c"))
+        raise_first(tensor_problems(parse_config(text, "c")))
 
 
 def test_a_name_twice() -> None:
     tensor = 'input { name: "x" data_type: TYPE_FP32 dims: 1 }'
     with pytest.raises(InvalidArgumentError, match=r"^model input 'x' is specified more than once for m$"):
-        validate_tensors(parse_config(f'name: "m" {tensor} {tensor}', "c"))
+        raise_first(tensor_problems(parse_config(f'name: "m" {tensor} {tensor}', "c")))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_name_twice() -> None:
 )
 def test_legal_tensors(tensor: str) -> None:
     text = f'max_batch_size: 1 input {{ name: "x" data_type: TYPE_FP32 {tensor} }}'
-    validate_tensors(parse_config(text, "c"))
+    raise_first(tensor_problems(parse_config(text, "c")))
 
 
 @pytest.mark.parametrize(
