@@ -13,12 +13,7 @@ from conch.core.scheduling.resource_scheduler import ResourceLimit
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Settings of object stores.
-
-    Attributes:
-        cache_directory: Cache directory; None for the default.
-        cache_bytes: Most bytes in the cache; 0 for no limit.
-    """
+    """Settings of object stores; None stands for the default directory, 0 bytes for no limit."""
 
     cache_directory: Path | None = None
     cache_bytes: int = 0

@@ -56,11 +56,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """All models at one moment.
-
-    Attributes:
-        revision: Last event included.
-    """
+    """All models at one moment; `revision` is the last event included."""
 
     epoch: str
     revision: int

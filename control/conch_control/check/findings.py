@@ -78,11 +78,7 @@ class ModelReport:
 
 @dataclass(slots=True)
 class Report:
-    """Result of checking repositories.
-
-    Attributes:
-        unreadable: Unreadable repositories with the reason.
-    """
+    """Result of checking repositories; `unreadable` has the reasons of those that can't be read."""
 
     repositories: tuple[str, ...]
     models: list[ModelReport] = field(default_factory=list)

@@ -54,11 +54,7 @@ class Span:
 
 
 class Positions:
-    """Positions of all fields of a text.
-
-    Attributes:
-        spans: Its fields, outer ones first.
-    """
+    """Positions of all fields of a text; in `spans` outer ones come first."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -54,11 +54,9 @@ class Mistake:
 
 @dataclass(slots=True)
 class ParsedConfig:
-    """Result of parsing.
+    """Result of parsing: the config without unreadable fields, or None.
 
-    Attributes:
-        config: The config without unreadable fields; None if nothing could be read.
-        dropped: Paths of fields in the text that the config lacks.
+    `dropped` has the paths of fields in the text that the config lacks.
     """
 
     config: ModelConfig | None

@@ -109,12 +109,7 @@ _COMPLETES = "auto_complete_config"
 
 @dataclass(frozen=True, slots=True)
 class PythonFile:
-    """Result of parsing a model's source file.
-
-    Attributes:
-        error: Why it can't run; empty if it can.
-        may_complete_config: True if it may complete its config.
-    """
+    """Result of parsing a model's source file; `error` tells why it can't run, empty if it can."""
 
     error: str = ""
     line: int = 0

@@ -60,11 +60,7 @@ _USUAL_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 
 def first_response_buckets(config: Mapping[str, Any]) -> tuple[float, ...]:
-    """Bucket bounds of the first-response histogram in milliseconds.
-
-    Args:
-        config: Config in JSON; ``model_metrics`` may override the defaults.
-    """
+    """Bucket bounds of the first-response histogram in milliseconds, from a config in JSON or by default."""
     for control in config.get("model_metrics", {}).get("metric_control", ()):
         if control.get("metric_identifier", {}).get("family") == _FIRST_RESPONSE:
             buckets = control["histogram_options"]["buckets"]

@@ -23,12 +23,7 @@ ENSEMBLE = "ensemble"
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A model format.
-
-    Attributes:
-        model_file: Default name of the model's file or folder.
-        aliases: Further platform names.
-    """
+    """A model format: backend, platform names, default name of the model's file or folder."""
 
     backend: str
     platform: str

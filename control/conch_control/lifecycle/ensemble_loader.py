@@ -25,11 +25,7 @@ from conch_control.lifecycle.model_definition import Definition
 
 
 class EnsembleError(InvalidArgumentError):
-    """An ensemble does not fit its composing models.
-
-    Attributes:
-        reason: The error for operators; the message wraps it as Triton does.
-    """
+    """An ensemble does not fit its models; `reason` is for operators, the message wraps it as Triton does."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"load failed for model '{name}': {reason}\n")

@@ -113,12 +113,7 @@ _MOST_PATH_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """The overrides of a load request.
-
-    Attributes:
-        config: Config in JSON, if given.
-        files: Contents by path as the client wrote it; empty to use the repository's files.
-    """
+    """The overrides of a load request: a config in JSON, and contents by path as the client wrote it."""
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)

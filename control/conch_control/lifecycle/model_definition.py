@@ -26,11 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class PollError(InternalError):
-    """A model's definition can't be read.
-
-    Attributes:
-        reason: The error for operators; the message is for clients.
-    """
+    """A model's definition can't be read; `reason` is for operators, the message for clients."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"failed to load '{name}', failed to poll from model repository")
@@ -38,11 +34,7 @@ class PollError(InternalError):
 
 
 class NoVersionError(InvalidArgumentError):
-    """No version of the model is selected.
-
-    Attributes:
-        reason: The error for operators; the message wraps it as Triton does.
-    """
+    """No version is selected; `reason` is for operators, the message wraps it as Triton does."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"load failed for model '{name}': {reason}\n")

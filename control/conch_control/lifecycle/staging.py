@@ -41,11 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class Lease:
-    """Reference-counted staged files.
-
-    Attributes:
-        early: True if staged before the garbage collector was frozen.
-    """
+    """Reference-counted staged files; `early` if staged before the garbage collector was frozen."""
 
     def __init__(self, staged: Staged) -> None:
         self._staged = staged

@@ -27,12 +27,7 @@ from conch_control.repository.layout import (
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a model was, or is to be, loaded from.
-
-    Attributes:
-        state: Fingerprint of its files.
-        override: True if a load request replaced the config file.
-    """
+    """What a model was, or is to be, loaded from; `override` if a load request replaced the config file."""
 
     location: str
     state: Fingerprint

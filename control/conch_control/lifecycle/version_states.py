@@ -48,12 +48,7 @@ Statuses = Mapping[int, VersionStatus]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A transition of one version.
-
-    Attributes:
-        reason: Text for operators; may be empty.
-        host_bytes: Growth of process memory caused by the version; None if unknown.
-    """
+    """A transition of one version; `reason` is for operators, `host_bytes` None if unknown."""
 
     phase: Phase
     reason: str = ""

@@ -157,12 +157,7 @@ def _same(found: FoundModel | None, done: FoundModel | _Unknown | None) -> bool:
 
 @dataclass
 class Plan:
-    """The state machine; not thread-safe.
-
-    Attributes:
-        settle_ns: Time without changes before acting.
-        most: Most concurrent operations.
-    """
+    """State machine, not thread-safe; acts after `settle_ns` without changes, on `most` models at once."""
 
     settle_ns: int
     most: int = 4

@@ -19,11 +19,7 @@ UNIX = "unix:"
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM contents for the control port.
-
-    Attributes:
-        client_root: Root certificates of clients, which must then have one; None to ask for none.
-    """
+    """PEM contents for the control port; `client_root` to ask clients for certificates."""
 
     private_key: bytes = field(repr=False)
     certificate: bytes
@@ -100,11 +96,7 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """Settings of a connection to a control port.
-
-    Attributes:
-        target: ``HOST:PORT`` or ``unix:PATH``.
-    """
+    """Settings of a connection to a control port: ``HOST:PORT`` or ``unix:PATH``, TLS, bearer token."""
 
     target: str = f"{DEFAULT_ADDRESS}:{DEFAULT_PORT}"
     tls: ClientTls | None = None

@@ -159,12 +159,7 @@ class Repositories:
             return self._scanned(taken, began)
 
     def _wait(self, tickets: Mapping[Lister, Ticket], timeouts: Mapping[Lister, int]) -> None:
-        """Waits for the listings.
-
-        Args:
-            tickets: Requested listings.
-            timeouts: Nanoseconds to wait after the first answer; without an entry, no limit.
-        """
+        """Waits for the listings; `timeouts`, in nanoseconds, count from the first answer."""
         first_answer_at: int | None = None
         while not self._closed:
             answers = {lister: lister.result(ticket) for lister, ticket in tickets.items()}

@@ -41,12 +41,7 @@ class S3Credentials:
 
 @dataclass(frozen=True, slots=True)
 class GcsCredentials:
-    """Credentials for Google Cloud Storage.
-
-    Attributes:
-        path: Credential file; empty for the machine's, or anonymous access.
-        emulated: True for an emulator, which needs none.
-    """
+    """Credentials for Google Cloud Storage; without a file the machine's, or anonymous access."""
 
     path: str = ""
     emulated: bool = False
