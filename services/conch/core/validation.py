@@ -1,6 +1,8 @@
 """Validates requests against a model and sets their batch size and batch key.
 
-Rules, order and texts are those of Triton's core.
+Rules, order and texts are those of Triton's core. Owns: per model, the signatures of requests that
+passed, which skip most checks. Threads and locks: any thread, without a lock. Used by: `Model`,
+`EnsembleModel`, `Warmup`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 An `Endpoint` is a call that clients see: its RPC, its paths, its access category. An `Operation` is an
 endpoint other than inference, with a handler from a plain request to a plain result. The front ends only
-convert: `grpc.operation_rpcs` messages, `http.routes` JSON. Used by: they, access rules, OpenAPI, reflection.
+convert: `grpc.operation_rpcs` messages, `http.routes` JSON. Used by: both, access rules, OpenAPI,
+reflection.
 """
 
 from __future__ import annotations
