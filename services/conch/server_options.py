@@ -434,11 +434,7 @@ def cache_options(specifications: list[str], byte_size: int | None) -> Mapping[s
 
 
 def rate_limits(settings: Settings) -> tuple[ResourceLimit, ...] | None:
-    """The resources of the rate limiter; None if it is off.
-
-    Raises:
-        FlagError: A resource is malformed.
-    """
+    """The resources of the rate limiter; None if it is off. Raises FlagError: a resource is malformed."""
     limits = tuple(_resource_limit(text) for text in settings.rate_limit_resource)
     return None if settings.rate_limit == "off" else limits
 

@@ -39,11 +39,7 @@ class Settings:
         return self._given.get(name, default)
 
     def number(self, name: str, default: int, least: int = 0, most: int = 2**63 - 1) -> int:
-        """A whole number.
-
-        Raises:
-            InvalidArgumentError: It is not, or out of range.
-        """
+        """A whole number. Raises InvalidArgumentError: it is not, or out of range."""
         text = self._given.get(name)
         if text is None:
             return default
@@ -53,11 +49,7 @@ class Settings:
         return int(text)
 
     def flag(self, name: str) -> bool:
-        """``true`` or ``false``; false by default.
-
-        Raises:
-            InvalidArgumentError: It is neither.
-        """
+        """``true`` or ``false``; false by default. Raises InvalidArgumentError: it is neither."""
         text = self._given.get(name, "false")
         if text not in ("true", "false"):
             raise self.error(f"'{name}' must be true or false, got '{text}'")

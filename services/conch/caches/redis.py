@@ -72,11 +72,7 @@ class RedisCache(ResponseCache):
         self._client.ping()
 
     def lookup(self, key: bytes) -> bytes | None:
-        """The entry of a key.
-
-        Raises:
-            redis.RedisError: The server can't be reached.
-        """
+        """The entry of a key. Raises redis.RedisError: the server can't be reached."""
         found: Any = self._client.get(_PREFIX + key)
         return None if found is None else bytes(found)
 

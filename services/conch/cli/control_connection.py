@@ -101,11 +101,7 @@ def _token(path: Path) -> str:
 
 
 def read_file(path: Path, flag: str) -> bytes:
-    """The contents of a file that a flag names.
-
-    Raises:
-        UsageError: It can't be read.
-    """
+    """The contents of a file that a flag names. Raises UsageError: it can't be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -14,11 +14,7 @@ _REPOSITORIES = ("basic", "python")
 
 
 def examples_directory() -> Path:
-    """The directory of the examples.
-
-    Raises:
-        FlagError: The installation has none.
-    """
+    """The directory of the examples. Raises FlagError: the installation has none."""
     package = Path(conch.__file__).parent
     # A wheel has them inside the package, a checkout at its root.
     for directory in (package / "examples", package.parents[1] / "examples"):

@@ -77,11 +77,7 @@ class ServerCalls(Protocol):
         """The instances in worker processes, with what they wait for."""
 
     def find(self, request: InferenceRequest) -> Servable:
-        """Resolves the model of a request.
-
-        Raises:
-            ConchError: There is no such model.
-        """
+        """Resolves the model of a request. Raises ConchError: there is no such model."""
 
     def submit(
         self,
@@ -97,11 +93,7 @@ class ServerCalls(Protocol):
         """Cancels a request."""
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether a model is ready.
-
-        Raises:
-            InvalidArgumentError: The version is not a number.
-        """
+        """Whether a model is ready. Raises InvalidArgumentError: the version is not a number."""
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """Loads or reloads a model, and returns when it is ready; see `ModelControl.load`."""

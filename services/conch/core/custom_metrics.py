@@ -100,11 +100,7 @@ class CustomMetric:
 
     @property
     def value(self) -> float:
-        """The value of a counter or a gauge.
-
-        Raises:
-            UnsupportedError: The metric is a histogram.
-        """
+        """The value of a counter or a gauge. Raises UnsupportedError: the metric is a histogram."""
         self._check("Value", "counter", "gauge")
         return self._value
 
@@ -125,21 +121,13 @@ class CustomMetric:
             self._value += by
 
     def set(self, value: float) -> None:
-        """Sets a gauge.
-
-        Raises:
-            UnsupportedError: The metric is of another kind.
-        """
+        """Sets a gauge. Raises UnsupportedError: the metric is of another kind."""
         self._check("Set", "gauge")
         with self._lock:
             self._value = value
 
     def observe(self, value: float) -> None:
-        """Counts a value in a histogram.
-
-        Raises:
-            UnsupportedError: The metric is of another kind.
-        """
+        """Counts a value in a histogram. Raises UnsupportedError: the metric is of another kind."""
         self._check("Observe", "histogram")
         with self._lock:
             self._counts[bisect.bisect_left(self._bounds, value)] += 1

@@ -37,11 +37,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def read(self) -> memoryview:
-        """A copy in host memory.
-
-        Raises:
-            ConchError: The device failed.
-        """
+        """A copy in host memory. Raises ConchError: the device failed."""
 
     @abstractmethod
     def write(self, parts: Iterable[Buffer | DeviceMemory]) -> None:

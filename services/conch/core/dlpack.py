@@ -87,11 +87,7 @@ def export(
 
 
 def device_of(capsule: Any) -> tuple[int, int]:
-    """Kind and number of a capsule's device.
-
-    Raises:
-        ValueError: It is no capsule, or has been consumed.
-    """
+    """Kind and number of a capsule's device. Raises ValueError: it is no capsule, or has been consumed."""
     tensor = _DLTensor.from_address(_get_pointer(capsule, _NAME))
     return tensor.device_type, tensor.device_id
 

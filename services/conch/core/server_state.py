@@ -76,31 +76,19 @@ class ServerState:
 
     @property
     def agent(self) -> ClientModelControl:
-        """The control plane.
-
-        Raises:
-            UnavailableError: The start failed.
-        """
+        """The control plane. Raises UnavailableError: the start failed."""
         self.check_started()
         return self._agent
 
     @property
     def live(self) -> bool:
-        """Whether the server is live.
-
-        Raises:
-            UnavailableError: The server is stopping.
-        """
+        """Whether the server is live. Raises UnavailableError: the server is stopping."""
         self.check_running()
         return server_live(self.stages.stage)
 
     @property
     def ready(self) -> bool:
-        """Whether the server is ready.
-
-        Raises:
-            UnavailableError: The server is stopping.
-        """
+        """Whether the server is ready. Raises UnavailableError: the server is stopping."""
         self.check_running()
         return self.serving
 

@@ -201,11 +201,7 @@ class Tensor:
 
 
 def datatype_of(array: Array) -> str:
-    """The protocol's name for an array's dtype.
-
-    Raises:
-        UnsupportedError: No datatype of the protocol fits.
-    """
+    """The protocol's name for an array's dtype. Raises UnsupportedError: no datatype of the protocol fits."""
     name = _DATATYPE_OF.get(array.dtype)
     if name is None:
         if array.dtype.kind in "SUO":

@@ -54,11 +54,7 @@ class ThreadPool(Executor):
         self._running: set[Future[Any]] = set()
 
     def submit(self, work: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
-        """See `Executor.submit`.
-
-        Raises:
-            RuntimeError: The pool is closed, or no thread can be started.
-        """
+        """See `Executor.submit`. Raises RuntimeError: the pool is closed, or no thread can be started."""
         future: Future[T] = Future()
         with self._changed:
             if self._closed:

@@ -99,11 +99,7 @@ class CudaDevice:
         return base.value + size.value - pointer
 
     def close(self, pointer: int) -> None:
-        """Closes memory of another process.
-
-        Raises:
-            CudaError: It could not be closed.
-        """
+        """Closes memory of another process. Raises CudaError: it could not be closed."""
         with self._current():
             self._driver.call("cuIpcCloseMemHandle", pointer)
 
@@ -160,11 +156,7 @@ class CudaDevice:
         return pointer.value
 
     def free(self, pointer: int) -> None:
-        """Frees memory from `allocate`.
-
-        Raises:
-            CudaError: The driver refused.
-        """
+        """Frees memory from `allocate`. Raises CudaError: the driver refused."""
         with self._current():
             self._driver.call("cuMemFreeAsync", pointer, self._stream)
 

@@ -94,11 +94,7 @@ class Driver:
             raise CudaUnavailableError("the CUDA driver has no GPU")
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a driver function.
-
-        Raises:
-            CudaError: The call failed.
-        """
+        """Calls a driver function. Raises CudaError: the call failed."""
         result = self._functions[name](*arguments)
         if result:
             raise CudaError(self._text(result))

@@ -77,11 +77,7 @@ class FaultGuard:
         self._previous = _Action()
 
     def protect(self, start: int, byte_size: int) -> Protected:
-        """Protects a mapping that starts on a page boundary.
-
-        Raises:
-            OSError: The signal can't be handled.
-        """
+        """Protects a mapping that starts on a page boundary. Raises OSError: the signal can't be handled."""
         protected = Protected(start, byte_size)
         with self._lock:
             # Checked each time: other code, such as faulthandler, may have taken the signal.

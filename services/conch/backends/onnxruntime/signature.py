@@ -188,11 +188,7 @@ def _entry(tensor: OnnxTensor, model: str, skip: int) -> dict[str, Any]:
 
 
 def validate(spec: ModelSpec, signature: Signature) -> None:
-    """Checks the config against the model.
-
-    Raises:
-        ConchError: They differ; the text is Triton's.
-    """
+    """Checks the config against the model. Raises ConchError: they differ; the text is Triton's."""
     made = made_tensors(spec)
     inputs = (*spec.model_inputs, *made)
     names = {tensor.name for tensor in inputs}

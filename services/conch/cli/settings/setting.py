@@ -134,11 +134,7 @@ class Setting(Generic[T]):
         return shown[0] + HIDDEN
 
     def parse(self, text: str) -> Any:
-        """The value of a text.
-
-        Raises:
-            argparse.ArgumentTypeError: The setting does not take it.
-        """
+        """The value of a text. Raises argparse.ArgumentTypeError: the setting does not take it."""
         if self.choices is None:
             return self.kind.parse(text)
         choice = {choice.lower(): choice for choice in self.choices}.get(text.strip().lower())

@@ -27,11 +27,7 @@ class ValueType(Generic[T]):
 
 
 def parse_bool(text: str) -> bool:
-    """A boolean as Triton writes it.
-
-    Raises:
-        argparse.ArgumentTypeError: It is none.
-    """
+    """A boolean as Triton writes it. Raises argparse.ArgumentTypeError: it is none."""
     value = text.strip().lower()
     if value in ("true", "on", "1"):
         return True

@@ -57,11 +57,7 @@ def encode_entry(response: InferenceResponse) -> bytes:
 
 
 def decode_entry(entry: Buffer) -> InferenceResponse:
-    """Decodes an entry.
-
-    Raises:
-        EntryError: It is invalid: a shared cache may hold anything.
-    """
+    """Decodes an entry. Raises EntryError: it is invalid: a shared cache may hold anything."""
     view = memoryview(entry)
     try:
         magic, length = _PREFIX.unpack_from(view)

@@ -37,11 +37,7 @@ class Use(Enum):
 
 
 def use_of(request: InferenceRequest) -> Use:
-    """How a request uses the cache.
-
-    Raises:
-        InvalidArgumentError: The parameter has another value.
-    """
+    """How a request uses the cache. Raises InvalidArgumentError: the parameter has another value."""
     if not request.parameters or ORDER not in request.parameters:
         return Use.NORMAL
     value = request.parameters[ORDER]

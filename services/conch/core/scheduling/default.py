@@ -41,11 +41,7 @@ class DefaultScheduler(Scheduler):
         return self._pending
 
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queues a request.
-
-        Raises:
-            ResourceExhaustedError: The queue is full.
-        """
+        """Queues a request. Raises ResourceExhaustedError: the queue is full."""
         pending = self._pending
         if pending >= self._bound:
             raise queue_full(request, self._bound)

@@ -99,11 +99,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queues a request.
-
-        Raises:
-            ConchError: The queue does not take it.
-        """
+        """Queues a request. Raises ConchError: the queue does not take it."""
 
     @abstractmethod
     def due_ns(self, now_ns: int) -> int | None:

@@ -142,11 +142,7 @@ def encode_parameters(parameters: Any, model: str = "") -> bytes:
 
 
 def joined(parts: list[Buffer]) -> bytes:
-    """Joins the pieces of a response.
-
-    Raises:
-        InvalidArgumentError: It is larger than gRPC can send.
-    """
+    """Joins the pieces of a response. Raises InvalidArgumentError: it is larger than gRPC can send."""
     return _sendable(b"".join(parts))
 
 

@@ -46,11 +46,7 @@ class HttpTls:
     client_root: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Loads the files into a TLS context.
-
-        Raises:
-            UnavailableError: One can't be used.
-        """
+        """Loads the files into a TLS context. Raises UnavailableError: one can't be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.private_key)

@@ -90,11 +90,7 @@ def member(value: Any, name: str) -> Any:
 
 
 def members(value: Any) -> dict[str, Any]:
-    """Returns all members of an object.
-
-    Raises:
-        InternalError: The value is no object.
-    """
+    """Returns all members of an object. Raises InternalError: the value is no object."""
     if not isinstance(value, dict):
         raise InternalError("attempt to get members for non-object")
     return value

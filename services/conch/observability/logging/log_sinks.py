@@ -12,11 +12,7 @@ class Sink(Protocol):
     """An output for text; one thread at a time uses it."""
 
     def write(self, text: str) -> None:
-        """Writes a whole text; blocks as long as needed.
-
-        Raises:
-            OSError: It can't be written.
-        """
+        """Writes a whole text; blocks as long as needed. Raises OSError: it can't be written."""
 
     def reopen(self) -> None:
         """Reopens the file by name after a rename; keeps the old one on failure.

@@ -109,11 +109,7 @@ class Logs:
 
 
 def open_logs(options: LogOptions, access: AccessLogOptions | None) -> Logs:
-    """Opens the logs and installs the handler.
-
-    Raises:
-        LogFileError: One of them can't be opened.
-    """
+    """Opens the logs and installs the handler. Raises LogFileError: one of them can't be opened."""
     try:
         handler = configure(options)
     except OSError as error:

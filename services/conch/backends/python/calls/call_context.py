@@ -120,11 +120,7 @@ class CallContext:
 
     @property
     def server(self) -> ServerCalls:
-        """The server.
-
-        Raises:
-            TritonModelException: It cannot be called from here, or not any more.
-        """
+        """The server. Raises TritonModelException: it cannot be called from here, or not any more."""
         if self.known_server is None:
             raise TritonModelException(NOWHERE)
         self.check_process()
@@ -270,11 +266,7 @@ def _why_not_load(waiter: Waiter, name: str) -> str:
 
 
 def current_call_context() -> CallContext:
-    """The context of the calling thread.
-
-    Raises:
-        TritonModelException: There is none, or it is ambiguous.
-    """
+    """The context of the calling thread. Raises TritonModelException: there is none, or it is ambiguous."""
     caller = find_call_context(known=True)
     if caller is not None:
         return caller

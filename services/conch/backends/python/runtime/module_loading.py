@@ -296,11 +296,7 @@ def owners() -> list[object]:
 
 
 def _owner_of_name(top: str) -> ModelCode:
-    """The load that a top-level plain name refers to for the caller.
-
-    Raises:
-        UnknownError: There is none.
-    """
+    """The load that a top-level plain name refers to for the caller. Raises UnknownError: there is none."""
     # No lock: called from the import system under any lock.
     package = _calling_package()
     if package is not None:
@@ -338,11 +334,7 @@ def _checked(code: ModelCode | None, top: str) -> ModelCode:
 
 
 def _module_of_caller(name: str, load: bool) -> ModuleType:
-    """The caller's module behind a proxy.
-
-    Raises:
-        UnknownError: There is none.
-    """
+    """The caller's module behind a proxy. Raises UnknownError: there is none."""
     code = _owner_of_name(name.partition(".")[0])
     full_name = f"{code.package}.{name}"
     module = sys.modules.get(full_name)

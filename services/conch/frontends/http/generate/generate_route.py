@@ -166,11 +166,7 @@ class Submission:
         self._admission = admission
 
     async def __call__(self, request: Request, name: str, version: str) -> GenerateCall:
-        """Submits a request.
-
-        Raises:
-            ConchError: It is malformed, or its model does not take it.
-        """
+        """Submits a request. Raises ConchError: it is malformed, or its model does not take it."""
         received = _GenerateBody(name, version, self._clock())
         try:
             self._admission.check_open()

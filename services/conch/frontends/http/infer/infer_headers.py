@@ -79,11 +79,7 @@ def forwarder(pattern: str) -> Forward | None:
     forward = HeaderForwarder(pattern)
 
     def add(request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Adds them.
-
-        Raises:
-            InvalidArgumentError: A matching name is reserved.
-        """
+        """Adds them. Raises InvalidArgumentError: a matching name is reserved."""
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
         forward(request, pairs)
 

@@ -267,11 +267,7 @@ def _quoted(element: Any) -> bytes:
 
 
 def check_single(response: InferenceResponse | None) -> InferenceResponse:
-    """Returns the response.
-
-    Raises:
-        InternalError: The response is missing; the text is Triton's.
-    """
+    """Returns the response. Raises InternalError: the response is missing; the text is Triton's."""
     if response is None:
         raise InternalError("expected a single response, got 0")
     return response
