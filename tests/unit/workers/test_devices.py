@@ -29,11 +29,12 @@ from conch.memory.cuda import CudaDevices
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
+from conch.workers.protocol import tensor_layouts
 from conch.workers.protocol.blocks import Mappings
-from conch.workers.protocol.devices import _MOST_KEPT, ServerDevices, WorkerDevices
+from conch.workers.protocol.devices import MOST_KEPT, ServerDevices, WorkerDevices
 from conch.workers.protocol.tensor_layouts import ON_DEVICE, Place, TensorLayout
-from conch.workers.protocol.tensor_transport import Payload, UnreachableError
-from conch.workers.protocol.wire import Kind, Reader, WireError
+from conch.workers.protocol.tensor_transport import UnreachableError
+from conch.workers.protocol.wire import RETURNED, Kind, Reader, WireError
 
 pytestmark = pytest.mark.process
 
@@ -256,20 +257,20 @@ def test_a_worker_has_its_outputs_back(setting: Setting) -> None:
     )
     setting.region("any", VALUES)
     running = setting.worker(body)
-    for _ in range(_MOST_KEPT + 4):
+    for _ in range(MOST_KEPT + 4):
         assert values(setting.infer(running, VALUES)) == (VALUES + 1).tolist()
     gc.collect()
-    assert setting.open_here == 1 + _MOST_KEPT
+    assert setting.open_here == 1 + MOST_KEPT
     ask = np.array([-1], np.float32)
     eventually(lambda: values(setting.infer(running, ask)) == [4], "four are back")
     for _ in range(2):
         running.link.tidy()
     assert setting.open_here == 1
-    eventually(lambda: values(setting.infer(running, ask)) == [_MOST_KEPT + 4], "all are back")
+    eventually(lambda: values(setting.infer(running, ask)) == [MOST_KEPT + 4], "all are back")
 
 
 def test_large_outputs_are_not_kept(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.workers.protocol.devices._MOST_KEPT_BYTES", 8)
+    monkeypatch.setattr("conch.workers.protocol.devices.MOST_KEPT_BYTES", 8)
     setting.region("any", VALUES)
     running = setting.worker(MAKE)
     output = setting.infer(running, VALUES)
@@ -282,16 +283,16 @@ def test_large_outputs_are_not_kept(setting: Setting, monkeypatch: pytest.Monkey
 def test_memory_is_closed_before_its_worker_has_it_back(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conch.workers.protocol.devices._MOST_KEPT_BYTES", 8)
+    monkeypatch.setattr("conch.workers.protocol.devices.MOST_KEPT_BYTES", 8)
     setting.region("any", VALUES)
     running = setting.worker(MAKE)
-    owe, found = Mappings.owe, list[int]()
+    queue_release, found = Mappings.queue_release, list[int]()
 
     def note(mappings: Mappings, number: int, at_once: bool) -> None:
         found.append(setting.open_here)
-        owe(mappings, number, at_once)
+        queue_release(mappings, number, at_once)
 
-    monkeypatch.setattr(Mappings, "owe", note)
+    monkeypatch.setattr(Mappings, "queue_release", note)
     setting.infer(running, VALUES)
     assert found == [1]
 
@@ -510,33 +511,32 @@ def test_places_are_checked(setting: Setting) -> None:
 
 
 def test_strings_are_never_on_a_gpu() -> None:
-    from conch.workers.protocol import tensor_layouts
-
     key = (("IN", "BYTES", (1,)),)
     text = tensor_layouts.encode_tensors(tensor_layouts.Layouts(), key, [Place(ON_DEVICE, 0, 8, bytes(80))])
     with pytest.raises(WireError, match="can't be on a GPU"):
         tensor_layouts.decode_tensors(tensor_layouts.Layouts(), Reader(memoryview(text)))
 
 
-def test_a_message_that_is_not_sent_lends_nothing(setting: Setting) -> None:
+def test_a_message_that_is_not_sent_lends_nothing(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     allocation = setting.region("in", VALUES)
-    memory = setting.devices.open(allocation.handle, 1)
+    tensor = DeviceTensor("OUT", "FP32", VALUES.shape, setting.devices.open(allocation.handle, 1))
+    # As if the model had made it.
+    monkeypatch.setattr(setting.devices, "opened_at", lambda memory: None)
+    monkeypatch.setattr(setting.devices.device(1), "export", lambda pointer: (allocation.handle, 0))
     with exchanges() as (_, worker):
         devices = worker.devices = WorkerDevices(setting.devices)
         devices.reachable = frozenset(setting.devices.uuids())
-        payload = Payload()
-        payload.lent.append(1)
-        devices._lent[1] = [memory]
+        payload = worker.pack([[tensor]], on_device=True)
+        (number,) = payload.lent
         worker.discard(payload)
         worker.discard(payload)
-        assert not devices._lent
+        with pytest.raises(WireError, match="not lent"):
+            devices.give_back(number)
 
 
 def test_a_worker_that_gives_back_what_it_has_not_is_given_up(setting: Setting) -> None:
-    from conch.workers.protocol.wire import RETURNED
-
     with exchanges() as (server, worker):
-        worker.mappings.owe(RETURNED | 1, False)
+        worker.mappings.queue_release(RETURNED | 1, False)
         worker.send(Kind.DONE)
         with pytest.raises(WireError, match="tensor 1 is given back, but is not lent"):
             server.receive()

@@ -1,9 +1,21 @@
-"""Memory for large tensors: blocks that one side makes and the other maps.
+"""Shared memory for large tensors: blocks that one side makes and the other maps.
 
-A block is a memfd, sealed so that it keeps its size: neither side can shrink the other's mapping.
-It travels once; later messages name its number. Its maker lends it with a message and has it back when the
-receiver has no view of it any more. Sizes are powers of two, so that the same few blocks are used again and
-again, and what is idle beyond a cap, or for a while, is dropped on both sides.
+A block is a memfd, sealed so that neither side can shrink the other's mapping. Its descriptor is sent once;
+later messages have its number. Its maker lends it with a message, and the receiver returns it after the last
+view is gone. Sizes are powers of two, so that few blocks serve all messages.
+
+    =====  ===========================================  ===================================
+    state  event                                        next state
+    =====  ===========================================  ===================================
+    none   `take` finds no idle block of the size       lent, with a descriptor to be sent
+    idle   `take`                                       lent
+    lent   last hold is given back                      idle
+    lent   `unmapped`: the receiver can't map it        freed, receiver told to drop it
+    idle   idle for `IDLE_NS`, or over the caps         freed, receiver told to drop it
+    =====  ===========================================  ===================================
+
+Guarantee: a block of which either side has a view is not idle, so `take` does not return it.
+Threads and locks: both classes are usable from any thread; finalizers of arrays only append to a queue.
 """
 
 from __future__ import annotations
@@ -26,38 +38,35 @@ from conch.workers.protocol.wire import RETURNED, WireError
 LEAST_BYTES = 64 * 1024
 MOST_IDLE_BYTES = 256 * 1024 * 1024
 MOST_IDLE = 16
-"""How many blocks may be idle: each takes a descriptor on both sides."""
+"""Idle blocks kept: each takes a descriptor on both sides."""
 
 MOST_LENT = 64
-"""While so many blocks are lent, tensors travel in files that the receiver reads and closes at once.
+"""With more blocks lent, tensors travel in files that the receiver reads and closes at once.
 
-So one side takes no more descriptors of the other one, however many requests wait for slow clients.
+This bounds the receiver's descriptors, however many requests wait for slow clients.
 """
 
 MOST_MAPPED = 2 * (MOST_LENT + MOST_IDLE)
-"""How many blocks of the other side's are mapped: more than one that keeps to the limits above has."""
+"""Mapped blocks of the peer: more than the limits above allow it."""
 
 IDLE_NS = 30_000_000_000
-"""How long a block may be idle."""
+"""Longer idle blocks are freed."""
 
 MANY = 16
 MANY_BYTES = 32 * 1024 * 1024
-"""When released blocks are given back although there is no message that they could travel with."""
+"""From so many released blocks or bytes on, they are returned in a message of their own."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NEEDED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Block:
-    """A block of this side's, while it is lent to the other.
+    """A block of this side.
 
     Attributes:
-        number: Its number.
-        size: Its size.
-        memory: All of its bytes.
-        fd: Its descriptor, for as long as the other side has not got it; -1 then.
-        holds: How often it is lent: by messages, and by views of this side's of what came back in it.
-        idle_since: When it was given back.
+        fd: Its descriptor until the peer has it; then -1.
+        holds: Messages that lend it, and views of tensors that came back in it.
+        idle_since: Monotonic time at which it was returned.
     """
 
     __slots__ = ("fd", "holds", "idle_since", "memory", "number", "size")
@@ -77,24 +86,19 @@ class Block:
         self.idle_since = 0
 
     def sent(self) -> None:
-        """Says that the other side has its descriptor."""
+        """Closes the descriptor, which the peer has or will not get."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def block_size(nbytes: int) -> int:
-    """The size of a block for so many bytes."""
+    """The size of a block for `nbytes`."""
     return max(LEAST_BYTES, 1 << (nbytes - 1).bit_length())
 
 
 class Pool:
-    """The blocks that this side has made; usable from any thread.
-
-    Args:
-        clock: Monotonic time in nanoseconds.
-        most_idle: Bytes of idle blocks that are kept.
-    """
+    """The blocks of this side; keeps at most `most_idle` bytes of idle ones."""
 
     def __init__(self, clock: Clock = monotonic_ns, most_idle: int = MOST_IDLE_BYTES) -> None:
         self._clock = clock
@@ -106,30 +110,30 @@ class Pool:
         self._idle_count = 0
         self._next = 1
         self._dropped: list[int] = []
-        self._watch = _Watch()
-        self._returned = self._watch.gone
+        self._views = _ReleaseQueue()
+        self._returned = self._views.released
 
     @property
     def lent(self) -> int:
-        """How many blocks are lent."""
+        """The number of lent blocks."""
         with self._lock:
             return len(self._blocks) - self._idle_count
 
     @property
     def crowded(self) -> bool:
-        """Whether so many blocks are lent that no further one should be."""
+        """Whether no further block should be lent."""
         return self.lent >= MOST_LENT
 
     @property
     def count(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return len(self._blocks)
 
     def take(self, nbytes: int) -> Block:
-        """A block for so many bytes, held once.
+        """Takes a block for `nbytes`, with one hold.
 
         Raises:
-            OSError: There is no memory for one, or no descriptor.
+            OSError: Memory or descriptors are exhausted.
         """
         self._settle()
         size = block_size(nbytes)
@@ -156,7 +160,7 @@ class Pool:
             self._give_back(number)
 
     def unmapped(self, number: int) -> None:
-        """Takes back a block that the other side can't map: it is not used again.
+        """Takes back a block that the peer can't map, and frees it.
 
         Raises:
             WireError: It is not lent.
@@ -167,21 +171,21 @@ class Pool:
             if block is None or block.holds:
                 return
             idle = self._idle[block.size]
-            if block in idle:  # else it has been dropped already
+            if block in idle:  # else it is freed already
                 idle.remove(block)
                 self._idle_bytes -= block.size
                 self._drop(block)
 
     def discard(self, block: Block) -> None:
-        """Takes a block back that was taken and has not been sent."""
+        """Takes back a block that was taken and not sent."""
         with self._lock:
             if self._blocks.get(block.number) is block:
                 self._give_back(block.number)
-            else:  # this has been closed meanwhile
+            else:  # the pool was closed meanwhile
                 block.sent()
 
     def view(self, number: int) -> Array:
-        """All of a lent block, which stays lent for as long as there is a view of this.
+        """A read-only array of a lent block, which stays lent while views of the array exist.
 
         Raises:
             WireError: It is not lent.
@@ -191,14 +195,14 @@ class Pool:
             if block is None or not block.holds:
                 raise WireError(f"block {number} is not lent")
             block.holds += 1
-            # The array that is watched must be one that others refer to and can't see through: numpy gives
-            # views the array as their base whose own base is not an array.
+            # numpy sets a view's base to the last array in the chain. The base of `root` is no array, so all
+            # views refer to `root` itself.
             root: Array = np.frombuffer(block.memory.data.toreadonly(), np.uint8)
-        self._watch.add(root, number)
+        self._views.add(root, number)
         return root
 
     def take_dropped(self) -> list[int]:
-        """Numbers of blocks that are gone since this was last asked, for the other side."""
+        """Numbers of blocks freed since the last call, for the peer."""
         if not self._dropped:
             return []
         with self._lock:
@@ -206,18 +210,18 @@ class Pool:
         return dropped
 
     def put_back_dropped(self, dropped: list[int]) -> None:
-        """Says that the other side could not be told of these."""
+        """Takes back numbers that could not be sent."""
         with self._lock:
             self._dropped += dropped
 
     def tidy(self) -> None:
-        """Drops what has been idle for long, also when nothing else happens."""
+        """Takes back released blocks, and frees those that have been idle for long."""
         self._settle()
         with self._lock:
             self._trim(self._clock())
 
     def close(self) -> None:
-        """Forgets all blocks; their memory goes with the last view of it."""
+        """Drops all blocks; memory is freed with its last view."""
         with self._lock:
             for block in self._blocks.values():
                 block.sent()
@@ -226,12 +230,12 @@ class Pool:
             self._idle_bytes = self._idle_count = 0
 
     def _settle(self) -> None:
-        """Takes back what views of this side have let go of."""
+        """Takes back blocks whose last view on this side is gone."""
         while self._returned:
             try:
                 number = self._returned.popleft()
             except IndexError:
-                return  # another thread was faster
+                return  # taken by another thread
             with self._lock:
                 if number in self._blocks:
                     self._give_back(number)
@@ -251,7 +255,7 @@ class Pool:
 
     def _trim(self, now: int) -> None:
         for size, idle in self._idle.items():
-            # The front has been idle for longest, as the last one given back is the first one taken.
+            # The front is the oldest: `take` pops from the back.
             while idle and (
                 now - idle[0].idle_since > IDLE_NS
                 or self._idle_bytes > self._most_idle
@@ -268,34 +272,33 @@ class Pool:
 
 
 class Mappings:
-    """The other side's blocks, as far as this side has mapped them.
+    """The peer's blocks that are mapped here.
 
-    The receiving thread calls `lend` and `drop`; the rest may be used from any thread.
+    The receiving thread alone calls `add`, `lend` and `drop`.
 
     Args:
         writable: Whether this side may write to them.
-        on_many: Called when much is to be given back, possibly by the garbage collector in the middle of
-            anything; must not wait.
+        on_many: Called when much is to be returned, possibly from a finalizer; must not block.
     """
 
     def __init__(self, writable: bool, on_many: Callable[[], None]) -> None:
         self._protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._maps: dict[int, Array] = {}
-        self._watch = _Watch()
-        self._watch.then = self._on_released
-        self._released = self._watch.gone
+        self._views = _ReleaseQueue()
+        self._views.on_release = self._on_released
+        self._released = self._views.released
         self._on_many = on_many
 
     @property
     def count(self) -> int:
-        """How many blocks are mapped."""
+        """The number of mapped blocks."""
         return len(self._maps)
 
     def add(self, number: int, size: int, fd: int) -> None:
-        """Maps a block; the descriptor stays the caller's.
+        """Maps a block; the caller closes the descriptor.
 
         Raises:
-            WireError: It is no block, or not sealed.
+            WireError: The descriptor is no sealed block of this size.
             OSError: This process can't map it now.
         """
         if number in self._maps or not 0 < number < RETURNED:
@@ -317,7 +320,7 @@ class Mappings:
         self._maps[number] = np.frombuffer(mapping, np.uint8)
 
     def lend(self, number: int) -> Array:
-        """All of a block, for one message: it is given back when there is no view of this any more.
+        """An array of a block, for one message; the block is returned after the array's last view is gone.
 
         Raises:
             WireError: There is no such block.
@@ -326,18 +329,18 @@ class Mappings:
         if memory is None:
             raise WireError(f"there is no block {number}")
         root: Array = np.frombuffer(memory.data, np.uint8)
-        self._watch.add(root, number)
+        self._views.add(root, number)
         return root
 
     def find(self, array: Array) -> tuple[int, int] | None:
-        """The block that has been lent and that an array is a view of, and where in it that begins."""
+        """Number of the lent block in which an array lies, and the offset there; None for other arrays."""
         base: object = array
         while base is not None:
             if isinstance(base, memoryview):
                 base = base.obj
             if not isinstance(base, np.ndarray):
-                return None  # whose memory an array of that has is not known
-            number = self._watch.numbers.get(id(base))
+                return None  # the owner of its memory is unknown
+            number = self._views.numbers.get(id(base))
             if number is not None:
                 offset = _address(array) - _address(base)
                 return (number, offset) if 0 <= offset <= base.nbytes - array.nbytes else None
@@ -345,27 +348,27 @@ class Mappings:
         return None
 
     def drop(self, number: int) -> None:
-        """Forgets a block."""
+        """Drops a block that the peer has freed."""
         self._maps.pop(number, None)
 
     @property
     def waiting(self) -> int:
-        """How many blocks are to be given back."""
+        """The number of blocks to be returned."""
         return len(self._released)
 
     def take_released(self, most: int) -> list[int]:
-        """Blocks to give back to the other side now."""
-        self._watch.nbytes = 0
+        """Takes at most `most` numbers of blocks to be returned now."""
+        self._views.nbytes = 0
         released: list[int] = []
         while self._released and len(released) < most:
             try:
                 released.append(self._released.popleft())
             except IndexError:
-                break  # another thread was faster
+                break  # taken by another thread
         return released
 
-    def owe(self, number: int, at_once: bool) -> None:
-        """Has something given back that is no block of these: soon, or now if that is possible."""
+    def queue_release(self, number: int, at_once: bool) -> None:
+        """Queues a number to be returned: a tensor on a GPU, or a block that can't be mapped."""
         self._released.append(number)
         if at_once:
             self._on_many()
@@ -373,15 +376,15 @@ class Mappings:
             self._on_released()
 
     def _on_released(self) -> None:
-        if len(self._released) >= MANY or self._watch.nbytes >= MANY_BYTES:
+        if len(self._released) >= MANY or self._views.nbytes >= MANY_BYTES:
             self._on_many()
 
     def put_back(self, released: list[int]) -> None:
-        """Says that these could not be given back now."""
+        """Takes back numbers that could not be sent."""
         self._released.extend(released)
 
     def close(self) -> None:
-        """Forgets all blocks; their memory goes with the last view of it."""
+        """Drops all blocks; memory is freed with its last view."""
         self._maps.clear()
 
 
@@ -390,21 +393,21 @@ def _address(array: Array) -> int:
     return address
 
 
-class _Watch:
-    """Has a block's number put into a queue when an array goes; does little else, as that may be anywhere.
+class _ReleaseQueue:
+    """Queues a block's number when its array is collected, which may happen inside any code.
 
     Attributes:
-        gone: The numbers.
-        numbers: Those of arrays that are there, by the identity of the array.
-        nbytes: About how many bytes they are together, set to 0 when the queue is emptied.
-        then: Called after that; must not wait for anything.
+        released: Numbers of collected arrays.
+        numbers: Numbers of living arrays, by identity.
+        nbytes: About the bytes of `released`; set to 0 when the queue is emptied.
+        on_release: Called after each; must not block.
     """
 
-    # weakref.finalize would do, but costs ten times as much and runs at exit too.
+    # `weakref.finalize` costs ten times as much, and also runs at exit.
     def __init__(self) -> None:
-        self.gone: deque[int] = deque()
+        self.released: deque[int] = deque()
         self.nbytes = 0
-        self.then: Callable[[], None] | None = None
+        self.on_release: Callable[[], None] | None = None
         self.numbers: dict[int, int] = {}
         self._references: dict[int, weakref.ref[Array]] = {}
 
@@ -412,13 +415,13 @@ class _Watch:
         key, references, nbytes = id(root), self._references, root.nbytes
         numbers = self.numbers
 
-        def on_gone(reference: weakref.ref[Array]) -> None:
+        def on_collected(reference: weakref.ref[Array]) -> None:
             references.pop(key, None)
             numbers.pop(key, None)
-            self.gone.append(number)
+            self.released.append(number)
             self.nbytes += nbytes
-            if self.then is not None:
-                self.then()
+            if self.on_release is not None:
+                self.on_release()
 
-        references[key] = weakref.ref(root, on_gone)
+        references[key] = weakref.ref(root, on_collected)
         numbers[key] = number

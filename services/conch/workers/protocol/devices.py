@@ -1,12 +1,11 @@
-"""Tensors on GPUs between the server and a worker: what travels is where they are, not what is in them.
+"""Sends tensors on GPUs as places: GPU UUID, IPC handle, offset.
 
-Both sides open the memory that the other one describes by its IPC handle, and by the UUID of its GPU, whose
-number may be another one in a worker. Clients' regions are opened by a worker once, until the server says
-that they are gone. What a model has made is kept by its worker until the server has done with it; the server
-keeps the handles of a few such allocations open, each with one small tensor in it, as to open one takes long.
-CUDA wants memory kept until all have closed it, and so it is.
-
-What can't be described goes through the host, like everything else.
+Regions: the worker opens a client's region once, and closes it when the server reports it closed.
+Outputs: the worker keeps an output until the server returns its number. Opening memory is slow, so the server
+keeps a few allocations open, each with one small tensor leased. CUDA requires that memory outlives all of its
+openings, so a lease closes the memory before it returns the number.
+Other tensors go through host memory.
+Threads and locks: one lock per side, reentrant because finalizers run inside it; sends from it never block.
 """
 
 from __future__ import annotations
@@ -30,34 +29,26 @@ from conch.workers.protocol.wire import RETURNED, Kind, WireError, encode
 
 log = logging.getLogger(__name__)
 
-_MOST_KEPT = 8
-"""How many allocations of a worker's stay open when no tensor in them is used."""
-_MOST_KEPT_BYTES = 16 * 1024 * 1024
-"""A worker keeps a tensor as long as its allocation is open, and larger ones it should have back."""
+MOST_KEPT = 8
+"""Unused allocations of a worker that the server keeps open."""
+MOST_KEPT_BYTES = 16 * 1024 * 1024
+"""Larger outputs are returned at once: the worker keeps the tensor of an open allocation."""
 
 
 class ServerDevices:
-    """The server's side.
-
-    Args:
-        exchange: The conversation with the worker.
-        gpus: The GPUs.
-
-    Attributes:
-        lends: Whether inputs on GPUs are described to the worker; their copies are sent otherwise.
-    """
+    """The server's side; `lends` tells whether inputs on GPUs stay there, else copies are sent."""
 
     def __init__(self, exchange: Exchange, gpus: CudaDevices, lends: bool) -> None:
         self._exchange = exchange
         self._gpus = gpus
         self.lends = lends
-        self._told: dict[bytes, weakref.ref[Opened]] = {}
-        self._gone: deque[bytes] = deque()
+        self._watched: dict[bytes, weakref.ref[Opened]] = {}
+        self._closed: deque[bytes] = deque()
         self._lock = threading.RLock()
         self._kept: OrderedDict[bytes, _Lease] = OrderedDict()
 
     def describe(self, lists: Sequence[Collection[Tensor]], payload: Payload) -> dict[int, Place]:
-        """The places of inputs in clients' regions; what a worker has made is not for another one."""
+        """The places of inputs in clients' regions; tensors of other workers are copied."""
         places: dict[int, Place] = {}
         for tensor in _on_devices(lists) if self.lends else ():
             memory = tensor.memory
@@ -67,44 +58,44 @@ class ServerDevices:
             device = self._gpus.uuids()[memory.device_id] + opened.handle
             self._watch(device, opened)
             places[id(tensor)] = Place(ON_DEVICE, memory.pointer - opened.pointer, memory.nbytes, device)
-        if self._gone:
-            self._tell()
+        if self._closed:
+            self._report_closed()
         return places
 
     def received(self, layout: TensorLayout, place: Place) -> Tensor:
-        """What a model has made or got; the worker gets it back when its memory is no longer used.
+        """Makes an output, whose memory is returned to the worker after use.
 
-        What can't be opened here comes as a copy the next time.
+        If it can't be opened, the worker sends copies from now on.
         """
         number = place.source & (RETURNED - 1)
         if not number:
             memory = self._open(place.device, True)
             return _tensor(layout, place, memory, memory)
-        large = place.nbytes > _MOST_KEPT_BYTES
-        owe = partial(self._exchange.mappings.owe, number | RETURNED, large)
+        large = place.nbytes > MOST_KEPT_BYTES
+        release = partial(self._exchange.mappings.queue_release, number | RETURNED, large)
         with self._lock:
             kept = self._kept.get(place.device)
             try:
                 memory = self._open(place.device, False) if kept is None else kept.held[0]
             except UnreachableError:
-                owe()
+                release()
                 raise
-            lease = _Lease(memory, owe)
+            lease = _Lease(memory, release)
             if not large:
                 self._kept[place.device] = lease
                 self._kept.move_to_end(place.device)
-                if len(self._kept) > _MOST_KEPT:
+                if len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
         return _tensor(layout, place, memory, lease)
 
     def give_back(self, number: int) -> None:
-        """Refused: nothing is lent, as inputs are there as long as their requests."""
+        """Refuses: inputs live as long as their requests and are not lent."""
         raise WireError(f"tensor {number} is given back, but is not lent")
 
     def tidy(self) -> None:
-        """Closes what has not been used since this was last called."""
-        if self._gone:
-            self._tell()
+        """Closes allocations that have been unused since the last call."""
+        if self._closed:
+            self._report_closed()
         with self._lock:
             for device, kept in list(self._kept.items()):
                 if kept.idle:
@@ -112,10 +103,10 @@ class ServerDevices:
                 kept.idle = True
 
     def close(self) -> None:
-        """Closes what no tensor uses, and watches nothing any more."""
+        """Closes unused allocations, and watches regions no longer."""
         with self._lock:
             self._kept.clear()
-        self._told.clear()
+        self._watched.clear()
 
     def _open(self, device: bytes, lendable: bool) -> CudaMemory:
         try:
@@ -126,38 +117,31 @@ class ServerDevices:
             raise
 
     def _watch(self, device: bytes, opened: Opened) -> None:
-        told = self._told.get(device)
-        if told is None or told() is not opened:
-            self._told[device] = weakref.ref(opened, partial(self._on_gone, device))
+        watched = self._watched.get(device)
+        if watched is None or watched() is not opened:
+            self._watched[device] = weakref.ref(opened, partial(self._on_closed, device))
 
-    def _on_gone(self, device: bytes, reference: weakref.ref[Opened]) -> None:
-        """Takes note that memory has been closed, possibly in the middle of anything."""
-        if self._told.get(device) is reference:
-            self._told.pop(device, None)
-        self._gone.append(device)
-        self._tell()
+    def _on_closed(self, device: bytes, reference: weakref.ref[Opened]) -> None:
+        """Reports closed memory; may run inside any code, from a weak reference."""
+        if self._watched.get(device) is reference:
+            self._watched.pop(device, None)
+        self._closed.append(device)
+        self._report_closed()
 
-    def _tell(self) -> None:
-        """Tells the worker to close what is closed here; never waits."""
-        while self._gone:
+    def _report_closed(self) -> None:
+        """Tells the worker to close memory that is closed here; never blocks."""
+        while self._closed:
             try:
-                device = self._gone.popleft()
+                device = self._closed.popleft()
             except IndexError:
-                return  # another thread was faster
+                return  # taken by another thread
             if not self._exchange.channel.try_send([encode(Kind.GONE, fields=device)]):
-                self._gone.appendleft(device)
+                self._closed.appendleft(device)
                 return
 
 
 class WorkerDevices:
-    """The worker's side.
-
-    Args:
-        gpus: The GPUs.
-
-    Attributes:
-        reachable: UUIDs of the GPUs whose memory the server can open.
-    """
+    """The worker's side; `reachable` has the UUIDs of the GPUs whose memory the server can open."""
 
     def __init__(self, gpus: CudaDevices) -> None:
         self._gpus = gpus
@@ -168,7 +152,7 @@ class WorkerDevices:
         self._lent: dict[int, list[DeviceMemory]] = {}
 
     def describe(self, lists: Sequence[Collection[Tensor]], payload: Payload) -> dict[int, Place]:
-        """The places of outputs that the server can open, which is when they are complete."""
+        """The places of outputs that the server can open; waits until they are computed."""
         places: dict[int, Place] = {}
         settled: set[int] = set()
         for tensor in _on_devices(lists) if self.reachable else ():
@@ -180,7 +164,7 @@ class WorkerDevices:
                         self._gpus.device(memory.device_id).settle()
                         settled.add(memory.device_id)
             except (CudaError, CudaUnavailableError):
-                continue  # it goes through the host, and if the device has failed that says so
+                continue  # goes through the host, which reports a failed device
             if place is None:
                 continue
             places[id(tensor)] = place
@@ -191,7 +175,7 @@ class WorkerDevices:
         return places
 
     def received(self, layout: TensorLayout, place: Place) -> Tensor:
-        """An input in a client's region."""
+        """Makes an input in a client's region."""
         with self._lock:
             memory = self._opened.get(place.device)
             if memory is None:
@@ -199,7 +183,7 @@ class WorkerDevices:
         return _tensor(layout, place, memory, memory)
 
     def give_back(self, number: int) -> None:
-        """Lets go of an output, once for each time it was sent."""
+        """Releases an output, once for each time it was sent."""
         with self._lock:
             lent = self._lent.get(number)
             if lent is None:
@@ -210,16 +194,16 @@ class WorkerDevices:
         del memory  # frameworks take locks of their own when they free it
 
     def gone(self, device: bytes) -> None:
-        """Closes a region, when the model has nothing of it any more."""
+        """Closes a region as soon as the model no longer uses it."""
         with self._lock:
             memory = self._opened.pop(device, None)
         del memory
 
     def tidy(self) -> None:
-        """Does nothing: the server says what is not used any more."""
+        """Does nothing: the server reports closed regions."""
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases all memory."""
         with self._lock:
             lent, opened = self._lent, self._opened
             self._lent, self._opened = {}, {}
@@ -230,7 +214,7 @@ class WorkerDevices:
         if uuid not in self.reachable:
             return None
         opened = self._gpus.opened_at(memory)
-        if opened is not None:  # an input as it came, or a part of one
+        if opened is not None:  # an input, or a part of one
             return Place(ON_DEVICE, memory.pointer - opened.pointer, memory.nbytes, uuid + opened.handle)
         handle, offset = self._gpus.device(memory.device_id).export(memory.pointer)
         number = next(self._numbers) % (RETURNED - 1) + 1
@@ -238,28 +222,22 @@ class WorkerDevices:
 
 
 class _Lease:
-    """A tensor that a worker keeps for the server, which lets go of its memory before it says so.
+    """Keeps a worker's output open; when collected, closes it and then calls `release`.
 
-    Args:
-        memory: The memory.
-        owe: Says it.
-
-    Attributes:
-        held: The memory, for as long as this is there.
-        idle: Whether it has been there for a while.
+    `idle` is set by `ServerDevices.tidy`.
     """
 
     __slots__ = ("__weakref__", "held", "idle")
 
-    def __init__(self, memory: CudaMemory, owe: Callable[[], None]) -> None:
+    def __init__(self, memory: CudaMemory, release: Callable[[], None]) -> None:
         self.held = [memory]
         self.idle = False
-        weakref.finalize(self, _end_lease, self.held, owe).atexit = False
+        weakref.finalize(self, _end_lease, self.held, release).atexit = False
 
 
-def _end_lease(held: list[CudaMemory], owe: Callable[[], None]) -> None:
+def _end_lease(held: list[CudaMemory], release: Callable[[], None]) -> None:
     held.clear()
-    owe()
+    release()
 
 
 def _on_devices(lists: Sequence[Collection[Tensor]]) -> Iterator[DeviceTensor]:
@@ -291,13 +269,9 @@ def _tensor(layout: TensorLayout, place: Place, memory: CudaMemory, owner: objec
 def use_on_server(
     exchange: Exchange, gpus: CudaDevices, lends: bool, tell: Callable[[bytes], None]
 ) -> ServerDevices:
-    """Has tensors on GPUs described, now that the server uses some.
+    """Starts to send tensors on GPUs as places; `tell` sends the fields of `Kind.DEVICES`.
 
-    Args:
-        exchange: The conversation with the worker.
-        gpus: The server's GPUs.
-        lends: Whether the model takes inputs on GPUs.
-        tell: Sends the fields of `Kind.DEVICES`.
+    Inputs are sent so only if `lends`.
     """
     devices = exchange.devices = ServerDevices(exchange, gpus, lends)
     try:
@@ -311,7 +285,7 @@ def use_on_server(
 
 
 def use_in_worker(exchange: Exchange, gpus: CudaDevices, fields: bytes) -> None:
-    """Has tensors on GPUs described, as the fields of `Kind.DEVICES` say."""
+    """Starts to send tensors on the GPUs that the fields of `Kind.DEVICES` name as places."""
     if len(fields) % UUID_BYTES:
         raise WireError(f"UUIDs of GPUs have {UUID_BYTES} bytes each")
     devices = exchange.devices

@@ -1,7 +1,7 @@
-"""Specs as JSON and back: how a worker learns what it is to load.
+"""Encodes model specs and placements as JSON for workers, and decodes them.
 
-Driven by the dataclasses' own annotations, so that a field that is added to a spec travels without a change
-here.
+The annotations of the dataclasses drive it: a new field needs no change here.
+Used by: the worker connection and the worker host, to load an instance.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ _Record = TypeVar("_Record")
 
 
 def spec_to_json(spec: ModelSpec) -> dict[str, Any]:
-    """A model version as values that JSON has."""
+    """Encodes a spec as JSON values."""
     return _pack_record(spec)
 
 
 def spec_from_json(value: object) -> ModelSpec:
-    """A model version from what `spec_to_json` made.
+    """Decodes a spec.
 
     Raises:
-        WireError: It is something else.
+        WireError: It is malformed.
     """
     return _read(ModelSpec, value)
 
 
 def placement_to_json(placement: Placement) -> dict[str, Any]:
-    """A placement as values that JSON has."""
+    """Encodes a placement as JSON values."""
     return _pack_record(placement)
 
 
 def placement_from_json(value: object) -> Placement:
-    """A placement from what `placement_to_json` made.
+    """Decodes a placement.
 
     Raises:
-        WireError: It is something else.
+        WireError: It is malformed.
     """
     return _read(Placement, value)
 
@@ -102,7 +102,7 @@ def _unpack(hint: Any, value: Any) -> Any:
         return base64.b64decode(_checked(str, value), validate=True)
     if hint is Path:
         return Path(_checked(str, value))
-    # JSON tells a bool from a number, and Python an int from a float: `initial` keeps what it was.
+    # JSON keeps bool and number apart, Python int and float: `initial` keeps its type.
     return _checked(int | float if hint is float else hint, value)
 
 

@@ -1,4 +1,7 @@
-"""The kinds of tensors that come in messages between the server and a worker."""
+"""Tensor classes of received messages, and functions that make them.
+
+Used by: `message_stream`, the worker connection, the worker host.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from conch.workers.protocol.tensor_layouts import Layout, Place, TensorLayout
 from conch.workers.protocol.wire import RETURNED
 
 _MOST_DIMS = 32
-"""Arrays of so many dimensions every numpy has."""
+"""Every numpy version supports as many dimensions."""
 
 
 class BlockTensor(Tensor):
-    """A tensor in a block of the other side's, on the server: the worker may write to it at any time."""
+    """An output in a worker's block; the worker may write to it at any time."""
 
     __slots__ = ()
 
@@ -31,13 +34,13 @@ class BlockTensor(Tensor):
 
 
 class ReturnedTensor(BlockTensor):
-    """A tensor in a block of the server's own, which the worker has as an input, and its model may keep."""
+    """An output in the server's own block: an input passed through, which the model may keep."""
 
     __slots__ = ()
 
 
 class ReceivedTensor(Tensor):
-    """An input in a worker; the model may write to it, as it has the only reference."""
+    """An input in a worker; the model may write to its private copy."""
 
     __slots__ = ()
 
@@ -45,12 +48,7 @@ class ReceivedTensor(Tensor):
 
 
 class LentTensor(ReceivedTensor):
-    """An input in a worker that is in a block.
-
-    Attributes:
-        block: Number of the block that it came in.
-        offset: Where it begins there.
-    """
+    """An input in a block of the server's, at an offset."""
 
     __slots__ = ("block", "offset")
 
@@ -59,13 +57,12 @@ class LentTensor(ReceivedTensor):
 
 
 def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
-    """A tensor in a block from a worker: a view, or a copy where the bytes must not change any more.
+    """Makes an output in a block; copies it if a change by the worker could break its reader.
 
-    Strings are counted before they are taken apart; for numbers that kernels take for positions see
-    `POSITIONS`.
+    Strings are measured before they are parsed; for integers used as indices see `POSITIONS`.
     """
     if layout.datatype == "BYTES" or layout.datatype in POSITIONS:
-        # Through an array: that copies without the interpreter's lock.
+        # numpy copies without the interpreter's lock.
         memory = np.frombuffer(memory, np.uint8).copy().data if memory.nbytes else memory
         return Tensor(layout.name, layout.datatype, layout.shape, memory)
     kind = ReturnedTensor if place.source & RETURNED else BlockTensor
@@ -73,24 +70,21 @@ def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Ten
 
 
 def worker_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
-    """A tensor in a block from the server."""
+    """Makes an input in a block."""
     tensor = LentTensor(layout.name, layout.datatype, layout.shape, memory)
     tensor.block, tensor.offset = place.source, place.offset
     return tensor
 
 
 def worker_inputs(layout: Layout, memory: Buffer, count: int) -> list[dict[str, Tensor]]:
-    """So many lists of small tensors from the server, which are all the same and follow one another.
-
-    Their arrays are made at once: hardly a model does not ask for them.
-    """
+    """Makes `count` homogeneous lists of small inputs, with their arrays: nearly every model uses them."""
     lists: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for (name, datatype, shape, nbytes), first, _ in layout.spans:
         start = first
         dtype = NUMPY_DTYPES.get(datatype)
-        certain = dtype is not None and nbytes and len(shape) <= _MOST_DIMS  # that there is such an array
+        has_array = dtype is not None and nbytes and len(shape) <= _MOST_DIMS
         for inputs in lists:
-            if certain:
+            if has_array:
                 array = np.ndarray(shape, dtype, memory, start)
                 inputs[name] = ReceivedTensor(name, datatype, shape, None, array)
             else:
