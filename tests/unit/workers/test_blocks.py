@@ -282,7 +282,7 @@ def test_what_may_change_or_has_gaps_is_copied() -> None:
             worker.discard(payload)
 
 
-def test_lists_that_are_not_alike_are_not_read_as_such() -> None:
+def test_heterogeneous_lists_are_refused_as_homogeneous() -> None:
     with exchanges() as (server, worker):
         payload = worker.pack([[Tensor.from_array("A", LARGE)]])
         worker.send(Kind.DONE, 0, payload.lists[0], payload)

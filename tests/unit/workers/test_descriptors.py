@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.servers import eventually
-from tests.support.workers import Running, request_of, worker
+from tests.support.workers import Running, batch_of, request_of, worker
 from tests.unit.workers.models import Server, floats, source_of, spec_of
 from tests.unit.workers.test_open_requests import STREAM, Slow
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor
 from conch.workers.protocol.blocks import MOST_IDLE, MOST_LENT
 
@@ -79,11 +80,12 @@ def no_free_descriptors(pid: int = 0) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def outcome(running: Running, how: str, size: int) -> str:
-    """The error of a request, or none."""
+def outcome(running: Running, how: str, size: int, batches: list[Batch]) -> str:
+    """The error of a request, or none; takes down its batch."""
     request, answers = request_of(how, IN=floats(size))
+    batches.append(batch_of(request))
     try:
-        (response,) = running.run(request)
+        (response,) = running.start(batches[-1]).result()
     except ConchError as error:
         return error.message
     if response is None:
@@ -107,17 +109,18 @@ def outcome(running: Running, how: str, size: int) -> str:
 def test_without_descriptors_a_request_fails_and_the_worker_goes_on(
     tmp_path: Path, how: str, size: int, in_worker: bool
 ) -> None:
+    batches: list[Batch] = []
     with worker(spec_of(tmp_path, source_of(MODEL)), LargeServer()) as running:
-        assert outcome(running, "", 4) == ""
+        assert outcome(running, "", 4, batches) == ""
         with no_free_descriptors(running.process.pid if in_worker else 0):
             for _ in range(2):
-                assert "can't be mapped" in outcome(running, how, size)
-                assert outcome(running, "", 4) == ""
+                assert "can't be mapped" in outcome(running, how, size, batches)
+                assert outcome(running, "", 4, batches) == ""
         for _ in range(3):
-            left = outcome(running, how, size)
+            left = outcome(running, how, size, batches)
             assert left == "" or (how == "an error" and "xxx" in left)
         assert running.process.poll() is None and not running.lost
-        assert running.link._table.open == {}
+        assert not any(running.link.kept(batch) for batch in batches)
 
 
 def test_slow_clients_hold_a_bounded_number_of_descriptors(tmp_path: Path) -> None:
@@ -130,13 +133,16 @@ def test_slow_clients_hold_a_bounded_number_of_descriptors(tmp_path: Path) -> No
 
     with worker(spec_of(tmp_path, source_of(STREAM), decoupled=True)) as running:
         clients = [Slow() for _ in range(20)]
+        batches = []
         array = np.array([60, 20_000], np.float32)
         for client in clients:
             inputs = {"IN": Tensor.from_array("IN", array)}
-            running.run(InferenceRequest("m", "", inputs, client, monotonic_ns()))
-        entries = [running.link._table.entry(number) for number in list(running.link._table.open)]
+            batches.append(batch_of(InferenceRequest("m", "", inputs, client, monotonic_ns())))
+            running.start(batches[-1]).result()
+        entries = [entry for batch in batches for entry in running.link.kept(batch)]
+        assert len(entries) == len(clients)
         # All have sent as much as they may: each 80 KB cost 13 of 96 units.
-        eventually(lambda: all(entry is not None and entry.waiting >= 7 for entry in entries), "all wait")
+        eventually(lambda: all(entry.waiting >= 7 for entry in entries), "all wait")
         assert len(blocks()) <= MOST_LENT + MOST_IDLE
         for client in clients:
             client.go_on.set()

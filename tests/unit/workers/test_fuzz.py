@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.core import WAIT_S, make_spec
 from tests.support.profiles import scaled
+from tests.support.servers import eventually
 from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, request_of
 
 from conch.core.errors import ConchError, UnavailableError
@@ -121,14 +122,12 @@ def _converse(spec: ModelSpec, messages: list[tuple[bytes, str | None]]) -> None
         except ChannelClosedError:
             break
     worker.close()
-    if not link._quiet:
-        link._reader.join(WAIT_S)
+    eventually(lambda: link.lost, "the end of the worker is noticed")
     try:
         begun.result()
     except ConchError as error:
         assert isinstance(error, UnavailableError) or error.message == "x"
-    assert link._table.open == {}
-    link.close(WAIT_S)
+    assert link.close(WAIT_S)
     del answers
 
 
