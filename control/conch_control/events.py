@@ -50,13 +50,7 @@ class Event:
 class EventLog:
     """The log of one server; thread-safe.
 
-    Args:
-        wall_clock: Unix time in seconds.
-        kept: Capacity in events.
-
-    Attributes:
-        epoch: Random identifier of this process's log.
-        entries: The kept events, oldest first.
+    `epoch` identifies this process's log, at random; `entries` are the `kept` newest events, oldest first.
     """
 
     def __init__(self, wall_clock: Callable[[], float], kept: int = KEPT) -> None:
@@ -88,15 +82,9 @@ class EventLog:
     def after(
         self, revision: int, timeout_s: float | None = 0.0, given_up: Callable[[], bool] = never
     ) -> list[Event]:
-        """The events after a revision; waits for the first one.
+        """The events after a revision, oldest first; waits for the first one.
 
-        Args:
-            revision: Last revision known to the caller.
-            timeout_s: Longest wait; None for no limit.
-            given_up: Returns True to end the wait; evaluated after each `wake`.
-
-        Returns:
-            Events, oldest first; empty after a timeout, `close` or `given_up`.
+        Empty after a timeout, `close` or `given_up`, which is evaluated after each `wake`.
 
         Raises:
             OutOfRangeError: Events were dropped, or the revision is not from this log.

@@ -125,13 +125,7 @@ def as_text(report: Report, show: bool = False) -> str:
 
 
 def as_json(report: Report, strict: bool, show: bool = False) -> dict[str, Any]:
-    """A report as JSON; see docs/check.md.
-
-    Args:
-        report: The report.
-        strict: Warnings count as errors.
-        show: Include the effective configs.
-    """
+    """A report as JSON, with the effective configs if `show`; see docs/check.md."""
     return {
         "format": FORMAT,
         "clean": is_clean(report, strict),

@@ -29,15 +29,10 @@ class UnknownModelError(LookupError):
 def check_repositories(
     repositories: Iterable[Repository], rules: Rules, only: Collection[str] = ()
 ) -> Report:
-    """Checks all models of the repositories.
-
-    Args:
-        repositories: The repositories.
-        rules: Settings.
-        only: Models to report; empty for all. Their composing models are checked too.
+    """Checks all models of the repositories, or `only` some and their composing models.
 
     Raises:
-        UnknownModelError: No repository has one of the models to report.
+        UnknownModelError: No repository has one of the models in `only`.
     """
     unique = {each.location: each for each in repositories}
     report = Report(tuple(unique))

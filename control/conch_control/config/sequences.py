@@ -84,14 +84,9 @@ def sequence_problems(config: ModelConfig) -> Problems:
 
 
 def checked_sequences(config: ModelConfig, directory: Path) -> Checked[SequenceBatching | None]:
-    """Sequence batching for the core, and the problems of its states.
+    """Sequence batching for the core, from a normalised config, and the problems of its states.
 
-    ``use_same_buffer_for_input_output`` and ``use_growable_memory`` have no effect: states live in host
-    memory.
-
-    Args:
-        config: Normalised config; may be invalid by `sequence_problems`.
-        directory: The model's directory; files are in its folder ``initial_state``.
+    ``use_same_buffer_for_input_output`` and ``use_growable_memory`` have no effect on states in host memory.
     """
     if not config.HasField("sequence_batching"):
         return None

@@ -56,14 +56,9 @@ class Drainer:
         done: Callable[[], None] = lambda: None,
         users: Iterable[threading.Thread] = (),
     ) -> None:
-        """Closes a version that is no longer published.
+        """Closes a version that is no longer published, after the ensembles that use it (`dependents_of`).
 
-        Args:
-            model: The version.
-            lease: Its staged files.
-            status: Its current status, to become UNLOADED unless changed since; None if it was replaced.
-            done: Called at the end.
-            users: Result of `dependents_of` at the time of the unload; joined first.
+        Its `status` becomes UNLOADED unless it has changed since; None for a version that was replaced.
         """
 
         def unload() -> None:

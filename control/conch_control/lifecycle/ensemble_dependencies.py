@@ -269,13 +269,9 @@ class EnsembleDependencies:
     def _reload_waiting(
         self, scan: Scan, load_one: LoadOne, changed: Iterable[str], tried: Container[str]
     ) -> None:
-        """Reloads waiting ensembles whose composing models are all ready; failed ones keep waiting.
+        """Reloads waiting ensembles of changed models if all their models are ready; others keep waiting.
 
-        Args:
-            scan: Content of the repositories.
-            load_one: Loads one model.
-            changed: Models that have changed; only their dependents are tried.
-            tried: Ensembles that have just failed with the current models.
+        `tried` ensembles have just failed with the current models.
         """
         fresh = set(changed)
         while fresh:

@@ -120,14 +120,7 @@ class Overrides:
 
 
 def read_overrides(parameters: Mapping[str, LoadParameter]) -> Overrides:
-    """Parses load parameters.
-
-    Args:
-        parameters: ``config`` and ``file:<path>``, the latter as bytes.
-
-    Raises:
-        InvalidArgumentError: A parameter is unknown or has the wrong type.
-    """
+    """Parses load parameters. Raises InvalidArgumentError: one is unknown or has the wrong type."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in parameters.items():

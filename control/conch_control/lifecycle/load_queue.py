@@ -130,8 +130,7 @@ class LoadQueue:
     def submit(self, load: QueuedLoad) -> QueuedLoad | None:
         """Queues a load that has scanned the files; see the table above.
 
-        Returns:
-            The load itself, to be run; another load to wait for; or None if the files must be scanned again.
+        Returns the load itself, to be run; another one to wait for; or None to scan the files again.
 
         Raises:
             SupersededError: A newer call has replaced it.

@@ -107,10 +107,7 @@ class ModelLoader:
         return wrap_in_cache(self._cache, model, before)
 
     def resize(self, definition: Definition, model: Servable) -> Resize | None:
-        """Prepares a change of instance groups.
-
-        Returns:
-            The change, to commit or abandon; None if the version must be loaded again.
+        """Prepares a change of instance groups; None if the version must be loaded again.
 
         Raises:
             Exception: Any error of the backend; nothing has changed.

@@ -89,14 +89,9 @@ class VersionBuilder:
         serving: Mapping[int, Servable],
         actions: Mapping[int, VersionAction],
     ) -> BuiltVersions:
-        """Builds the versions of a definition.
+        """Builds the selected versions of a definition; starts nothing new once the load is stopped.
 
-        Args:
-            queued: The load; nothing new starts once it is stopped.
-            definition: The model.
-            versions: Selected versions.
-            serving: Versions that serve now.
-            actions: Action for selected versions that serve; default LOAD.
+        A version that serves is loaded unless `actions` has another action for it.
 
         Raises:
             ConchError: The load was stopped before anything was built.

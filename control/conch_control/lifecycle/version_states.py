@@ -101,10 +101,7 @@ class VersionStates:
     ) -> Statuses:
         """Applies transitions to versions of one model atomically; returns the new statuses.
 
-        Args:
-            name: Model name.
-            changes: Transition of each version.
-            ready: All versions that serve from now on; None if unchanged.
+        `ready` has all versions that serve from now on; None if unchanged.
 
         Raises:
             ValueError: A transition is not allowed, or `ready` contradicts the phases.

@@ -129,10 +129,6 @@ class RemoteAgent:
     """An `AgentPort` over the ModelControl service; closes its client.
 
     Methods raise `UnreachableError` while the server is unreachable.
-
-    Args:
-        client: The connection; closed by this object.
-        wait: Waits some seconds before a retry and returns True to stop; for tests.
     """
 
     def __init__(self, client: ModelControlClient, wait: Callable[[float], bool] | None = None) -> None:

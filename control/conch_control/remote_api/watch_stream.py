@@ -23,12 +23,7 @@ _NS_PER_S = 1_000_000_000
 class Watch:
     """Messages of one watch stream, as an iterable.
 
-    Args:
-        port: The agent.
-        request: The request.
-        given_up: True once the client is gone or the service stops; a change must be followed by
-            `EventLog.wake`.
-        clock: Monotonic nanoseconds.
+    `given_up` turns True when the client is gone or the service stops; `EventLog.wake` must follow.
 
     Raises:
         InvalidArgumentError: The request contradicts itself.

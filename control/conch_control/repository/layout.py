@@ -231,16 +231,7 @@ def is_incomplete(markers: Fingerprint) -> bool:
 def marked_complete(
     state: Fingerprint, markers: Fingerprint, before: Fingerprint, markers_before: Fingerprint
 ) -> bool:
-    """True if new markers cover everything that has changed.
-
-    A marker that existed before does not count; it must be rewritten.
-
-    Args:
-        state: Fingerprint now, without markers.
-        markers: Markers now.
-        before: Fingerprint to compare with.
-        markers_before: Markers then.
-    """
+    """True if markers that are new since `markers_before` cover everything that has changed."""
     fresh = {
         path.removesuffix(COMPLETE).rstrip("/")
         for path, *_ in set(markers).difference(markers_before)

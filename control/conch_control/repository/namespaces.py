@@ -30,13 +30,7 @@ class Names:
     identifiers: Mapping[str, tuple[str, ...]]
 
     def resolve(self, name: str, own: str, wanted: str = "") -> str:
-        """Identifier of the model that an ensemble's step names; the bare name if none or several match.
-
-        Args:
-            name: Name in the step.
-            own: Namespace of the ensemble.
-            wanted: Namespace in the step, or empty.
-        """
+        """Identifier for a step's model name, in namespace `wanted` or `own`; the bare name if ambiguous."""
         known = self.identifiers.get(name, ())
         if wanted:
             return identifier(wanted, name)

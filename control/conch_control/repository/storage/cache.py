@@ -131,13 +131,9 @@ class Blob:
 
 
 class ModelCache:
-    """A cache directory; thread-safe and process-safe. Nothing is created before `open`.
+    """A cache directory with a limit in bytes, 0 for none; thread-safe and process-safe.
 
-    Args:
-        directory: The directory.
-        budget: Most bytes to keep; 0 for no limit.
-        now: Unix time, for least-recently-used eviction.
-        write: Writes fetched bytes.
+    Nothing is created before `open`.
     """
 
     def __init__(

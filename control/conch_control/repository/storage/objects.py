@@ -32,13 +32,7 @@ _SMALL = 1 << 20
 
 
 class ObjectRepository:
-    """A prefix of an object store with models; a `Repository`.
-
-    Args:
-        connection: The store; closed by this object.
-        cache: The cache; closed by this object.
-        clock: Seconds, for the age of listings.
-    """
+    """A prefix of an object store with models; a `Repository`. Closes its connection and cache."""
 
     def __init__(
         self, connection: Connection, cache: ModelCache, clock: Callable[[], float] = time.monotonic
