@@ -293,14 +293,15 @@ def test_a_question_that_no_thread_can_answer_is_refused(
 # --- logs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inside", ["channel.Channel, '_put'", "blocks.Block, '__init__'"])
+@pytest.mark.parametrize("inside", ["packet_channel.Channel, '_put'", "blocks.Block, '__init__'"])
 def test_a_thread_may_log_while_it_sends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, inside: str
 ) -> None:
     """As finalizers do, which the garbage collector runs wherever it is."""
     model = f"""
     def execute(self, requests):
-        from conch.workers import blocks, channel
+        from conch.workers.connection import packet_channel
+        from conch.workers.protocol import blocks
         def log_in(owner, name):
             function = getattr(owner, name)
             def logging_first(*arguments):
