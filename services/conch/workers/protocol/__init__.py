@@ -1,1 +1,1 @@
-"""What server and worker exchange: messages, tensors, memory blocks. Imported by both processes."""
+"""The protocol between server and worker: packets, records, tensors, memory blocks; imported by both."""
