@@ -20,8 +20,7 @@ from typing import Protocol
 
 from conch import __version__
 from conch.backends import load_backend
-from conch.caches import open_cache
-from conch.caches.hashing import fastest_hash
+from conch.caches import fastest_hash, open_cache
 from conch.core.backend import Backend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, UnavailableError, error_text

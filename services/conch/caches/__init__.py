@@ -1,12 +1,14 @@
-"""Opens the response cache that is configured; caches are found by name through entry points."""
+"""Opens the configured response cache, by name through entry points; finds the hash of its keys."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.response_cache.base import ResponseCache
+from conch.core.response_cache.cache_key import NewHash
 
 GROUP = "conch.caches"
 """The entry-point group; an entry is a function from settings to a `ResponseCache`."""
@@ -43,3 +45,12 @@ def open_cache(configs: Mapping[str, Mapping[str, str]]) -> ResponseCache:
             f"cache '{name}': '{entry.value}' made no conch.core.response_cache ResponseCache"
         )
     return cache
+
+
+def fastest_hash() -> tuple[str, NewHash]:
+    """Name and maker of the fastest cryptographic hash that is installed; docs/cache.md has figures."""
+    try:
+        from blake3 import blake3
+    except ModuleNotFoundError:
+        return "SHA-256", hashlib.sha256
+    return "BLAKE3", blake3

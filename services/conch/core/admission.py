@@ -4,7 +4,7 @@ gRPC, HTTP, the Python API, ensemble steps and BLS calls each hold an `Admission
 
 1. Refuse the request if the server refuses new ones and it continues no open sequence.
 2. Resolve the model version, unless the caller has done so by one of the `resolve` methods.
-3. Wrap the responder, innermost first: request log, shared-memory regions, single response.
+3. Wrap the responder, innermost first: shared-memory regions, request log, single response.
 4. Submit. The version validates and queues the request, or raises `ClosedError` if it was replaced since it
    was resolved. Its successor is published before it closes, so the request is resolved and submitted again.
 5. Cancel, if the client left before the version knew the request.

@@ -1,7 +1,7 @@
 """Computes batch keys: requests with equal keys may share a batch.
 
 Requests must have the same inputs, with equal shapes except for the batch dimension. Padded inputs compare by
-their padded shape; ragged inputs by no shape. Used by: `budget`, `validation`.
+their padded shape; ragged inputs by no shape. Used by: `priority`, `validation`.
 """
 
 from __future__ import annotations

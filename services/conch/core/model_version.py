@@ -21,10 +21,9 @@ from conch.core.execution.warmup import Warmup
 from conch.core.model_statistics import QUEUED, ModelStatistics
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.request_log import REQUESTS
-from conch.core.scheduling.budget import BudgetBatcher, BudgetPriorityBatcher
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher
-from conch.core.scheduling.priority import PriorityBatcher
+from conch.core.scheduling.priority import BudgetBatcher, BudgetPriorityBatcher, PriorityBatcher
 from conch.core.scheduling.scheduler import Scheduler
 from conch.core.scheduling.sequence.batcher import SequenceBatcher
 from conch.core.servable import Readiness, WorkerStatus

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 import conch.caches
-from conch.caches import GROUP, open_cache
-from conch.caches.hashing import fastest_hash
+from conch.caches import GROUP, fastest_hash, open_cache
 from conch.caches.local import open_local
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags

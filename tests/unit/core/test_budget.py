@@ -13,9 +13,8 @@ from conch.core.batch_key import PaddedKey
 from conch.core.model_version import scheduler_for
 from conch.core.padding import PaddedInput, Padding
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.budget import BudgetBatcher, BudgetPriorityBatcher
 from conch.core.scheduling.dynamic import DynamicBatcher
-from conch.core.scheduling.priority import PriorityBatcher
+from conch.core.scheduling.priority import BudgetBatcher, BudgetPriorityBatcher, PriorityBatcher
 from conch.core.scheduling.scheduler import IDLE, Batch, WaitUntil
 from conch.core.spec import DynamicBatching, ModelSpec, QueuePolicy, TensorSpec
 from conch.core.tensor import Tensor

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from conch.core.classification import classify
 from conch.core.errors import InvalidArgumentError
+from conch.core.execution.shaping import classify
 from conch.core.spec import TensorSpec
 from conch.core.tensor import Array, Tensor
 

@@ -18,8 +18,8 @@ from conch.core.model_version import scheduler_for
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher
-from conch.core.scheduling.expiry import NEVER, Expiries
 from conch.core.scheduling.priority import PriorityBatcher
+from conch.core.scheduling.queue import NEVER, Expiries
 from conch.core.scheduling.scheduler import IDLE, Batch, Scheduler, WaitUntil
 from conch.core.spec import DynamicBatching, QueuePolicy
 

@@ -13,8 +13,8 @@ from starlette.types import Message
 from tests.support.rest import Rest
 
 from conch.core.errors import NotFoundError, ResourceExhaustedError
-from conch.frontends.http.http_responses import json_reply
 from conch.frontends.http.http_routing import Router, route
+from conch.frontends.http.json_body import json_reply
 
 RESTRICTED = (403, {"error": "This API is restricted, expecting header 'key'"})
 

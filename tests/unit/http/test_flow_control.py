@@ -20,11 +20,11 @@ from conch.frontends.http.flow_control import (
     PIECE_BYTES,
     TURN_BYTES,
     HttpFlowControl,
+    RequestBody,
     body_pieces,
     body_size,
 )
 from conch.frontends.http.infer.infer_response import success, write_elements
-from conch.frontends.http.request_body import RequestBody
 
 LONG = AT_ONCE_BYTES + 1000
 

@@ -12,8 +12,7 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
-from conch.frontends.http.http_loop import LoopThread
-from conch.frontends.http.response_mailbox import ResponseMailbox
+from conch.frontends.http.http_loop import LoopThread, ResponseMailbox
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conch.cli.settings.model_settings import ModelControlSettings, ModelLoadSettings, RepositorySettings
-from conch.cli.settings.observability_settings import AccessLogSettings, LogSettings, MetricsSettings
 from conch.cli.settings.port_settings import (
     ControlPortSettings,
     GrpcKeepAliveSettings,
@@ -20,9 +19,16 @@ from conch.cli.settings.port_settings import (
     HttpSettings,
     HttpTlsSettings,
 )
-from conch.cli.settings.server_settings import CacheSettings, RateLimitSettings, ServerSettings
+from conch.cli.settings.server_settings import (
+    UNSUPPORTED,
+    AccessLogSettings,
+    CacheSettings,
+    LogSettings,
+    MetricsSettings,
+    RateLimitSettings,
+    ServerSettings,
+)
 from conch.cli.settings.setting import Setting, SettingGroup
-from conch.cli.settings.unsupported_settings import UNSUPPORTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.execution.executor import Executor
 from conch.core.execution.response_order import ResponseOrder
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.expiry import NEVER
+from conch.core.scheduling.queue import NEVER
 from conch.core.scheduling.scheduler import Batch, Decision, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
 

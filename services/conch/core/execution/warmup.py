@@ -18,7 +18,7 @@ from conch.core.execution.executor import Executor
 from conch.core.model_control import check_load_cancelled
 from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
-from conch.core.scheduling.expiry import NEVER
+from conch.core.scheduling.queue import NEVER
 from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.controls import Controls
 from conch.core.scheduling.sequence.implicit_state import SequenceStates

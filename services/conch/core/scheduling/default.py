@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduling.expiry import Expiries
-from conch.core.scheduling.queue import bound_of, queue_full
+from conch.core.scheduling.queue import Expiries, bound_of, queue_full
 from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler
 
 # Looked up once: enum members are slow to access.

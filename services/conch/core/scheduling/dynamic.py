@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduling.expiry import Expiries
-from conch.core.scheduling.queue import Queue, bound_of, queue_full
+from conch.core.scheduling.queue import Expiries, Queue, bound_of, queue_full
 from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler, WaitUntil
 
 # Looked up once: enum members are slow to access.

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from conch.frontends.http.flow_control import AT_ONCE_BYTES, Body, HttpFlowControl, body_size
-from conch.frontends.http.request_body import RequestBody
+from conch.frontends.http.flow_control import AT_ONCE_BYTES, Body, HttpFlowControl, RequestBody, body_size
 
 _JOINED_BYTES = 64 * 1024
 

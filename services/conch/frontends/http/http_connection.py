@@ -10,7 +10,6 @@ import asyncio
 import logging
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -18,12 +17,15 @@ from typing import Any
 from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
-from conch.core.errors import InvalidArgumentError
 from conch.frontends.http.fast_path import FastPath, FastPathCycle
-from conch.frontends.http.flow_control import MUCH_BYTES, HttpFlowControl
-from conch.frontends.http.request_body import RequestBody
+from conch.frontends.http.flow_control import (
+    MOST_CHUNKS,
+    MUCH_BYTES,
+    HttpFlowControl,
+    ListenerState,
+    RequestBody,
+)
 from conch.frontends.http.timeouts import ConnectionSnapshot, ProgressCheck, WaitsFor
 
 _log = logging.getLogger("conch.uvicorn")  # uvicorn's own is that of the whole process
@@ -41,56 +43,11 @@ _FRAMING_LENGTHS = frozenset((len(_CODING), len(_LENGTH)))
 _MOST_HEADER_BYTES = 32 << 10  # parsing a header costs far more than its bytes
 _MOST_HEADERS = 200
 _LARGE_HEADERS = f"The headers are too large: at most {_MOST_HEADERS}, of 32 KiB together, are taken."
-_MOST_CHUNKS = 65536
-_PARSED_BYTES = 4 << 10
-"""Bytes parsed at once, as they may hold many requests, headers or chunks."""
-_PARSING_S = 0.002
-"""Time slice of parsing per connection."""
-_PROBE_S = 0.5
-"""Delay of the first probe of a half-closed client; doubles with each probe."""
+_PARSED_BYTES = 4 << 10  # parsed at once, as they may hold many requests, headers or chunks
+_PARSING_S = 0.002  # time slice of parsing per connection
+_PROBE_S = 0.5  # delay of the first probe of a half-closed client; doubles with each probe
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TCP_CLOSE = 7
-
-
-class UnreadBodyError(InvalidArgumentError):
-    """A body is refused before its end; the connection closes with the response."""
-
-
-class TooManyChunksError(UnreadBodyError):
-    """A body has too many chunks."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"Chunked request body exceeds maximum of {_MOST_CHUNKS} non-empty chunks. Send fewer or larger "
-            f"HTTP chunks."
-        )
-
-
-class ListenerState(ServerState):
-    """State shared by the connections of a listener; `on_lost` is called when one closes."""
-
-    def __init__(self, most_connections: int) -> None:
-        super().__init__()
-        self.most_connections = most_connections
-        self._unparsed: deque[Connection] = deque()
-        self.default_headers = []
-        self.on_lost: Callable[[], None] = _nothing
-
-    def parse_later(self, connection: Connection) -> None:
-        """Queues a connection for parsing; one runs per iteration of the event loop."""
-        self._unparsed.append(connection)
-        if len(self._unparsed) == 1:
-            connection.loop.call_soon(self._parse_one)
-
-    def _parse_one(self) -> None:
-        connection = self._unparsed.popleft()
-        if self._unparsed:
-            connection.loop.call_soon(self._parse_one)
-        connection.parse_on()
-
-
-def _nothing() -> None:
-    """Does nothing; the default of `on_lost`."""
 
 
 class _Reading(Enum):
@@ -323,14 +280,11 @@ class Connection(HttpToolsProtocol):
             elif cycle is None or cycle.response_complete:
                 return False
             else:
-                self._end_after(cycle)
+                # The connection closes after the response; later input is ignored.
+                self._broken = True
+                cycle.keep_alive = False
         self.loop.call_later(_PROBE_S, self._probe, _PROBE_S)
         return True
-
-    def _end_after(self, cycle: Any) -> None:
-        """Closes the connection after the response of a request; later input is ignored."""
-        self._broken = True
-        cycle.keep_alive = False
 
     def _probe(self, delay_s: float) -> None:
         """Checks whether a half-closed client is still connected; reschedules itself."""
@@ -523,7 +477,7 @@ class Connection(HttpToolsProtocol):
     @property
     def too_many_chunks(self) -> bool:
         """True if the body exceeds the limit of chunks."""
-        return self.chunks > _MOST_CHUNKS
+        return self.chunks > MOST_CHUNKS
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the requests of the connection and releases its buffers."""

@@ -1,4 +1,7 @@
-"""A thread that runs an event loop, and the listeners on it. Used by the REST and metrics ports."""
+"""A thread that runs an event loop, the listeners on it, and the way of model threads to it.
+
+Used by: the REST and metrics ports, `infer_route`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,23 @@ import logging
 import socket
 import ssl
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import uvloop
 from uvicorn.config import Config
 
 from conch.core.errors import UnavailableError
 from conch.frontends.http.fast_path import FastPath
-from conch.frontends.http.http_connection import Connection, ListenerState
+from conch.frontends.http.flow_control import ListenerState
+from conch.frontends.http.http_connection import Connection
 from conch.frontends.http.timeouts import ClientTimeouts
 
 log = logging.getLogger(__name__)
+
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 """An ASGI application."""
@@ -243,3 +249,38 @@ def _bound_socket(host: str, port: int, reuse_port: bool) -> socket.socket:
             raise UnavailableError(f"Socket '{host}:{port}' already in use ") from None
         raise UnavailableError(f"address {host}:{port} can't be listened on: {error.strerror}") from None
     return bound
+
+
+class Recipient(Protocol):
+    """Receives items on the event loop."""
+
+    def deliver(self, item: Any) -> None:
+        """Handles one item."""
+
+
+class ResponseMailbox:
+    """Delivers items from any thread on the event loop; items close together share a wake-up.
+
+    Lock-free: `_empty` clears `_waking` before it reads the queue, so an item that is
+    added later wakes the loop again.
+    """
+
+    def __init__(self, thread: LoopThread) -> None:
+        self._thread = thread
+        self._filled: deque[tuple[Recipient, Any]] = deque()
+        self._waking = False
+
+    def put(self, recipient: Recipient, item: Any) -> None:
+        """Queues an item; any thread."""
+        self._filled.append((recipient, item))
+        if not self._waking:
+            self._waking = True
+            with suppress(RuntimeError):  # the loop is closed
+                self._thread.loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        self._waking = False  # first: later items wake the loop again
+        filled = self._filled
+        while filled:
+            recipient, item = filled.popleft()
+            recipient.deliver(item)

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from conch.core.errors import ConchError
 from conch.frontends.access_policy import Restrictions
 from conch.frontends.http.cors import cross_origin_reason
-from conch.frontends.http.http_responses import error_reply, text_error
+from conch.frontends.http.json_body import error_reply, text_error
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,18 @@
-"""The REST front end: options, composition, start and stop. Used by `conch.server`."""
+"""The REST front end: options, composition, start and stop, and its ASGI application.
+
+Used by: `conch.server`.
+"""
 
 from __future__ import annotations
 
+import re
 import ssl
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnauthenticatedError, UnavailableError
@@ -17,15 +21,55 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.http.cors import CrossOriginInference, fast_path_without_origin
-from conch.frontends.http.http_app import HttpApp
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.http_pools import Pools
-from conch.frontends.http.http_routing import OnRefused, Router, ignore_refused, restricted_text
+from conch.frontends.http.http_routing import OnRefused, Router, ignore_refused, refusal, restricted_text
+from conch.frontends.http.infer.infer_asgi import answer
 from conch.frontends.http.infer.infer_fast_path import infer_fast_path
 from conch.frontends.http.infer.infer_route import InferRoute
+from conch.frontends.http.json_body import text_error
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
 from conch.frontends.operations.operation_handlers import Services
+from conch.frontends.operations.operation_table import INFER, path_pattern
+
+_INFER = re.compile(path_pattern(INFER.paths[0]).encode())
+
+
+class HttpApp:
+    """Dispatches requests to the infer route or the router; checks restrictions of inference."""
+
+    def __init__(
+        self,
+        infer: InferRoute,
+        router: Router,
+        restrictions: Restrictions,
+        refused: OnRefused = ignore_refused,
+    ) -> None:
+        self._infer = infer
+        self._refused = refused
+        self._router = router
+        self._restrictions = restrictions if "inference" in restrictions else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        found = _INFER.fullmatch(scope["raw_path"])
+        if found is None:
+            await self._router(scope, receive, send)
+            return
+        if self._restrictions is not None:
+            refused = refusal(scope, "inference", self._restrictions)
+            if refused is not None:
+                name, version = found.groups()
+                self._refused(scope, name.decode(errors="replace"), (version or b"").decode())
+                await refused(scope, receive, send)
+                return
+        if scope["method"] != "POST":
+            await text_error("Method Not Allowed", 405)(scope, receive, send)
+            return
+        name, version = found.groups()
+        await answer(self._infer, scope, receive, send, name, version)
+
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5

@@ -1,6 +1,6 @@
-"""JSON request bodies: reads them within a limit and parses them off the event loop.
+"""JSON bodies: reads requests within a limit, parses them off the event loop, and makes replies and errors.
 
-Used by: `generate_route`, `api_routes`, `operation_json`.
+Used by: `generate_route`, `api_routes`, `operation_json`, `http_routing`, `infer_response`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+import orjson
 from starlette.requests import Request
+from starlette.responses import Response
 
-from conch.core.errors import InternalError, InvalidArgumentError
-from conch.frontends.http.http_connection import CONNECTION, Connection, TooManyChunksError, UnreadBodyError
+from conch.core.admission import ExitingError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.frontends.http.flow_control import TooManyChunksError, UnreadBodyError
+from conch.frontends.http.http_connection import CONNECTION, Connection
 from conch.frontends.http.http_pools import Pools, parse_on
 from conch.frontends.http.jsontext.json_loader import load
+
+JSON = "application/json"
+
+
+def json_reply(content: Any, status: int = 200) -> Response:
+    """Returns a JSON response."""
+    return Response(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS), status, media_type=JSON)
+
+
+def empty_reply(status: int = 200) -> Response:
+    """Returns a response without a body."""
+    return Response(b"", status)
+
+
+def error_body(text: str) -> bytes:
+    """Returns the JSON body of an error."""
+    return orjson.dumps({"error": text})
+
+
+def text_error(text: str, status: int) -> Response:
+    """Returns an error response from text and status."""
+    return Response(error_body(text), status, media_type=JSON)
+
+
+def error_reply(error: ConchError) -> Response:
+    """Returns an error response, with Retry-After if known."""
+    headers = {}
+    if error.retry_after_ms is not None:
+        headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
+    if isinstance(error, ExitingError | UnreadBodyError):
+        headers["connection"] = "close"
+    return Response(error_body(error.message), error.http_status, headers, JSON)
+
 
 MOST_BYTES: Final = 1 << 26
 """Default limit of a JSON body."""

@@ -27,15 +27,12 @@ from typing import NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduling.expiry import NEVER
-from conch.core.scheduling.queue import bound_of, queue_full
+from conch.core.scheduling.queue import NEVER, bound_of, queue_full
 from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler, WaitUntil
 from conch.core.scheduling.sequence.controls import Controls
-from conch.core.scheduling.sequence.direct_strategy import DirectSeats
 from conch.core.scheduling.sequence.implicit_state import SequenceStates
-from conch.core.scheduling.sequence.oldest_strategy import OldestSeats
-from conch.core.scheduling.sequence.table import LiveSequence, Seats, SequenceTable
-from conch.core.scheduling.sequence.timers import SequenceTimers
+from conch.core.scheduling.sequence.strategies import DirectSeats, OldestSeats
+from conch.core.scheduling.sequence.table import LiveSequence, Seats, SequenceTable, SequenceTimers
 from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Control inputs: a request's sequence id, and its START, READY and END flags.
 
-Used by: `warmup`, `batcher`, `direct_strategy`.
+Used by: `warmup`, `batcher`, `strategies`.
 """
 
 from __future__ import annotations

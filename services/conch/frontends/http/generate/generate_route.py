@@ -22,13 +22,11 @@ from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
 from conch.frontends.http.generate.generate_request import map_request, parse_document
-from conch.frontends.http.generate.generate_response import answer_object
-from conch.frontends.http.http10_stream import http10_sender
+from conch.frontends.http.generate.generate_response import answer_object, http10_sender
 from conch.frontends.http.http_connection import CONNECTION
 from conch.frontends.http.http_pools import Pools
-from conch.frontends.http.http_responses import JSON, error_body
 from conch.frontends.http.http_routing import ApiRoute, route
-from conch.frontends.http.json_body import MOST_BYTES, client_of, parsed, read_body
+from conch.frontends.http.json_body import JSON, MOST_BYTES, client_of, error_body, parsed, read_body
 from conch.frontends.http.jsontext.json_loader import SlowTextError
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import path_pattern

@@ -1,6 +1,6 @@
 """The infer route over ASGI: the careful path, for requests that the fast path declines.
 
-Used by: `http_app`.
+Used by: `http_server`.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from conch.frontends.http.fast_path import FastPath, FastPathConnection, ResponseSender
+from conch.frontends.http.flow_control import RequestBody
 from conch.frontends.http.infer.infer_call import InferCall
 from conch.frontends.http.infer.infer_response import Reply
 from conch.frontends.http.infer.infer_route import InferRoute
-from conch.frontends.http.request_body import RequestBody
 
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?", re.DOTALL)
 

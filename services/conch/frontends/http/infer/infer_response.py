@@ -15,11 +15,10 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError, U
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Array, Buffer, Tensor, copied
-from conch.frontends.http.flow_control import AT_ONCE_BYTES, Body, body_size
-from conch.frontends.http.http_connection import UnreadBodyError
-from conch.frontends.http.http_responses import error_body
+from conch.frontends.http.flow_control import AT_ONCE_BYTES, Body, UnreadBodyError, body_size
 from conch.frontends.http.infer.compression import compressed
 from conch.frontends.http.infer.infer_headers import HEAD_LENGTH
+from conch.frontends.http.json_body import error_body
 from conch.frontends.http.yield_gil import yield_gil
 from conch.memory.region_bindings import PlacedTensor
 

@@ -17,9 +17,8 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer, copied
-from conch.frontends.http.flow_control import body_size
-from conch.frontends.http.http_connection import TooManyChunksError
-from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.flow_control import TooManyChunksError, body_size
+from conch.frontends.http.http_loop import LoopThread, ResponseMailbox
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
 from conch.frontends.http.infer.infer_call import InferCall, no_body
@@ -37,7 +36,6 @@ from conch.frontends.http.infer.infer_response import (
     success,
 )
 from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, SlowTextError
-from conch.frontends.http.response_mailbox import ResponseMailbox
 from conch.memory.region_bindings import LargeBindingsError
 from conch.memory.regions import Regions
 

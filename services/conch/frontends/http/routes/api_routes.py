@@ -1,5 +1,7 @@
 """Adapts the table of operations to REST: reads requests, runs handlers on their threads, sends JSON.
 
+The page at ``/`` links to the endpoints.
+
 Threads and locks: endpoints run on the event loop; parsing and blocking handlers run on `Pools`.
 Used by: the HTTP server.
 """
@@ -10,10 +12,12 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
@@ -25,13 +29,19 @@ from conch.core.spec import ModelSpec
 from conch.frontends.access_policy import LOCAL_UPLOADS, UploadRule, is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_pools import Pools, run_on
-from conch.frontends.http.http_responses import empty_reply, json_reply, text_error
 from conch.frontends.http.http_routing import ApiRoute, Endpoint
-from conch.frontends.http.json_body import MOST_BYTES, parsed, read_body, read_settings
+from conch.frontends.http.json_body import (
+    MOST_BYTES,
+    empty_reply,
+    json_reply,
+    parsed,
+    read_body,
+    read_settings,
+    text_error,
+)
 from conch.frontends.http.jsontext.json_loader import load
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes import operation_json as json
-from conch.frontends.http.routes.home_page import home_endpoint
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_handlers import (
     CudaRegistration,
@@ -42,6 +52,7 @@ from conch.frontends.operations.operation_handlers import (
     TraceChanges,
     UnloadRequest,
     check_traced_model,
+    models_with_statistics,
     refuse_repository_name,
 )
 
@@ -246,3 +257,61 @@ def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Response]:
 
 def _load_parameters(body: bytes) -> dict[str, LoadParameter]:
     return json.load_parameters(load(body))
+
+
+_SERVER = (
+    ("/v2/health/live", "live"),
+    ("/v2/health/ready", "ready"),
+    ("/v2", "metadata"),
+    ("/v2/models/stats", "statistics"),
+    ("/openapi.json", "OpenAPI"),
+)
+_DOCS = (
+    ("https://github.com/kserve/open-inference-protocol", "the protocol"),
+    (
+        "https://github.com/triton-inference-server/server/tree/main/docs/protocol",
+        "its extensions",
+    ),
+)
+_OF_MODELS = (("/ready", "ready"), ("", "metadata"), ("/config", "config"), ("/stats", "statistics"))
+
+
+def home_endpoint(core: ServerState) -> Endpoint:
+    """Returns the endpoint of the page."""
+
+    async def home(request: Request) -> Response:
+        core.check_running()
+        models = [(model.spec.name, model.spec.version) for model in models_with_statistics(core, "", "")]
+        return HTMLResponse(page(core.server_id, core.version, models))
+
+    return home
+
+
+def page(server: str, version: str, models: list[tuple[str, int]]) -> str:
+    """Returns the page; `models` are names and versions."""
+    title = f"{escape(server)} (conch {escape(version)})"
+    lines = [_model_links(name, number) for name, number in models] or ["no model is loaded"]
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body>\n'
+        f"<h1>{title}</h1>\n"
+        f"<h2>Server</h2>\n{_list([_link(*each) for each in _SERVER])}"
+        f"<h2>Models</h2>\n{_list(lines)}"
+        f"<h2>Documentation</h2>\n{_list([_link(*each) for each in _DOCS])}"
+        f"</body></html>\n"
+    )
+
+
+def _model_links(name: str, version: int) -> str:
+    path = f"/v2/models/{name}/versions/{version}"
+    text = f"{escape(name)}, version {version}"
+    if quote(path) != path:
+        return text  # paths are not decoded, so no link leads there
+    return ": ".join((text, ", ".join(_link(path + suffix, what) for suffix, what in _OF_MODELS)))
+
+
+def _link(address: str, text: str) -> str:
+    return f'<a href="{escape(address)}">{escape(text)}</a>'
+
+
+def _list(lines: list[str]) -> str:
+    return "<ul>\n" + "".join(f"<li>{line}</li>\n" for line in lines) + "</ul>\n"
