@@ -1,4 +1,4 @@
-"""Blocks: lent, given back when nobody looks at them any more, dropped when they are idle, never shrunk."""
+"""Blocks: returned after their last view is gone, dropped when idle, never shrunk."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from conch.core.tensor import Tensor
-from conch.workers.connection.message_stream import Exchange
-from conch.workers.connection.packet_channel import BUFFER_BYTES, Channel, ChannelClosedError
+from conch.workers.connection.message_stream import MessageStream
+from conch.workers.connection.packet_channel import BUFFER_BYTES, ChannelClosedError, PacketChannel
 from conch.workers.protocol import tensor_layouts, wire
 from conch.workers.protocol.blocks import (
     IDLE_NS,
@@ -41,10 +41,13 @@ class Clock:
 
 
 @contextmanager
-def exchanges() -> Iterator[tuple[Exchange, Exchange]]:
+def exchanges() -> Iterator[tuple[MessageStream, MessageStream]]:
     """The server's side and the worker's, in one process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sides = Exchange(Channel(ours, patient=False), False), Exchange(Channel(theirs), True)
+    sides = (
+        MessageStream(PacketChannel(ours, blocking=False), False),
+        MessageStream(PacketChannel(theirs), True),
+    )
     try:
         yield sides
     finally:
@@ -53,14 +56,14 @@ def exchanges() -> Iterator[tuple[Exchange, Exchange]]:
             side.close()
 
 
-def send(source: Exchange, target: Exchange, tensors: list[Tensor]) -> list[Tensor]:
+def send(source: MessageStream, target: MessageStream, tensors: list[Tensor]) -> list[Tensor]:
     payload = source.pack([tensors])
     source.send(Kind.DONE, 0, payload.lists[0], payload)
     del payload
     return target.receive().tensors()
 
 
-def tell(source: Exchange, target: Exchange) -> None:
+def tell(source: MessageStream, target: MessageStream) -> None:
     """Any message: what is to be given back goes with it."""
     source.send(Kind.DONE)
     target.receive()
@@ -269,7 +272,7 @@ def test_what_may_change_or_has_gaps_is_copied() -> None:
     with exchanges() as (server, worker):
         (given,) = send(server, worker, [Tensor.from_array("A", LARGE)])
         for array, returned in (
-            (given.numpy(), False),  # whoever sends it may go on to write to it
+            (given.numpy(), False),  # the sender may still write to it
             (given.numpy()[::2], True),
             (given.numpy().copy(), True),
             (given.numpy()[:0], True),
@@ -346,7 +349,7 @@ def test_what_is_idle_is_given_back_without_a_message() -> None:
     """As when traffic has stopped: nothing but time goes on."""
     clock = Clock()
 
-    def read(side: Exchange) -> None:
+    def read(side: MessageStream) -> None:
         with pytest.raises(BlockingIOError):
             side.receive(wait=False)
 
@@ -369,8 +372,8 @@ def test_what_is_idle_is_given_back_without_a_message() -> None:
         tidy()
         assert (server.pool.count, worker.pool.count) == (0, 0)
         assert (server.mappings.count, worker.mappings.count) == (0, 0)
-        server.channel.shut()
-        server.tidy()  # nobody is told
+        server.channel.shut_down()
+        server.tidy()  # the worker is not notified
 
 
 def test_what_can_not_be_given_back_now_is_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +406,7 @@ def test_a_long_message_travels_in_a_file() -> None:
 
 def test_what_can_not_be_sent_at_once_is_sent_later_and_in_order() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sender, receiver = Channel(ours, patient=False), Channel(theirs)
+    sender, receiver = PacketChannel(ours, blocking=False), PacketChannel(theirs)
     for number in range(2000):
         sender.send([number.to_bytes(4, "little"), bytes(2000)])
     buffer = bytearray(BUFFER_BYTES)
@@ -418,9 +421,9 @@ def test_what_can_not_be_sent_at_once_is_sent_later_and_in_order() -> None:
     receiver.close()
 
 
-def test_a_backlog_that_nobody_will_read_goes_with_the_channel() -> None:
+def test_an_unread_backlog_is_freed_with_the_channel() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sender = Channel(ours, patient=False)
+    sender = PacketChannel(ours, blocking=False)
     with theirs, open(os.devnull, "rb") as file:
         for _ in range(2000):
             sender.send([bytes(2000)], [file.fileno()])
@@ -439,14 +442,14 @@ def test_who_is_interrupted_knows_whether_a_message_is_lost() -> None:
         server.send(Kind.CREDIT)
         host.receive()
         assert host.interrupted()
-        host.seen_to()
+        host.mark_handled()
         assert not host.interrupted()
 
 
 def test_unexpected_descriptors_are_closed() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server = Exchange(Channel(ours, patient=False), False)
-    worker = Channel(theirs)
+    server = MessageStream(PacketChannel(ours, blocking=False), False)
+    worker = PacketChannel(theirs)
     with open(os.devnull, "rb") as file:
         worker.send([wire.encode(Kind.DONE)], [file.fileno()] * 3)
         worker.send([wire.encode(Kind.DONE, new_block=True, block=1)])
@@ -462,7 +465,7 @@ def test_unexpected_descriptors_are_closed() -> None:
 
 def test_what_was_sent_before_the_other_side_went_is_received() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    here, there = Channel(ours), Channel(theirs)
+    here, there = PacketChannel(ours), PacketChannel(theirs)
     here.send([b"unread"])
     there.send([wire.encode(Kind.DONE, 5)])
     there.close()

@@ -1,4 +1,4 @@
-"""A worker that sends anything at all is lost, or not; nothing else happens to the server."""
+"""Arbitrary messages of a worker end at most that worker; the server itself goes on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, request_o
 
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.spec import ModelSpec
-from conch.workers.connection.packet_channel import Channel, ChannelClosedError
-from conch.workers.connection.worker_connection import Link
+from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
+from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.protocol import tensor_layouts, wire
 from conch.workers.protocol.message_records import DoneRecord, RequestRecord, ResponseRecord
 from conch.workers.protocol.tensor_layouts import Layouts, Place
@@ -103,8 +103,10 @@ def _converse(spec: ModelSpec, messages: list[tuple[bytes, str | None]]) -> None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lost = threading.Event()
     loaded = threading.Event()
-    link = Link(Channel(ours, patient=False), "m_0_0", spec, NoCalls(), lambda reason: lost.set())
-    worker = Channel(theirs)
+    link = WorkerConnection(
+        PacketChannel(ours, blocking=False), "m_0_0", spec, NoCalls(), lambda reason: lost.set()
+    )
+    worker = PacketChannel(theirs)
 
     def on_loaded(error: ConchError | None) -> None:
         loaded.set()
@@ -131,7 +133,7 @@ def _converse(spec: ModelSpec, messages: list[tuple[bytes, str | None]]) -> None
     del answers
 
 
-def _send(worker: Channel, message: bytes, kind: str | None) -> None:
+def _send(worker: PacketChannel, message: bytes, kind: str | None) -> None:
     if kind is None:
         worker.send([message])
         return

@@ -1,4 +1,4 @@
-"""Lists of tensors that one description holds for arrive as others do, and others are not taken for such."""
+"""Lists of tensors with one description arrive like others, and others are not sent that way."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from conch.core.tensor import Tensor
-from conch.workers.connection.message_stream import Exchange
-from conch.workers.connection.packet_channel import Channel
+from conch.workers.connection.message_stream import MessageStream
+from conch.workers.connection.packet_channel import PacketChannel
 from conch.workers.protocol import tensor_layouts, wire
 from conch.workers.protocol.wire import Kind
 
@@ -64,7 +64,7 @@ def send(
 ) -> Iterator[Send]:
     """Sends lists to the other side, which reads them as the sender says."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server, worker = Exchange(Channel(ends[0]), False), Exchange(Channel(ends[1]), True)
+    server, worker = MessageStream(PacketChannel(ends[0]), False), MessageStream(PacketChannel(ends[1]), True)
     source, target = (server, worker) if request.param == "to the worker" else (worker, server)
 
     def sent(lists: list[list[Tensor]], homogeneous: bool) -> list[list[Tensor]]:

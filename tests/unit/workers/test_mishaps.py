@@ -105,7 +105,7 @@ def test_a_question_for_readiness_costs_no_worker_that_can_start_no_thread(tmp_p
     with worker(spec_of(tmp_path, model)) as running:
         running.infer(IN=ONE)
         for _ in range(2):
-            assert not running.link._checks.ask().wait()
+            assert not running.link.checks.ask().wait()
             running.infer(IN=ONE)
         assert running.process.poll() is None
 
@@ -127,10 +127,10 @@ def test_a_check_whose_own_thread_can_not_be_started_is_answered(tmp_path: Path)
         return True
 """
     with worker(spec_of(tmp_path, model)) as running:
-        assert running.link._checks.ask().wait()
+        assert running.link.checks.ask().wait()
         running.infer(IN=ONE)
         begun = monotonic_ns()
-        assert not running.link._checks.ask().wait()
+        assert not running.link.checks.ask().wait()
         assert monotonic_ns() - begun < 4e9
 
 
@@ -151,7 +151,7 @@ def test_a_worker_that_can_not_handle_a_message_ends(
 """
     with worker(spec_of(tmp_path, model)) as running:
         begun = running.start(batch_of(request_of(IN=ONE)[0]))
-        assert not running.link._checks.ask().wait()
+        assert not running.link.checks.ask().wait()
         with pytest.raises(Exception, match="is not healthy"):
             begun.result()
         assert running.process.wait(WAIT_S) == 5
@@ -229,7 +229,7 @@ def no_hands(monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Thread.start
 
     def start_others(thread: threading.Thread) -> None:
-        if thread.name.endswith("-hand"):
+        if thread.name.endswith("-deliver"):
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -293,7 +293,7 @@ def test_a_question_that_no_thread_can_answer_is_refused(
 # --- logs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inside", ["packet_channel.Channel, '_put'", "blocks.Block, '__init__'"])
+@pytest.mark.parametrize("inside", ["packet_channel.PacketChannel, '_sendmsg'", "blocks.Block, '__init__'"])
 def test_a_thread_may_log_while_it_sends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, inside: str
 ) -> None:

@@ -22,7 +22,7 @@ from conch.core.device import DeviceMemory, DeviceTensor
 from conch.core.tensor import Tensor
 from conch.memory.cuda import CudaDevices, CudaMemory, Opened
 from conch.memory.cuda_driver import CudaError, CudaUnavailableError
-from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.message_stream import MessageStream
 from conch.workers.protocol.tensor_layouts import HANDLE_BYTES, ON_DEVICE, UUID_BYTES, Place, TensorLayout
 from conch.workers.protocol.tensor_transport import Payload, UnreachableError
 from conch.workers.protocol.wire import RETURNED, Kind, WireError, encode
@@ -38,8 +38,8 @@ MOST_KEPT_BYTES = 16 * 1024 * 1024
 class ServerDevices:
     """The server's side; `lends` tells whether inputs on GPUs stay there, else copies are sent."""
 
-    def __init__(self, exchange: Exchange, gpus: CudaDevices, lends: bool) -> None:
-        self._exchange = exchange
+    def __init__(self, stream: MessageStream, gpus: CudaDevices, lends: bool) -> None:
+        self._stream = stream
         self._gpus = gpus
         self.lends = lends
         self._watched: dict[bytes, weakref.ref[Opened]] = {}
@@ -72,7 +72,7 @@ class ServerDevices:
             memory = self._open(place.device, True)
             return _tensor(layout, place, memory, memory)
         large = place.nbytes > MOST_KEPT_BYTES
-        release = partial(self._exchange.mappings.queue_release, number | RETURNED, large)
+        release = partial(self._stream.mappings.queue_release, number | RETURNED, large)
         with self._lock:
             kept = self._kept.get(place.device)
             try:
@@ -113,7 +113,7 @@ class ServerDevices:
             return _open(self._gpus, device, lendable)
         except UnreachableError as error:
             log.warning("what a worker has on GPUs goes through the host from now on: %s", error)
-            self._exchange.channel.try_send([encode(Kind.DEVICES)])
+            self._stream.channel.try_send([encode(Kind.DEVICES)])
             raise
 
     def _watch(self, device: bytes, opened: Opened) -> None:
@@ -135,7 +135,7 @@ class ServerDevices:
                 device = self._closed.popleft()
             except IndexError:
                 return  # taken by another thread
-            if not self._exchange.channel.try_send([encode(Kind.GONE, fields=device)]):
+            if not self._stream.channel.try_send([encode(Kind.GONE, fields=device)]):
                 self._closed.appendleft(device)
                 return
 
@@ -267,13 +267,13 @@ def _tensor(layout: TensorLayout, place: Place, memory: CudaMemory, owner: objec
 
 
 def use_on_server(
-    exchange: Exchange, gpus: CudaDevices, lends: bool, tell: Callable[[bytes], None]
+    stream: MessageStream, gpus: CudaDevices, lends: bool, tell: Callable[[bytes], None]
 ) -> ServerDevices:
     """Starts to send tensors on GPUs as places; `tell` sends the fields of `Kind.DEVICES`.
 
     Inputs are sent so only if `lends`.
     """
-    devices = exchange.devices = ServerDevices(exchange, gpus, lends)
+    devices = stream.devices = ServerDevices(stream, gpus, lends)
     try:
         uuids = gpus.uuids()
     except CudaError as error:
@@ -284,13 +284,13 @@ def use_on_server(
     return devices
 
 
-def use_in_worker(exchange: Exchange, gpus: CudaDevices, fields: bytes) -> None:
+def use_in_worker(stream: MessageStream, gpus: CudaDevices, fields: bytes) -> None:
     """Starts to send tensors on the GPUs that the fields of `Kind.DEVICES` name as places."""
     if len(fields) % UUID_BYTES:
         raise WireError(f"UUIDs of GPUs have {UUID_BYTES} bytes each")
-    devices = exchange.devices
+    devices = stream.devices
     if not isinstance(devices, WorkerDevices):
-        devices = exchange.devices = WorkerDevices(gpus)
+        devices = stream.devices = WorkerDevices(gpus)
     devices.reachable = frozenset(
         fields[start : start + UUID_BYTES] for start in range(0, len(fields), UUID_BYTES)
     )
