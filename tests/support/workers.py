@@ -25,8 +25,8 @@ from conch.core.servable import InlineClaim
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array, Tensor
 from conch.memory.cuda import CudaDevices
-from conch.workers.connection.packet_channel import Channel
-from conch.workers.connection.worker_connection import Link
+from conch.workers.connection.packet_channel import PacketChannel
+from conch.workers.connection.worker_connection import WorkerConnection
 
 ROOT = Path(__file__).resolve().parents[2]
 _SERVICES = str(ROOT / "services")
@@ -79,8 +79,8 @@ class Running:
             )
         self.lost: list[str] = []
         self._gone = threading.Event()
-        channel = Channel(ours, patient=False)
-        self.link = Link(channel, PLACEMENT.name, spec, calls, self._on_lost, gpus=gpus)
+        channel = PacketChannel(ours, blocking=False)
+        self.link = WorkerConnection(channel, PLACEMENT.name, spec, calls, self._on_lost, gpus=gpus)
         self._loaded = threading.Event()
         self.load_error: ConchError | None = None
         self.spec = spec

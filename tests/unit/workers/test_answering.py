@@ -15,8 +15,8 @@ from conch.core.errors import InternalError
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor
-from conch.workers.connection.message_stream import Exchange
-from conch.workers.connection.packet_channel import Channel
+from conch.workers.connection.message_stream import MessageStream
+from conch.workers.connection.packet_channel import PacketChannel
 from conch.workers.host.host_reader import Reading
 from conch.workers.host.hosted_requests import HostRequest
 from conch.workers.host.response_writer import Answering
@@ -32,10 +32,10 @@ Said = tuple[bool, list[tuple[ResponseRecord, list[tensor_layouts.TensorLayout]]
 @pytest.fixture
 def answering(tmp_path: Path) -> Iterator[Answering]:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel = Channel(here)
+    channel = PacketChannel(here)
     with here, there:
         reading = Reading(lambda: None, channel.ready)
-        yield Answering(spec_of(tmp_path), Exchange(channel, in_worker=True), reading)
+        yield Answering(spec_of(tmp_path), MessageStream(channel, in_worker=True), reading)
 
 
 def response(*names: str, rows: int = 1, **more: Any) -> InferenceResponse:

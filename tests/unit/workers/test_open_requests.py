@@ -50,7 +50,7 @@ def test_streams_come_in_order_and_whole(tmp_path: Path, count: int, size: int) 
                 array = response.outputs[0].numpy()
                 assert array.shape == (size,) and (array == number).all()
             assert len(responses) == count
-        assert running.link._table.open == {}
+        assert running.link.table.open == {}
 
 
 class Slow(Answers):
@@ -76,13 +76,13 @@ def test_a_slow_client_holds_its_own_stream_and_nothing_else(tmp_path: Path, siz
         quick, answers = request_of(IN=np.array([500, 4], np.float32))
         running.run(quick)
         assert answers.wait(1)
-        (entry,) = map(running.link._table.entry, running.link._table.open)
+        (entry,) = map(running.link.table.entry, running.link.table.open)
         assert entry is not None
         waiting = entry.waiting
         # The window holds: whole small responses, or large ones until it is used up.
         assert waiting <= 96
         if size == 200_000:
-            assert running.link._exchange.mappings.count <= 8
+            assert running.link.stream.mappings.count <= 8
         slow.go_on.set()
         assert slow.wait(1)
         assert len(slow.calls) == int(array[0]) + 1
@@ -111,7 +111,7 @@ return [None] * len(requests)
         assert answers.calls[0][1].outputs[0].shape == (1, 2, 2)
         assert classes.calls[0][1] is not None and classes.calls[0][1].error is None
         assert classes.calls[0][1].outputs[0].datatype == "BYTES"
-        assert running.link._table.open == {}
+        assert running.link.table.open == {}
 
 
 def test_states_of_what_a_sender_sends_go_to_the_sequence(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ return responses
         request.inputs = {"IN": Tensor.from_array("IN", np.zeros(1, np.float32))}
         assert running.run(request) == [None]  # sent by its sender
         assert answers.wait(1)
-        assert running.link._table.open == {}
+        assert running.link.table.open == {}
 
         # One that never runs again is forgotten, here and there.
         other, _ = request_of(IN=np.zeros(1, np.float32))
@@ -183,8 +183,8 @@ return responses
         running.run(forgotten)
         forgotten.fail(InvalidArgumentError("it can't"))
         running.run(other)
-        assert running.link._table.open == {}
-        assert running.link._table.again == set()
+        assert running.link.table.open == {}
+        assert running.link.table.rescheduled == set()
 
 
 def test_a_request_is_seen_to_be_cancelled_while_the_model_executes(tmp_path: Path) -> None:

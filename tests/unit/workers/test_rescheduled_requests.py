@@ -51,7 +51,7 @@ def test_a_request_that_was_answered_may_run_again(tmp_path: Path, first: str) -
         running.run(other)
         assert others.wait(1)
         assert running.process.poll() is None
-        assert running.link._table.again == set() and running.link._table.open == {}
+        assert running.link.table.rescheduled == set() and running.link.table.open == {}
 
 
 class Blocked(Answers):
@@ -82,7 +82,7 @@ def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp
         request = InferenceRequest("m", "", inputs, blocked, monotonic_ns(), "again")
         try:
             running.run(request)
-            (entry,) = map(running.link._table.entry, running.link._table.open)
+            (entry,) = map(running.link.table.entry, running.link.table.open)
             assert entry is not None
             eventually(lambda: entry.waiting == 95, "the window is used up")
             request.completed = True
@@ -98,18 +98,18 @@ def test_what_a_client_allows_while_a_response_is_sent_is_not_lost(tmp_path: Pat
     """However the thread that reads and the one that sends take turns."""
     model = """
     def execute(self, requests):
-        from conch.workers import wire
+        from conch.workers.protocol import message_records
         from conch.workers.host.worker_loop import Host
         host = next(each for each in gc.get_objects() if type(each) is Host)
-        units = wire.units
+        units = message_records.units
         class Allowed:
             class message:
-                fields = wire.encode_credit(1)
+                fields = message_records.encode_credit(1)
         def allowed(outputs):
             for number in list(host._answering.requests._by_number):
                 host._on_credit(number, Allowed)
             return units(outputs)
-        wire.units = allowed
+        message_records.units = allowed
         for request in requests:
             sender = request.get_response_sender()
             for _ in range(200):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 
-from conch.workers.connection.worker_responses import Hands, ResponseQueue
+from conch.workers.connection.worker_responses import ResponseDispatcher, ResponseQueue
 
 WAIT_S = 20.0
 
@@ -21,7 +21,7 @@ def test_a_queue_delivers_in_order_and_holds_up_no_other() -> None:
         delivered.append(name)
         ended.release()
 
-    with closing(Hands("m")) as hands:
+    with closing(ResponseDispatcher("m")) as hands:
         sequence, other = ResponseQueue(hands), ResponseQueue(hands)
         sequence.put(lambda: deliver("first", waits=True))
         sequence.put(lambda: deliver("second"))

@@ -27,9 +27,9 @@ from conch.core.spec import ModelSpec, TensorSpec, WarmupInput, WarmupSample
 from conch.workers.environments import server_environment
 from conch.workers.protocol import blocks
 from conch.workers.supervision import supervisor
-from conch.workers.supervision.process_monitor import Monitor
-from conch.workers.supervision.watchdog import HangDetector
-from conch.workers.supervision.worker_group import Team
+from conch.workers.supervision.process_monitor import ProcessMonitor
+from conch.workers.supervision.watchdog import Watchdog
+from conch.workers.supervision.worker_group import WorkerGroup
 from conch.workers.supervision.worker_instance import WorkerInstance
 
 pytestmark = pytest.mark.process
@@ -97,7 +97,7 @@ def _spec(directory: Path, source: str, decoupled: bool, **parameters: str) -> M
 
 @contextmanager
 def _instance(spec: ModelSpec) -> Iterator[WorkerInstance]:
-    arguments: tuple[Any, ...] = (server_environment(), NoCalls(), Monitor(), Team())
+    arguments: tuple[Any, ...] = (server_environment(), NoCalls(), ProcessMonitor(), WorkerGroup())
     instance = WorkerInstance.open(spec, PLACEMENT, Settings.of(spec), *arguments)
     try:
         yield instance
@@ -120,9 +120,9 @@ def _pid(instance: WorkerInstance) -> int | None:
     return status.pid if status.state == "serving" else None
 
 
-def _hangs(instance: WorkerInstance) -> HangDetector:
-    assert instance._limit is not None
-    return instance._limit._detector
+def _watchdog(instance: WorkerInstance) -> Watchdog:
+    assert instance.limit is not None
+    return instance.limit.watchdog
 
 
 def _error(answers: Answers) -> BaseException | None:
@@ -156,23 +156,23 @@ def test_a_coroutine_that_has_ended_in_any_way_is_watched_no_longer(
 ) -> None:
     limits = {"CONCH_MAX_INFLIGHT": "8", "CONCH_MAX_EXECUTION_SECONDS": "600"}
     with _instance(_spec(tmp_path, source, decoupled, **limits)) as instance:
-        hangs, pid = _hangs(instance), _pid(instance)
+        watchdog, pid = _watchdog(instance), _pid(instance)
         assert pid is not None
         lost = _ask(instance, "hang")[1]
-        assert len(hangs._starts) == 1
+        assert watchdog.watched == 1
         for _ in range(3):
             _ask(instance)
-        eventually(lambda: len(hangs._starts) == 1, "those that ended are not watched")
+        eventually(lambda: watchdog.watched == 1, "those that ended are not watched")
         os.kill(pid, signal.SIGKILL)
         assert type(_error(lost)) is UnavailableError
-        eventually(lambda: not hangs._starts, "what was lost is not watched")
+        eventually(lambda: not watchdog.watched, "what was lost is not watched")
 
 
 def test_a_sender_that_is_kept_is_no_execution(tmp_path: Path) -> None:
     limits = {"CONCH_MAX_EXECUTION_SECONDS": "600"}
     with _instance(_spec(tmp_path, KEPT, True, **limits)) as instance:
         _ask(instance, "hang")
-        assert not _hangs(instance)._starts
+        assert not _watchdog(instance).watched
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ def test_memory_that_is_idle_is_given_back_with_time(tmp_path: Path, monkeypatch
     with _instance(_spec(tmp_path, COROUTINE, False)) as instance:
         request, _ = request_of("", IN=np.ones(100_000, np.float32))
         begun = Begun(batch_of(request))
-        link = instance._supervisor.link
+        link = instance.supervisor.link
         assert link is not None
-        pool = link._exchange.pool
+        pool = link.stream.pool
         instance.start(begun.batch, begun.done)
         assert pool.count == 1
         begun.result()

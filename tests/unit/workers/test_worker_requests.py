@@ -14,8 +14,8 @@ from tests.support.core import make_spec
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor
-from conch.workers.connection.message_stream import Exchange
-from conch.workers.connection.packet_channel import Channel
+from conch.workers.connection.message_stream import MessageStream
+from conch.workers.connection.packet_channel import PacketChannel
 from conch.workers.host.hosted_requests import HostRequest, Requests
 from conch.workers.protocol import message_records
 from conch.workers.protocol.message_records import BatchRecord
@@ -35,10 +35,13 @@ KEYS = st.lists(
 
 
 @pytest.fixture(scope="module")
-def sides() -> Iterator[tuple[Exchange, Exchange]]:
+def sides() -> Iterator[tuple[MessageStream, MessageStream]]:
     """The server's side and the worker's, in one process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    both = Exchange(Channel(ours, patient=False), False), Exchange(Channel(theirs), True)
+    both = (
+        MessageStream(PacketChannel(ours, blocking=False), False),
+        MessageStream(PacketChannel(theirs), True),
+    )
     yield both
     for side in both:
         side.channel.close()
@@ -66,7 +69,10 @@ def _made(key: Key, ids: Sequence[str]) -> list[InferenceRequest]:
 
 
 def _sent(
-    sides: tuple[Exchange, Exchange], requests: Sequence[InferenceRequest], alike: bool, known: Requests
+    sides: tuple[MessageStream, MessageStream],
+    requests: Sequence[InferenceRequest],
+    alike: bool,
+    known: Requests,
 ) -> Batch:
     """The batch as the worker reads it."""
     server, worker = sides
@@ -101,7 +107,7 @@ def _said(request: InferenceRequest) -> dict[str, object]:
 
 @given(key=KEYS, ids=st.lists(st.sampled_from(["", "a", "ü" * 9]), min_size=1, max_size=4))
 def test_requests_that_are_alike_are_what_they_would_be_by_themselves(
-    sides: tuple[Exchange, Exchange], key: Key, ids: list[str]
+    sides: tuple[MessageStream, MessageStream], key: Key, ids: list[str]
 ) -> None:
     requests = _made(key, ids)
     for _ in range(2):  # the second time out of what is remembered
@@ -115,7 +121,9 @@ def test_requests_that_are_alike_are_what_they_would_be_by_themselves(
             assert isinstance(request, HostRequest) and type(request) is type(others.get(number))
 
 
-def test_inputs_of_requests_that_are_alike_may_be_written_to(sides: tuple[Exchange, Exchange]) -> None:
+def test_inputs_of_requests_that_are_alike_may_be_written_to(
+    sides: tuple[MessageStream, MessageStream],
+) -> None:
     key = [("A", "FP32", (1, 3)), ("B", "INT64", ()), ("C", "UINT8", (5,))]
     batch = _sent(sides, _made(key, [""] * 3), True, _requests())
     before = [_said(request)["inputs"] for request in batch.requests]
@@ -129,7 +137,9 @@ def test_inputs_of_requests_that_are_alike_may_be_written_to(sides: tuple[Exchan
     assert (after[0], after[2]) == (before[0], before[2])  # each has memory of its own
 
 
-def test_requests_that_are_alike_must_have_all_their_bytes(sides: tuple[Exchange, Exchange]) -> None:
+def test_requests_that_are_alike_must_have_all_their_bytes(
+    sides: tuple[MessageStream, MessageStream],
+) -> None:
     server, worker = sides
     requests = _made([("A", "FP32", (3,))], ["", ""])
     payload = server.pack([list(request.inputs.values()) for request in requests[:1]])

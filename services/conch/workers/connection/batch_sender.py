@@ -1,4 +1,8 @@
-"""Sends a worker its batches, and what it has to know of their requests."""
+"""Sends batches to a worker, and control messages about their requests.
+
+Owns: nothing but what was told of GPUs. Threads: `send` runs on one thread at a time, the rest on any.
+Used by: worker_connection.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
 from conch.memory.cuda import CudaDevices
 from conch.workers.connection.in_flight import InFlightTable, SentBatch
-from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.protocol import message_records, wire
 from conch.workers.protocol.devices import ServerDevices, use_on_server
@@ -26,27 +30,18 @@ log = logging.getLogger(__name__)
 
 
 class BatchSender:
-    """Sends to one worker; a batch at a time, and the rest from any thread.
-
-    Args:
-        exchange: Sends messages.
-        spec: The model version.
-        table: What the worker has.
-        records: The worker's log.
-        gpus: The GPUs of this process.
-        fail: Ends a batch that can't be sent.
-    """
+    """Sends to one worker. `fail` ends a batch that can't be sent."""
 
     def __init__(
         self,
-        exchange: Exchange,
+        stream: MessageStream,
         spec: ModelSpec,
         table: InFlightTable,
         records: WorkerLog,
         gpus: CudaDevices,
         fail: Callable[[SentBatch, ConchError], None],
     ) -> None:
-        self._exchange = exchange
+        self._stream = stream
         self._spec = spec
         self._table = table
         self._records = records
@@ -55,38 +50,38 @@ class BatchSender:
         self._fail = fail
 
     def send(self, sent: SentBatch) -> None:
-        """Sends a batch that is in the table, or ends it if it can't be sent."""
+        """Sends a batch of the in-flight table; ends it if that fails."""
         batch = sent.batch
         payload: Payload | None = None
         try:
-            if self._table.again:
+            if self._table.rescheduled:
                 for number in self._table.completed():
-                    self._exchange.send(Kind.FORGET, number)
+                    self._stream.send(Kind.FORGET, number)
             if self._records.changed:
-                self._exchange.send(Kind.LEVEL, 0, wire.encode_json({"level": self._records.level}))
+                self._stream.send(Kind.LEVEL, 0, wire.encode_json({"level": self._records.level}))
             if self._gpus.in_use and self._devices is None:
                 lends = not only_cpu_inputs(self._spec)
-                tell = partial(self._exchange.send, Kind.DEVICES, 0)
-                self._devices = use_on_server(self._exchange, self._gpus, lends, tell)
-            payload = self._exchange.pack([request.inputs.values() for request in batch.requests], True)
+                tell = partial(self._stream.send, Kind.DEVICES, 0)
+                self._devices = use_on_server(self._stream, self._gpus, lends, tell)
+            payload = self._stream.pack([request.inputs.values() for request in batch.requests], True)
             batch.bytes_copied += payload.bytes_copied
             self._send_packed(sent, payload)
         except BaseException as error:
             if payload is not None:
-                self._exchange.discard(payload)
-            # On a closed channel the reader notices, and ends the batch.
-            if not isinstance(error, ChannelClosedError) and self._table.take(sent.number) is not None:
+                self._stream.discard(payload)
+            # On a closed channel the reader thread ends the batch.
+            if not isinstance(error, ChannelClosedError) and self._table.remove(sent.number) is not None:
                 self._fail(sent, as_conch_error(error))
             return
         for request, number in zip(batch.requests, sent.numbers, strict=True):
-            # It may have been cancelled before the worker knew it; being told twice does no harm.
+            # A cancellation before the worker knew the request was lost; a second one does no harm.
             if request.cancelled:
                 self.cancel(number)
 
     def unreachable(self, number: int, received: ReceivedMessage) -> None:
-        """Sends a batch again whose tensors the worker could not open; one that it can't open twice fails.
+        """Resends, once, a batch whose tensors the worker could not open.
 
-        If they may have been on a GPU, the worker gets copies in host memory from now on.
+        If GPU memory was involved, the worker gets copies in host memory from then on.
 
         Raises:
             WireError: There is no such batch.
@@ -95,10 +90,10 @@ class BatchSender:
         if sent is None:
             raise WireError(f"batch {number} is out of reach, but has not begun")
         if sent.resent:
-            if self._table.take(number) is not None:
+            if self._table.remove(number) is not None:
                 self._fail(sent, unmapped_error("the worker can't open further files"))
                 for each in sent.numbers:
-                    self.tell(Kind.FORGET, each)
+                    self.notify(Kind.FORGET, each)
             return
         sent.resent = True
         if self._devices is not None and self._devices.lends:
@@ -107,47 +102,49 @@ class BatchSender:
         self.send(sent)
 
     def cancel(self, number: int) -> None:
-        """Says that nobody waits for a request any more."""
+        """Cancels an open request."""
         if number in self._table.open:
-            self.tell(Kind.CANCEL, number)
+            self.notify(Kind.CANCEL, number)
 
     def abandon(self, number: int) -> None:
-        """Says that a request is over, which the worker may still answer."""
+        """Cancels and forgets a request; later responses of the worker are ignored."""
         self.cancel(number)
-        self.tell(Kind.FORGET, number)
+        self.notify(Kind.FORGET, number)
 
     def credit(self, number: int, units: int) -> None:
-        """Says how much more may be sent in response to a request."""
-        self.tell(Kind.CREDIT, number, message_records.encode_credit(units))
+        """Grants further response units to a request (flow control)."""
+        self.notify(Kind.CREDIT, number, message_records.encode_credit(units))
 
-    def tell(self, kind: Kind, subject: int, fields: bytes = b"") -> None:
-        """Sends a message without tensors; on a closed channel it does nothing."""
+    def notify(self, kind: Kind, subject: int, fields: bytes = b"") -> None:
+        """Sends a message without tensors; does nothing on a closed channel."""
         try:
-            self._exchange.send(kind, subject, fields)
+            self._stream.send(kind, subject, fields)
         except ChannelClosedError:
-            pass  # the reader notices
+            pass  # the reader thread notices
 
     def _send_packed(self, sent: SentBatch, payload: Payload) -> None:
-        """Sends a batch whose tensors are packed."""
-        batch, again = sent.batch, sent.again
+        """Sends a batch with packed tensors, in the homogeneous encoding where its requests allow it."""
+        batch, known = sent.batch, sent.known
         requests = batch.requests
         instance = -1 if batch.instance is None else batch.instance
         begin = len(requests), batch.size, instance, batch.compute_start_ns
-        if payload.homogeneous is not None and True not in again:
-            rows = message_records.encode_homogeneous(requests, sent.numbers)
-            if rows is not None:
-                fields = b"".join([BatchRecord(*begin, True).encode(), rows, payload.homogeneous])
-                self._exchange.send(Kind.EXECUTE, sent.number, fields, payload)
+        if payload.homogeneous is not None and True not in known:
+            encoded = message_records.encode_homogeneous(requests, sent.numbers)
+            if encoded is not None:
+                fields = b"".join([BatchRecord(*begin, True).encode(), encoded, payload.homogeneous])
+                self._stream.send(Kind.EXECUTE, sent.number, fields, payload)
                 return
         parts = [BatchRecord(*begin).encode()]
-        for request, number, known, tensors in zip(requests, sent.numbers, again, payload.lists, strict=True):
-            parts.append(message_records.encode_request(request, number, _flags_of(request, known)))
+        for request, number, is_known, tensors in zip(
+            requests, sent.numbers, known, payload.lists, strict=True
+        ):
+            parts.append(message_records.encode_request(request, number, _flags_of(request, is_known)))
             parts.append(tensors)
-        self._exchange.send(Kind.EXECUTE, sent.number, b"".join(parts), payload)
+        self._stream.send(Kind.EXECUTE, sent.number, b"".join(parts), payload)
 
 
-def _flags_of(request: InferenceRequest, again: bool) -> int:
-    """The flags of a request's record."""
+def _flags_of(request: InferenceRequest, known: bool) -> int:
+    """Flags of a request's record."""
     flags = 0
     if request.sequence_start:
         flags |= message_records.SEQUENCE_START
@@ -157,6 +154,6 @@ def _flags_of(request: InferenceRequest, again: bool) -> int:
         flags |= message_records.FILLER
     if request.cancelled:
         flags |= message_records.CANCELLED
-    if again:
+    if known:
         flags |= message_records.AGAIN
     return flags

@@ -1,4 +1,8 @@
-"""The server's side of what a worker's model asks of it: other models, what is loaded, metrics."""
+"""Serves the calls of a model in a worker: BLS requests, model control, readiness, custom metrics.
+
+Owns: open calls by number. Threads: calls arrive on the thread that reads; delivery threads run what blocks.
+Used by: worker_connection.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,11 @@ from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
 from conch.core.tensor import Tensor
-from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError
-from conch.workers.connection.waiting_calls import Waits
+from conch.workers.connection.waiting_calls import WaitingCalls
 from conch.workers.connection.worker_metrics import WorkerMetrics
-from conch.workers.connection.worker_responses import Hands
+from conch.workers.connection.worker_responses import ResponseDispatcher
 from conch.workers.protocol import message_records, wire
 from conch.workers.protocol.message_records import RequestRecord, ResponseRecord
 from conch.workers.protocol.received_message import ReceivedMessage
@@ -34,10 +38,10 @@ from conch.workers.protocol.wire import Kind, WireError
 
 log = logging.getLogger(__name__)
 
-Question = dict[str, Any]
+Query = dict[str, Any]
 
 _MOST_NESTED = 8
-"""So many calls deep, where each is waited for while another one is."""
+"""Most calls nested on one thread, each waiting for the next."""
 
 
 class _Depth(threading.local):
@@ -47,57 +51,45 @@ class _Depth(threading.local):
 _depth = _Depth()
 
 
-class WorkerCaller:
-    """Answers one worker.
-
-    Args:
-        exchange: Where the answers go.
-        calls: The server.
-        metrics: The metrics that the model holds.
-        hands: Threads for what may take a while.
-        waits: What its threads wait for.
-        executing: The request of a number that the worker has, if it has not been answered.
-
-    Attributes:
-        metrics: As above.
-    """
+class BlsServer:
+    """Serves one worker. `executing` finds an open request of the worker by number."""
 
     def __init__(
         self,
-        exchange: Exchange,
+        stream: MessageStream,
         calls: ServerCalls,
         metrics: WorkerMetrics,
-        hands: Hands,
-        waits: Waits,
+        response_dispatcher: ResponseDispatcher,
+        waiting_calls: WaitingCalls,
         executing: Callable[[int], InferenceRequest | None],
     ) -> None:
-        self._exchange = exchange
+        self._stream = stream
         self._calls = calls
         self.metrics = metrics
-        self._hands = hands
-        self._waits = waits
+        self._response_dispatcher = response_dispatcher
+        self._waiting_calls = waiting_calls
         self._executing = executing
         self._lock = threading.Lock()
         self._open: dict[int, InferenceRequest] = {}
         self._closed = False
-        self._quick: dict[str, Callable[[Question], dict[str, object]]] = {
+        self._quick_queries: dict[str, Callable[[Query], dict[str, object]]] = {
             "find": self._find,
             "family": metrics.family,
             "metric": metrics.metric,
             "value": metrics.value,
-            "waits": self._waiting,
+            "waiting_calls": self._report_wait,
         }
-        self._slow: dict[str, Callable[[Question], dict[str, object]]] = {
+        self._blocking_queries: dict[str, Callable[[Query], dict[str, object]]] = {
             "ready": self._ready,
             "load": self._load,
             "unload": self._unload,
         }
 
     def call(self, number: int, received: ReceivedMessage) -> None:
-        """Runs a request of the model's.
+        """Submits a request of the model.
 
         Raises:
-            WireError: It is none.
+            WireError: The message is malformed.
         """
         record = RequestRecord.decode(received.reader)
         inputs: dict[str, Tensor] = {}
@@ -143,7 +135,7 @@ class WorkerCaller:
                     f"model '{request.model_name}' has become {'' if decoupled else 'not '}decoupled since "
                     f"it was called before; send the request again"
                 )
-            # This thread may be the one that has promised to lead the model, and waits for who calls it.
+            # This thread may hold a claim to run the called model while it waits for the calling one.
             lead = EnsembleClaim.current()
             if lead is not None:
                 lead.release()
@@ -161,49 +153,49 @@ class WorkerCaller:
             raise not_ready(request.model_name, error) from None
 
     def cancel(self, number: int) -> None:
-        """Says that the model does not wait for a call any more."""
+        """Cancels a call."""
         request = self._open.get(number)
         if request is not None:
-            self._waits.over(number)
+            self._waiting_calls.finish(number)
             self._calls.cancel(request)
 
-    def ask(self, number: int, question: Question) -> None:
-        """Answers a question, now or later.
+    def ask(self, number: int, query: Query) -> None:
+        """Replies to a query, on this thread or, if it may block, on another.
 
         Raises:
-            WireError: It is none.
+            WireError: The message is malformed.
         """
-        what = question.get("ask")
-        quick = self._quick.get(what) if isinstance(what, str) else None
+        what = query.get("ask")
+        quick = self._quick_queries.get(what) if isinstance(what, str) else None
         if quick is not None:
-            self._answer(number, quick, question)
+            self._run_query(number, quick, query)
             return
-        slow = self._slow.get(what) if isinstance(what, str) else None
+        slow = self._blocking_queries.get(what) if isinstance(what, str) else None
         if slow is None:
             raise WireError(f"there is no question '{what}'")
-        if not self._hands.run(partial(self._answer, number, slow, question)):
+        if not self._response_dispatcher.run(partial(self._run_query, number, slow, query)):
             error = UnavailableError("the server can't start a thread to answer with: there are too many")
-            self._send_answer(number, message_records.encode_error(error))
+            self._send_result(number, message_records.encode_error(error))
 
     def lost(self, number: int, kind: Kind, error: ConchError) -> None:
-        """Answers a call or a question that could not be read."""
+        """Fails a call or query that could not be read."""
         if kind is Kind.ASK:
-            self._send_answer(number, message_records.encode_error(error))
+            self._send_result(number, message_records.encode_error(error))
             return
         try:
             self._send_reply(number, InferenceResponse([], error), True, True)
         except ChannelClosedError:
-            pass  # the reader notices
+            pass  # the reader thread notices
 
     def close(self) -> None:
-        """Cancels all calls: nobody waits for them any more."""
+        """Cancels all calls: the worker is gone."""
         with self._lock:
             self._closed = True
             requests = list(self._open.values())
             self._open.clear()
         for request in requests:
             self._calls.cancel(request)
-        self._waits.close()
+        self._waiting_calls.close()
         self.metrics.close()
 
     def _respond(
@@ -220,19 +212,19 @@ class WorkerCaller:
             with self._lock:
                 self._open.pop(number, None)
         elif request.model is None or request.model.spec.ensemble is None:
-            # There may be any number of them. What ensembles answer comes on threads of others.
-            self._exchange.channel.wait_for_room()
+            # Any number of responses may follow; those of ensembles come on threads that must not block.
+            self._stream.channel.wait_for_room()
         try:
             try:
                 self._send_reply(number, response, final, refused)
             except ChannelClosedError:
                 raise
-            except Exception as error:  # no memory for it, or it is not what it says it is
+            except Exception as error:  # no memory, or tensors that do not match their shapes
                 self._send_reply(number, InferenceResponse([], as_conch_error(error)), final, refused)
         except ChannelClosedError:
-            pass  # whoever reads notices, and cancels what is left
-        if self._waits:
-            self._waits.over(number)
+            pass  # the reader thread notices, and cancels open calls
+        if self._waiting_calls:
+            self._waiting_calls.finish(number)
 
     def _send_reply(
         self, number: int, response: InferenceResponse | None, final: bool, refused: bool
@@ -246,74 +238,72 @@ class WorkerCaller:
                 head = message_records.LAST_RESPONSE  # as most are
             else:
                 head = ResponseRecord(True, error, parameters, final, failed=refused).encode()
-        payload = self._exchange.pack(lists)
-        self._exchange.send(Kind.REPLY, number, b"".join([head, *payload.lists]), payload)
+        payload = self._stream.pack(lists)
+        self._stream.send(Kind.REPLY, number, b"".join([head, *payload.lists]), payload)
 
-    def _answer(
-        self, number: int, answer: Callable[[Question], dict[str, object]], question: Question
-    ) -> None:
+    def _run_query(self, number: int, run: Callable[[Query], dict[str, object]], query: Query) -> None:
         try:
-            fields = wire.encode_json(answer(question))
+            fields = wire.encode_json(run(query))
         except Exception as error:
-            if not isinstance(error, ConchError | WireError):  # nonsense is for the model to hear of
+            if not isinstance(error, ConchError | WireError):  # the model is told of malformed ones
                 log.exception("a question of a worker's could not be answered")
             fields = message_records.encode_error(as_conch_error(error))
-        self._send_answer(number, fields)
+        self._send_result(number, fields)
 
-    def _send_answer(self, number: int, fields: bytes) -> None:
+    def _send_result(self, number: int, fields: bytes) -> None:
         try:
-            self._exchange.send(Kind.ANSWER, number, fields)
+            self._stream.send(Kind.ANSWER, number, fields)
         except ChannelClosedError:
-            pass  # whoever reads notices
+            pass  # the reader thread notices
 
-    def _find(self, question: Question) -> dict[str, object]:
-        request = InferenceRequest(_text(question, "name"), _text(question, "version"), {}, _nobody, 0)
-        correlation = question.get("correlation", 0)
+    def _find(self, query: Query) -> dict[str, object]:
+        request = InferenceRequest(_text(query, "name"), _text(query, "version"), {}, _ignore, 0)
+        correlation = query.get("correlation", 0)
         request.correlation_id = correlation if isinstance(correlation, int | str) else 0
-        request.sequence_start = bool(question.get("start"))
+        request.sequence_start = bool(query.get("start"))
         spec = self._calls.find(request).spec
         return {"name": spec.name, "version": spec.version, "decoupled": spec.decoupled}
 
-    def _waiting(self, question: Question) -> dict[str, object]:
-        number, executed = question.get("call"), question.get("requests")
+    def _report_wait(self, query: Query) -> dict[str, object]:
+        number, executed = query.get("call"), query.get("requests")
         if not isinstance(number, int) or not isinstance(executed, list):
             raise WireError("'call' or 'requests' of a question is not what it may be")
         request = self._open.get(number)
-        if request is None:  # the answer is on its way
+        if request is None:  # its response is under way
             return {"known": True, "found": False}
         parents = [parent for each in executed if (parent := self._executing(each)) is not None]
-        known = self._waits.said(number, request, parents)
-        if self._open.get(number) is not request:  # it has been answered in this moment
-            self._waits.over(number)
+        known = self._waiting_calls.report(number, request, parents)
+        if self._open.get(number) is not request:  # its response was sent meanwhile
+            self._waiting_calls.finish(number)
             return {"known": True, "found": False}
         if not known:
             return {"known": False, "found": False}
-        found, for_ever = self._waits.look(number)
-        if for_ever:
+        found, deadlocked = self._waiting_calls.check(number)
+        if deadlocked:
             error = UnavailableError(DEADLOCK.format(model=request.model_name))
             self._respond(number, request, InferenceResponse([], error), True)
             self._calls.cancel(request)
         return {"known": True, "found": found}
 
-    def _ready(self, question: Question) -> dict[str, object]:
-        return {"ready": self._calls.model_ready(_text(question, "name"), _text(question, "version"))}
+    def _ready(self, query: Query) -> dict[str, object]:
+        return {"ready": self._calls.model_ready(_text(query, "name"), _text(query, "version"))}
 
-    def _load(self, question: Question) -> dict[str, object]:
-        parameters = question.get("parameters")
+    def _load(self, query: Query) -> dict[str, object]:
+        parameters = query.get("parameters")
         if not isinstance(parameters, dict):
             raise WireError("'parameters' of a question is not an object")
-        name = _text(question, "name")
-        with self._waits.loading(name):
+        name = _text(query, "name")
+        with self._waiting_calls.loading(name):
             self._calls.load(name, {key: _parameter(value) for key, value in parameters.items()})
         return {}
 
-    def _unload(self, question: Question) -> dict[str, object]:
-        self._calls.unload(_text(question, "name"), bool(question.get("dependents")))
+    def _unload(self, query: Query) -> dict[str, object]:
+        self._calls.unload(_text(query, "name"), bool(query.get("dependents")))
         return {}
 
 
-def _text(question: Question, key: str) -> str:
-    value = question.get(key)
+def _text(query: Query, key: str) -> str:
+    value = query.get(key)
     if not isinstance(value, str):
         raise WireError(f"'{key}' of a question is not a text")
     return value
@@ -330,8 +320,8 @@ def _parameter(value: object) -> LoadParameter:
     raise WireError("a parameter of a load is not what it may be")
 
 
-def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-    """Takes the responses of a request that is never sent."""
+def _ignore(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """Ignores responses; the request is never submitted."""
 
 
 def _run_claim(model: InlineClaim) -> None:

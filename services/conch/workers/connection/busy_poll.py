@@ -1,13 +1,12 @@
-"""Waiting awake for a message that is expected before a sleeper would be up.
+"""Busy-polls briefly before a thread sleeps, to avoid wake-up latency.
 
-To wake a process costs the one that wakes it and the one that is woken tens of microseconds each where
-processors halt when idle, as they do in virtual machines: more than many a model computes. A
-receiver whose messages keep coming soon therefore polls for a while before it sleeps. After a poll in vain it
-sleeps at once for an increasing number of waits; also after a delayed poll, because then another thread or
-process wants the processor or the interpreter.
+A wake-up costs both sides tens of microseconds where idle processors halt, as in virtual machines. A receiver
+whose messages arrive soon polls first. After a poll in vain, or one that was held up (another thread wants
+the processor or the interpreter), it skips polling for an increasing number of waits.
 
-With a single client that waits for each response, other threads have little to do. A worker that waits for
-its next request then polls longer, but yields to all others.
+With a single client, a worker polls longer for the next request, but yields to all other threads.
+
+Used by: the server's socket reader and the worker's main loop.
 """
 
 from __future__ import annotations
@@ -18,73 +17,62 @@ from collections.abc import Callable
 from conch.core.clock import Clock, monotonic_ns
 
 MOST_NS = 300_000
-"""How long to look."""
+"""Longest poll."""
 
 LATE_NS = 50_000
-"""Two looks that are further apart were held up."""
+"""A poll whose checks are further apart was held up."""
 
 LONGEST_REST = 1023
-"""After so many waits without a look there is one again."""
+"""Most waits in a row that skip polling."""
 
 ALONE_MOST_NS = 600_000
-"""How long to look for a single client's next request: it comes through the server."""
+"""Longest poll for a single client's next request, which comes through the server."""
 
 ALONE_LATE_NS = 400_000
-"""Who lets others go first is held up by what the client and the server do for that request, too."""
+"""As `LATE_NS`; includes the work of client and server, to which this poll yields."""
 
 ALONE_LONGEST_REST = 63
-"""After so many waits without a look for a single client's next request there is one again."""
+"""As `LONGEST_REST`, for a single client."""
 
 ALONE_AFTER = 16
-"""So many requests that look like a single client's have come before they are taken for that."""
+"""Requests in a row that look like a single client's before they count as such."""
 
 LATER_COUNTS = 4
-"""One that has come too late to be looked for makes up for so many of them."""
+"""A request later than the longest poll cancels so many of them."""
 
 AT_ONCE_NS = 150_000
-"""A request that comes sooner after an answer has waited for it, so that it is another client's."""
+"""A request sooner than this after a response was queued meanwhile: it is another client's."""
 
 
-class Spinning:
-    """Looks for something, while that is worth it; for one thread at a time.
+class BusyPoll:
+    """Polls while that pays; for one thread at a time. `look` must not block."""
 
-    Args:
-        look: Whether it is there; must not wait.
-        clock: Monotonic time in nanoseconds.
-        others_first: Lets others have the processor who want it, where looks are longer.
-    """
-
-    __slots__ = ("_alone", "_clock", "_look", "_others_first", "_rest", "_resting")
+    __slots__ = ("_alone", "_clock", "_look", "_rest", "_resting", "_yield_cpu")
 
     def __init__(
         self,
         look: Callable[[], object],
         clock: Clock = monotonic_ns,
-        others_first: Callable[[], object] = os.sched_yield,
+        yield_cpu: Callable[[], object] = os.sched_yield,
     ) -> None:
         self._look = look
         self._clock = clock
-        self._others_first = others_first
-        self._alone = 0  # how much what has come looks like a single client's requests
+        self._yield_cpu = yield_cpu
+        self._alone = 0  # score of requests that look like a single client's
         self._rest = 0
         self._resting = 0
 
     def wait(self) -> bool:
-        """Looks for a while; returns whether it is there."""
+        """Polls for a while; True if `look` has succeeded."""
         if self._resting:
             self._resting -= 1
             return False
         if self._alone >= ALONE_AFTER:
-            return self._look_for(ALONE_MOST_NS, ALONE_LATE_NS, ALONE_LONGEST_REST, self._others_first)
+            return self._look_for(ALONE_MOST_NS, ALONE_LATE_NS, ALONE_LONGEST_REST, self._yield_cpu)
         return self._look_for(MOST_NS, LATE_NS, LONGEST_REST, None)
 
-    def came(self, requests: int, since_ns: int) -> None:
-        """Says what has come: whether it is a single client that is waited for is told by that.
-
-        Args:
-            requests: How many requests have come together.
-            since_ns: When they began to be waited for.
-        """
+    def record_arrival(self, requests: int, since_ns: int) -> None:
+        """Updates the score of a single client: `requests` came together, waited for since `since_ns`."""
         waited_ns = self._clock() - since_ns
         if requests != 1 or waited_ns < AT_ONCE_NS:
             self._alone = 0
@@ -93,17 +81,17 @@ class Spinning:
         elif self._alone < 2 * ALONE_AFTER:
             self._alone += 1
             if self._alone == ALONE_AFTER:
-                self._rest = self._resting = 0  # what was looked for in vain before was something else
+                self._rest = self._resting = 0  # polls in vain were for something else
 
     def _look_for(
-        self, most_ns: int, late_ns: int, longest_rest: int, others_first: Callable[[], object] | None
+        self, most_ns: int, late_ns: int, longest_rest: int, yield_cpu: Callable[[], object] | None
     ) -> bool:
         look, clock = self._look, self._clock
         now = clock()
         end = now + most_ns
         while not look():
-            if others_first is not None:
-                others_first()
+            if yield_cpu is not None:
+                yield_cpu()
             before, now = now, clock()
             if now > end or now - before > late_ns:
                 self._resting = self._rest = min(2 * self._rest + 1, longest_rest)

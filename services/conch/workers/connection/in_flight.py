@@ -1,4 +1,8 @@
-"""What a worker has of the server, as the server keeps it."""
+"""Table of the batches and requests that a worker has.
+
+Owns: batches and open requests by number. Threads and locks: one lock; batches come on any thread, one at
+a time; outcomes come on the thread that reads. Used by: batch_sender, outcome_handler, worker_connection.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ from conch.workers.connection.worker_responses import OpenRequest
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A batch that a worker runs, or a request that it has kept of one.
+    """A batch that a worker executes, or an open request of an earlier batch; for crash reports.
 
     Attributes:
-        since_ns: Monotonic time at which it was sent.
-        request_ids: The ids that clients gave its requests.
+        since_ns: When it was sent, monotonic.
+        request_ids: Its requests' ids, from their clients.
     """
 
     since_ns: int
@@ -30,32 +34,31 @@ class InFlight:
 
 
 class SentBatch:
-    """A batch that a worker runs.
+    """A batch that a worker executes.
 
     Attributes:
         number: Its number on the socket.
-        batch: The batch.
-        again: Which of its requests the worker knows already.
+        known: For each request, whether the worker has it already (rescheduled requests).
         numbers: The numbers of its requests.
-        done: Takes the outcome.
-        since_ns: Monotonic time at which it was sent.
-        resent: Whether it has been sent twice, as the worker could not reach a GPU.
+        done: Called with the outcome.
+        since_ns: When it was sent, monotonic.
+        resent: True if it was sent twice because the worker could not open its tensors.
     """
 
-    __slots__ = ("again", "batch", "done", "number", "numbers", "resent", "since_ns")
+    __slots__ = ("batch", "done", "known", "number", "numbers", "resent", "since_ns")
 
     def __init__(
         self,
         number: int,
         batch: Batch,
-        again: list[bool],
+        known: list[bool],
         numbers: list[int],
         done: Callable[[Outcome], None],
         since_ns: int,
     ) -> None:
         self.number = number
         self.batch = batch
-        self.again = again
+        self.known = known
         self.numbers = numbers
         self.done = done
         self.since_ns = since_ns
@@ -63,12 +66,7 @@ class SentBatch:
 
 
 class KeptRequest(Kept):
-    """Stands for what a worker keeps of a request that is to run again.
-
-    Args:
-        table: What the worker has.
-        number: The request's number there.
-    """
+    """What a worker keeps of a rescheduled request, as the scheduler sees it."""
 
     __slots__ = ("number", "table")
 
@@ -79,27 +77,25 @@ class KeptRequest(Kept):
     def end(self, request: InferenceRequest, error: ConchError) -> None:
         """See `Kept.end`."""
         entry = self.table.entry(self.number)
-        if entry is not None:  # else what ends it is on its way to its client
+        if entry is not None:  # otherwise its last response is under way
             entry.fail(error)
 
 
 class InFlightTable:
-    """The batches that one worker runs, and the requests that it has and that are not over.
+    """The batches that one worker executes, and its open requests.
 
-    Batches come on any thread, one at a time; their outcomes on the one that receives; the end on any.
-
-    Most requests are answered with their batch. What hands over the responses of others is made when the
-    first of them comes, or when somebody else asks for it.
+    Most requests complete with their batch; an `OpenRequest` exists only for the others, from their first
+    response on.
 
     Args:
-        opened: Makes what hands over the responses of a request, with its number.
-        cancel: Tells the worker that nobody waits for a request any more, by its number.
-        refuse: Ends a batch that has come when the table was closed.
+        opened: Makes the `OpenRequest` of a request and its number.
+        cancel: Sends the cancellation of a request.
+        refuse: Ends a batch that arrives at a closed table.
 
     Attributes:
-        batches: The batches, by their numbers.
-        open: The requests that have not got their last response, by their numbers.
-        again: The numbers of those that wait to run again.
+        batches: By number.
+        open: Requests without their last response, by number.
+        rescheduled: Numbers of the requests that wait to run again.
     """
 
     def __init__(
@@ -110,8 +106,8 @@ class InFlightTable:
     ) -> None:
         self.batches: dict[int, SentBatch] = {}
         self.open: dict[int, InferenceRequest] = {}
-        self.again: set[int] = set()
-        self._entries: dict[int, OpenRequest] = {}  # of some of those
+        self.rescheduled: set[int] = set()
+        self._entries: dict[int, OpenRequest] = {}  # of some of the open ones
         self._opened = opened
         self._cancel = cancel
         self._refuse = refuse
@@ -120,21 +116,17 @@ class InFlightTable:
         self._closed = False
         self._last: list[InFlight] = []
 
-    def enter(self, batch: Batch, done: Callable[[Outcome], None]) -> SentBatch | None:
-        """Takes down a batch that is about to be sent.
-
-        Returns:
-            The batch; None if the table is closed.
-        """
+    def add(self, batch: Batch, done: Callable[[Outcome], None]) -> SentBatch | None:
+        """Adds a batch that is about to be sent; None if the table is closed."""
         requests = batch.requests
         following = self._numbers
         number = next(following)
-        if self.again:
-            known = [self._number(request) for request in requests]
-            again, numbers = [one for one, _ in known], [each for _, each in known]
+        if self.rescheduled:
+            pairs = [self._number(request) for request in requests]
+            known, numbers = [one for one, _ in pairs], [each for _, each in pairs]
         else:
-            again, numbers = [False] * len(requests), list(itertools.islice(following, len(requests)))
-        sent = SentBatch(number, batch, again, numbers, done, monotonic_ns())
+            known, numbers = [False] * len(requests), list(itertools.islice(following, len(requests)))
+        sent = SentBatch(number, batch, known, numbers, done, monotonic_ns())
         opened, cancel = self.open, self._cancel
         with self._lock:
             closed = self._closed
@@ -149,17 +141,17 @@ class InFlightTable:
             return None
         return sent
 
-    def take(self, number: int) -> SentBatch | None:
-        """Forgets a batch, but not its requests; None if it is not there any more."""
+    def remove(self, number: int) -> SentBatch | None:
+        """Removes a batch, but not its requests; None if it is gone."""
         with self._lock:
             return self.batches.pop(number, None)
 
     def request(self, number: int) -> InferenceRequest | None:
-        """The request of a number, if it is not over."""
+        """An open request."""
         return self.open.get(number)
 
     def entry(self, number: int) -> OpenRequest | None:
-        """What hands over the responses of a request, if that is not over."""
+        """The `OpenRequest` of an open request; made on demand."""
         entry = self._entries.get(number)
         if entry is None:
             with self._lock:
@@ -168,8 +160,8 @@ class InFlightTable:
                     entry = self._entries[number] = self._opened(request, number)
         return entry
 
-    def over(self, numbers: Sequence[int]) -> None:
-        """Forgets requests that have got their last response."""
+    def finish(self, numbers: Sequence[int]) -> None:
+        """Removes requests that have their last response."""
         forget = self.open.pop
         with self._lock:
             for number in numbers:
@@ -179,35 +171,27 @@ class InFlightTable:
                     self._entries.pop(number, None)
 
     def completed(self) -> Iterator[int]:
-        """Forgets the requests that wait to run again and have been answered without the worker.
-
-        Yields:
-            The number of each, when it is forgotten.
-        """
-        for number in list(self.again):
+        """Removes rescheduled requests that completed without the worker; yields their numbers."""
+        for number in list(self.rescheduled):
             request = self.open.get(number)
             if request is None or request.completed:
-                self.again.discard(number)
-                self.over((number,))
+                self.rescheduled.discard(number)
+                self.finish((number,))
                 yield number
 
     def in_flight(self) -> list[InFlight]:
-        """All that there is, the oldest first; what there was in the end, when the table is closed."""
+        """Batches and open requests, oldest first; of a closed table, those at its end."""
         with self._lock:
             return self._last if self._closed else self._in_flight()
 
     def kept(self, batch: Batch) -> list[OpenRequest]:
-        """The requests of a batch that is done which the worker has and has not answered."""
+        """The open requests of a batch that is done."""
         requests = {id(request) for request in batch.requests if not request.rescheduled}
         numbers = [number for number, request in list(self.open.items()) if id(request) in requests]
         return [entry for number in numbers if (entry := self.entry(number)) is not None]
 
     def close(self) -> tuple[list[SentBatch], dict[int, OpenRequest]]:
-        """Has nothing come in any more, and forgets everything; to be called once.
-
-        Returns:
-            The batches and the requests that there were, for the caller to answer.
-        """
+        """Closes the table, once; returns batches and open requests, which the caller completes."""
         with self._lock:
             self._closed = True
             self._last = self._in_flight()
@@ -222,11 +206,11 @@ class InFlightTable:
         return batches, opened
 
     def _number(self, request: InferenceRequest) -> tuple[bool, int]:
-        """Whether the worker knows a request already, and its number there."""
+        """True if the worker has a request already, and its number."""
         kept = getattr(request, "kept", None)
         if isinstance(kept, KeptRequest) and kept.table is self:
             request.kept = None
-            self.again.discard(kept.number)
+            self.rescheduled.discard(kept.number)
             return True, kept.number
         return False, next(self._numbers)
 

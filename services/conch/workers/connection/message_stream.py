@@ -1,4 +1,8 @@
-"""One side of the conversation between the server and a worker: messages with tensors, both ways."""
+"""One end of the conversation between server and worker: messages with tensors, both ways.
+
+Owns: this side's block pool, the mappings of the other side's blocks, the receive buffer.
+Threads: any thread sends, one receives. Used by: the server's worker_connection and the worker's main loop.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 
 from conch.core.tensor import Buffer, Tensor
-from conch.workers.connection.packet_channel import BUFFER_BYTES, Channel
+from conch.workers.connection.packet_channel import BUFFER_BYTES, PacketChannel
 from conch.workers.protocol import wire
 from conch.workers.protocol.blocks import Block, Mappings, Pool
 from conch.workers.protocol.received_message import InlineTensorFactory, ReceivedMessage
@@ -24,29 +28,26 @@ from conch.workers.protocol.tensor_transport import (
 from conch.workers.protocol.wire import RETURNED, Kind, Message, WireError
 
 _MOST_IN_FILE = 1 << 30
-"""Tensors with more bytes than this travel in a block however many are lent."""
+"""More bytes of tensors than this travel in a block, however many blocks are lent."""
 
 
-class Exchange:
-    """Sends from any thread, receives on one.
-
-    Args:
-        channel: The socket; it stays the caller's to close.
-        in_worker: Whether this is the worker's side.
+class MessageStream:
+    """Sends from any thread, receives on one. The channel stays the caller's to close.
 
     Attributes:
         pool: The blocks of this side.
         mappings: The blocks of the other side.
-        received: The layouts of tensors that have come.
-        make: Makes a tensor from where a message says it is.
-        small: Makes one that is in the message itself.
+        received: Layouts of received tensors.
+        sent: Layouts of sent tensors.
+        make: Makes a tensor from its place.
+        small: Makes a tensor that lies in the message itself.
         own: Copies small tensors out of the buffer.
-        devices: For tensors on GPUs; None until there are any.
+        devices: Transport of tensors on GPUs; None until a GPU is used.
     """
 
     devices: Devices | None = None
 
-    def __init__(self, channel: Channel, in_worker: bool) -> None:
+    def __init__(self, channel: PacketChannel, in_worker: bool) -> None:
         self.channel = channel
         self.pool = Pool()
         self.mappings = Mappings(in_worker, self._release_many)
@@ -57,47 +58,46 @@ class Exchange:
         self.small: InlineTensorFactory = ReceivedTensor if in_worker else Tensor
         self.own: Callable[[memoryview], Buffer] = _writable_copy if in_worker else bytes
         self._returns = in_worker
-        self._sent = Layouts()
+        self.sent = Layouts()
         self._buffer = bytearray(BUFFER_BYTES)
 
     def pack(
         self, lists: Sequence[Collection[Tensor]], on_device: bool = False, returned: bool = False
     ) -> Payload:
-        """Puts the tensors of a message where they will travel; what comes of it is to be sent or discarded.
+        """Places the tensors of a message; the payload must be sent or discarded.
 
         Args:
             lists: The tensors.
-            on_device: Whether those on GPUs may stay there.
-            returned: Whether those in memory that the other side has sent may stay there: nobody is going to
-                write to them.
+            on_device: Tensors on GPUs may stay there.
+            returned: Tensors in blocks of the other side may stay there: no later write happens.
 
         Raises:
-            OSError: There is no memory for them.
+            OSError: No memory.
         """
         payload = Payload()
         described: dict[int, Place] = {}
         try:
             if on_device and self.devices is not None:
                 described = self.devices.describe(lists, payload)
-            if not described and pack_homogeneous(payload, lists, self._sent):
+            if not described and pack_homogeneous(payload, lists, self.sent):
                 return payload
             size = sum(tensor.nbytes for tensors in lists for tensor in tensors)
             if not described and (size <= wire.MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.crowded)):
-                pack_inline(payload, lists, self._sent)
+                pack_inline(payload, lists, self.sent)
             else:
                 mappings = self.mappings if returned else None
-                pack_block(payload, lists, size, self._sent, self.pool, described, mappings)
+                pack_block(payload, lists, size, self.sent, self.pool, described, mappings)
         except BaseException:
             self.discard(payload)
             raise
         return payload
 
     def send(self, kind: Kind, subject: int = 0, fields: bytes = b"", payload: Payload | None = None) -> None:
-        """Sends a message, and with it what is to be given back.
+        """Sends a message, and the numbers of blocks to give back with it.
 
         Raises:
-            ChannelClosedError: Nobody will receive it.
-            OSError: There is no memory for it, or no descriptor. Nothing has been sent then.
+            ChannelClosedError: The channel is closed.
+            OSError: No memory or no descriptor; nothing was sent.
         """
         dropped = self.pool.take_dropped()
         if dropped:
@@ -105,7 +105,7 @@ class Exchange:
         mappings = self.mappings
         released = mappings.take_released(wire.MOST_RELEASED) if mappings.waiting else []
         try:
-            if released and _in_file(fields, payload):  # or they would be lost if that could not be read
+            if released and _in_file(fields, payload):  # an unreadable file would lose them
                 self.channel.send([wire.encode(Kind.RELEASE, released=released)])
                 released = []
             if payload is None:
@@ -128,7 +128,7 @@ class Exchange:
             raise
 
     def discard(self, payload: Payload) -> None:
-        """Takes back what was packed and is not going to be sent; does nothing when called again."""
+        """Frees a payload that is not sent. May be called twice."""
         block, payload.block = payload.block, None
         if block is not None:
             self.pool.discard(block)
@@ -138,7 +138,7 @@ class Exchange:
                 self.devices.give_back(number)
 
     def _send_new(self, packet: bytes, block: Block) -> None:
-        # The other side may give the block back, and another thread send it again, before this one goes on.
+        # The other side may return the block, and another thread reuse it, before this thread continues.
         fd, block.fd = block.fd, -1
         try:
             self.channel.send([packet], (fd,))
@@ -148,16 +148,16 @@ class Exchange:
         os.close(fd)
 
     def _release_many(self) -> None:
-        """Gives back what waits for it; never waits itself, whatever its caller is in the middle of."""
+        """Returns blocks at once; never blocks, whatever its caller holds."""
         mappings = self.mappings
         released = mappings.take_released(wire.MOST_RELEASED)
         if not self.channel.try_send([wire.encode(Kind.RELEASE, released=released)]):
             mappings.put_back(released)
 
     def tidy(self) -> None:
-        """Gives back what is idle, without another message that it could go with; never waits.
+        """Returns idle memory in messages of its own; never blocks.
 
-        The server's side is to call it now and then; the worker's does so itself when it hears from that.
+        The server calls it periodically; the worker's end follows when it receives the server's message.
         """
         self.pool.tidy()
         if self.devices is not None:
@@ -170,15 +170,12 @@ class Exchange:
             self._release_many()
 
     def receive(self, wait: bool = True) -> ReceivedMessage:
-        """Waits for the next message that is not only about blocks.
-
-        Args:
-            wait: Whether to wait if there is none.
+        """Receives the next message that is not only about blocks.
 
         Raises:
-            BlockingIOError: There is none, and it is not to be waited for.
-            ChannelClosedError: There will be none.
-            WireError: What came is none.
+            BlockingIOError: None has arrived, and `wait` is False.
+            ChannelClosedError: The channel is closed.
+            WireError: The message is malformed.
         """
         while True:
             packet, fds = self.channel.receive(self._buffer, wait)
@@ -198,17 +195,17 @@ class Exchange:
             if message.kind is Kind.RELEASE:
                 if self._returns:
                     self.tidy()
-                self.seen_to()
+                self.mark_handled()
                 continue
             if message.kind is Kind.DROP:
                 for number in wire.decode_numbers(message.fields):
                     self.mappings.drop(number)
-                self.seen_to()
+                self.mark_handled()
                 continue
             if message.kind is Kind.UNMAPPED:
                 for number in wire.decode_numbers(message.fields):
                     self.pool.unmapped(number)
-                self.seen_to()
+                self.mark_handled()
                 continue
             if failure is not None:
                 return ReceivedMessage(
@@ -218,10 +215,10 @@ class Exchange:
             return ReceivedMessage(message, self, root)
 
     def _map(self, message: Message, fds: Sequence[int]) -> UnmappedError | None:
-        """Maps the new block of a message; the error if this process can't, or if the message itself is lost.
+        """Maps a message's new block; returns the error if that fails or if the message itself is lost.
 
         Raises:
-            WireError: There is no block, or it is none.
+            WireError: The block or its descriptor is missing.
         """
         error = unmapped_error()
         if message.new_block and fds:
@@ -237,20 +234,20 @@ class Exchange:
         return error
 
     def interrupted(self) -> bool:
-        """Whether a message has come and has not been seen to, when `receive` has failed."""
+        """True if a received message was not marked as handled, after `receive` has failed."""
         return self._buffer[0] != 0
 
-    def seen_to(self) -> None:
-        """Says that the last message has been seen to; only for those who ask whether `interrupted`."""
+    def mark_handled(self) -> None:
+        """Marks the last message as handled, for `interrupted`."""
         self._buffer[0] = 0  # messages begin with something else
 
     def forked(self) -> None:
-        """Says that this process is a fork of the one whose conversation this is: nothing is sent here."""
+        """Stops sending in a fork of the process."""
         self.channel.forked()
-        self.pool = Pool()  # a thread that is not here may have had the lock of the other one
+        self.pool = Pool()  # a thread that the fork lacks may hold the old lock
 
     def close(self) -> None:
-        """Forgets all blocks; tensors in them stay as they are."""
+        """Drops all blocks; tensors in them stay valid."""
         if self.devices is not None:
             self.devices.close()
         self.pool.close()
@@ -258,7 +255,7 @@ class Exchange:
 
 
 def _in_file(fields: bytes, payload: Payload | None) -> bool:
-    """Whether a message may be so long that it travels in a file."""
+    """True if a message may be long enough to travel in a file."""
     nbytes = len(fields) + (0 if payload is None else sum(map(len, payload.data)))
     return nbytes > wire.MOST_PACKET - wire.MOST_INLINE
 

@@ -1,4 +1,8 @@
-"""Whether a worker's model calls itself ready."""
+"""Asks a worker's model for its `is_ready`.
+
+Owns: open checks by number. Threads: any thread asks, the reader thread completes.
+Used by: worker_connection.
+"""
 
 from __future__ import annotations
 
@@ -7,70 +11,66 @@ import threading
 from collections.abc import Callable, Mapping
 
 _READY_S = 6.0
-"""How long the answer to a question for readiness may take; the worker answers after 5 s in any case."""
+"""Timeout of a check; the worker replies within 5 s in any case."""
 
 
-class Check:
-    """A question for readiness, and its answer."""
+class ReadinessCheck:
+    """A pending readiness check."""
 
-    __slots__ = ("_answered", "_ready")
+    __slots__ = ("_ready", "_replied")
 
     def __init__(self) -> None:
-        self._answered = threading.Event()
+        self._replied = threading.Event()
         self._ready = False
 
     @property
     def open(self) -> bool:
-        """Whether there is no answer yet."""
-        return not self._answered.is_set()
+        """True until the reply has arrived."""
+        return not self._replied.is_set()
 
-    def answer(self, ready: bool) -> None:
-        """Gives the answer."""
+    def complete(self, ready: bool) -> None:
+        """Completes the check."""
         self._ready = ready
-        self._answered.set()
+        self._replied.set()
 
     def wait(self) -> bool:
-        """The answer; False if it does not come in time."""
-        return self._answered.wait(_READY_S) and self._ready
+        """Waits for the reply; False on a timeout."""
+        return self._replied.wait(_READY_S) and self._ready
 
 
-class Checks:
-    """The questions for readiness to one worker that have no answer yet.
-
-    Args:
-        send: Sends the question of a number.
-    """
+class ReadinessChecks:
+    """Open readiness checks of one worker."""
 
     def __init__(self, send: Callable[[int], None]) -> None:
         self._send = send
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._open: dict[int, Check] = {}
+        self._open: dict[int, ReadinessCheck] = {}
         self._closed = False
 
-    def ask(self) -> Check:
-        """Asks the model whether it is ready; it is not when the worker has been lost."""
-        check = Check()
+    def ask(self) -> ReadinessCheck:
+        """Sends a check; one to a lost worker completes at once, as not ready."""
+        check = ReadinessCheck()
         with self._lock:
             closed = self._closed
             if not closed:
                 number = next(self._numbers)
                 self._open[number] = check
         if closed:
-            check.answer(False)
+            check.complete(False)
         else:
             self._send(number)
         return check
 
     def completed(self, number: int, fields: Mapping[str, object]) -> None:
-        """Takes the answer to the question of a number."""
+        """Handles a reply."""
         with self._lock:
             check = self._open.pop(number, None)
         if check is not None:
-            check.answer(fields.get("ready") is True)
+            check.complete(fields.get("ready") is True)
 
-    def close(self) -> list[Check]:
-        """Has nothing be asked any more; returns what the caller has to answer."""
+    def close(self) -> list[ReadinessCheck]:
+        """Refuses further checks; returns the open ones, which the caller completes."""
         with self._lock:
             self._closed = True
             checks = list(self._open.values())
@@ -78,25 +78,21 @@ class Checks:
         return checks
 
 
-class LinkReadiness:
-    """The `is_ready` of a worker's model.
+class WorkerReadiness:
+    """A worker's model as a `Readiness`; at most one check is open at a time."""
 
-    Args:
-        ask: Asks the model.
-    """
-
-    def __init__(self, ask: Callable[[], Check]) -> None:
+    def __init__(self, ask: Callable[[], ReadinessCheck]) -> None:
         self._ask = ask
         self._lock = threading.Lock()
-        self._check: Check | None = None
+        self._check: ReadinessCheck | None = None
 
     def start(self) -> None:
-        """Begins a check, unless one is under way."""
+        """Starts a check unless one is open."""
         with self._lock:
             if self._check is None or not self._check.open:
                 self._check = self._ask()
 
     def result(self) -> bool:
-        """Waits for the check that was begun; False too if it fails or takes too long."""
+        """Waits for the started check; False if it fails or times out."""
         check = self._check
         return check is not None and check.wait()

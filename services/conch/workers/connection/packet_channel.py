@@ -1,4 +1,8 @@
-"""A socket of packets and descriptors between the server and a worker: one reader, many senders."""
+"""A SOCK_SEQPACKET socket with descriptors between server and worker: one reader, many senders.
+
+Owns: the socket, the backlog. Threads and locks: a lock for senders; `conch-worker-flush` sends the backlog.
+Used by: message_stream, on both sides.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +22,26 @@ from conch.workers.protocol import wire
 from conch.workers.protocol.wire import WireError
 
 BUFFER_BYTES = wire.MOST_PACKET + 4096
-"""How large a buffer for `Channel.receive` has to be."""
+"""Size of the buffer for `PacketChannel.receive`."""
 
 MOST_WAITING = 256 * 1024 * 1024
-"""While more bytes than this wait for a side that reads nothing for `PATIENCE_S`, it is given up."""
+"""Backlog in bytes at which a peer that reads nothing for `READ_TIMEOUT_S` is given up."""
 
 ROOM = 16 * 1024 * 1024
-"""While more than this waits, those who can wait had better do so; see `Channel.wait_for_room`."""
+"""Backlog in bytes at which `PacketChannel.wait_for_room` blocks."""
 
-PATIENCE_S = 20.0
-"""How long a side may read nothing before it counts as one that does not read."""
+READ_TIMEOUT_S = 20.0
+"""Time without progress after which a peer counts as not reading."""
 
 _LOOK_S = 0.25
 _MOST_FDS = 4
 _STAT_BLOCK = 512
-_WAITING_COSTS = 512  # what each message that waits takes besides its bytes
+_WAITING_COSTS = 512  # bytes of a queued message besides its content
 _MOST_OUTLINE = 2**31 - 1
 _SEND_BUFFER = 4 * wire.MOST_PACKET
 _ANCILLARY = socket.CMSG_SPACE(4 * _MOST_FDS)
 
-# As plain numbers: putting flags together costs more than many a call that takes them.
+# Plain integers: combining flag enums costs more than some system calls.
 _RECEIVE = int(socket.MSG_CMSG_CLOEXEC)
 _TRY_TO_RECEIVE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 _SEND = int(socket.MSG_NOSIGNAL)
@@ -47,45 +51,49 @@ _CUT = int(socket.MSG_TRUNC)
 
 
 class ChannelClosedError(Exception):
-    """Nobody is there any more on the other side."""
+    """The other side has closed the channel, or this one has."""
 
 
-class Channel:
+class PacketChannel:
     """One end of a pair of connected sockets.
 
     Args:
         sock: A socket of type SOCK_SEQPACKET; the channel closes it.
-        patient: Whether a sender waits while the other side does not read. If not, what can't be sent at
-            once is kept and sent by a thread of its own, in the order in which it came.
+        blocking: Senders wait while the other side does not read. Otherwise messages that can't be sent at
+            once are queued, and a thread sends them in order.
 
     Attributes:
-        why: Why this side has ended the conversation, where the other one gave it a reason to; else empty.
-        fds_lost: Whether a message has come whose descriptors this process had no room for.
+        close_reason: Why this side gave the other one up; empty otherwise.
+        backlog_bytes: Memory of the messages that wait to be sent.
+        flushing: True while a thread sends the backlog.
+        waiting_senders: Threads in `wait_for_room`.
+        fds_lost: True once descriptors of a message were lost because this process had no room for them.
     """
 
-    def __init__(self, sock: socket.socket, patient: bool = True) -> None:
+    def __init__(self, sock: socket.socket, blocking: bool = True) -> None:
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._sock = sock
-        self._patient = patient
-        # A thread may send while it sends: the garbage collector, or a signal, may run what logs.
+        self._patient = blocking
+        # Reentrant: the garbage collector or a signal handler may log, and so send, during a send.
         self._lock = threading.RLock()
-        self.why = ""
+        self.close_reason = ""
         self.fds_lost = False
         self._backlog: deque[tuple[list[Buffer], list[int], int]] = deque()
-        self._waiting = 0  # bytes that the backlog takes
-        self._moved_ns = 0  # when it began, or when something was last taken out of it
+        self.backlog_bytes = 0
+        self.waiting_senders = 0
+        self._moved_ns = 0  # when the backlog began or last shrank
         self._room = threading.Condition(self._lock)
-        self._flushing = False
+        self.flushing = False
         self._closed = False
 
     def send(self, parts: Sequence[Buffer], fds: Sequence[int] = ()) -> None:
-        """Sends a message of one or more parts, with descriptors, which the caller keeps.
+        """Sends a message of one or more parts; descriptors stay the caller's.
 
         Raises:
-            ChannelClosedError: Nobody will receive it, perhaps because too much waits for that already.
-            InternalError: It has more than 2 GB, without the tensors in its block.
-            OSError: There is no memory for it, or no descriptor.
+            ChannelClosedError: The channel is closed, perhaps because the peer does not read.
+            InternalError: The message has more than 2 GB, tensors in blocks not counted.
+            OSError: No memory or no descriptor.
         """
         size = sum(map(len, parts))
         if size <= wire.MOST_PACKET:
@@ -103,14 +111,14 @@ class Channel:
             os.close(file)
 
     def try_send(self, parts: Sequence[Buffer]) -> bool:
-        """Sends a small message if that is possible at once; never waits, not even for another sender.
+        """Sends a small message if that is possible at once; never blocks, not even on the lock.
 
-        May be called from anywhere, also by the garbage collector in the middle of `send`.
+        Safe everywhere, also when the garbage collector runs within `send`.
         """
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._backlog or self._flushing or self._closed:
+            if self._backlog or self.flushing or self._closed:
                 return False
             self._sock.sendmsg(parts, [], _TRY_TO_SEND)
             return True
@@ -120,38 +128,37 @@ class Channel:
             self._lock.release()
 
     def wait_for_room(self) -> None:
-        """Waits while much waits for the other side, which reads; for who sends any number of messages.
-
-        One that does not read is not waited for: whoever waits must not hang with it.
-        """
-        if self._waiting <= ROOM:
+        """Blocks while the backlog is long and the peer reads; returns at once if the peer hangs."""
+        if self.backlog_bytes <= ROOM:
             return
         with self._room:
-            while self._waiting > ROOM // 2 and not self._closed and self._reads():
+            self.waiting_senders += 1
+            while self.backlog_bytes > ROOM // 2 and not self._closed and self._is_reading():
                 self._room.wait(_LOOK_S)
+            self.waiting_senders -= 1
 
     def receive(self, buffer: bytearray, wait: bool = True) -> tuple[memoryview, list[int]]:
-        """Waits for a message; only one thread may do so at a time.
+        """Receives a message; one thread at a time.
 
         Args:
-            buffer: Room for `BUFFER_BYTES`; the message is in it, unless it did not fit into a packet.
-            wait: Whether to wait if there is none.
+            buffer: `BUFFER_BYTES` long; holds the message unless it came in a file.
+            wait: Blocks until a message arrives.
 
         Returns:
-            The message, and the descriptors that came with it, which are the caller's to close. Of a message
-            whose file can't be read that is the outline: see `Message.outline`.
+            The message and its descriptors, which the caller closes. For a file that can't be read: the
+            outline (see `Message.outline`).
 
         Raises:
-            BlockingIOError: There is none, and it is not to be waited for.
-            ChannelClosedError: There will be no more.
-            WireError: What came can't be a message.
+            BlockingIOError: None has arrived, and `wait` is False.
+            ChannelClosedError: The channel is closed.
+            WireError: The message is malformed.
         """
         how = _RECEIVE if wait else _TRY_TO_RECEIVE
         try:
             try:
                 size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, how)
             except ConnectionResetError:
-                # The other side has gone without reading everything. What it had sent is still there.
+                # The peer closed without reading everything; what it had sent is still there.
                 size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, how)
         except BlockingIOError:
             raise
@@ -180,32 +187,32 @@ class Channel:
         return self._sock.fileno()
 
     def ready(self, timeout_s: float) -> bool:
-        """Waits until there is something to receive, or the end; returns whether there is."""
+        """Waits for a message or the end of the channel; False on a timeout."""
         poll = select.poll()
         try:
             poll.register(self._sock, select.POLLIN)
             return bool(poll.poll(timeout_s * 1000))
         except (OSError, ValueError):
-            return True  # it is closed, as receiving will tell
+            return True  # closed: `receive` reports it
 
-    def shut(self) -> None:
-        """Ends the conversation: whoever sends or receives on either side is told at once."""
+    def shut_down(self) -> None:
+        """Shuts the socket down, which wakes senders and receivers on both sides."""
         self._closed = True
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other side was first
+            pass  # the peer was first
 
     def forked(self) -> None:
-        """Says that this process is a fork: the socket stays its parent's, and ends here."""
+        """Closes the socket in a fork; the parent's stays open."""
         self._closed = True
-        self._lock = threading.RLock()  # a thread that is not here may have had it
+        self._lock = threading.RLock()  # a thread that the fork lacks may hold the old one
         self._room = threading.Condition(self._lock)
         self._sock.close()
 
     def close(self) -> None:
-        """Closes the socket; nobody may receive any more."""
-        self.shut()
+        """Closes the socket; no thread may be receiving."""
+        self.shut_down()
         with self._lock:
             self._drop_backlog()
             self._sock.close()
@@ -213,43 +220,43 @@ class Channel:
     def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
         flags = _SEND if self._patient else _TRY_TO_SEND
         with self._lock:
-            if not self._backlog and not self._flushing:
+            if not self._backlog and not self.flushing:
                 try:
-                    self._put(parts, fds, flags)
+                    self._sendmsg(parts, fds, flags)
                     return
                 except BlockingIOError:
                     pass
             if self._closed:
                 raise ChannelClosedError("this side has ended the conversation")
-            if self._waiting > MOST_WAITING and not self._reads():
-                self.why = (
-                    f"it has read nothing for {PATIENCE_S:g} s, while more than {MOST_WAITING >> 20} MiB "
+            if self.backlog_bytes > MOST_WAITING and not self._is_reading():
+                self.close_reason = (
+                    f"it has read nothing for {READ_TIMEOUT_S:g} s, while more than {MOST_WAITING >> 20} MiB "
                     f"waited for it; its model may hold the interpreter's lock"
                 )
                 self._drop_backlog()
-                self.shut()
-                raise ChannelClosedError(self.why)
+                self.shut_down()
+                raise ChannelClosedError(self.close_reason)
             cost = _cost(parts, fds)
             self._backlog.append((parts, _duplicates(fds), cost))
-            self._waiting += cost
-            if self._flushing:
+            self.backlog_bytes += cost
+            if self.flushing:
                 return
-            self._flushing = True
+            self.flushing = True
             self._moved_ns = monotonic_ns()
         try:
             threading.Thread(target=self._flush, name="conch-worker-flush", daemon=True).start()
-        except RuntimeError as error:  # there are too many
+        except RuntimeError as error:  # too many threads
             with self._lock:
-                self._flushing = False
+                self.flushing = False
                 self._drop_backlog()
-            self.shut()
+            self.shut_down()
             raise ChannelClosedError(str(error)) from None
 
-    def _reads(self) -> bool:
-        """Whether the other side, for which something waits, has read something lately."""
-        return monotonic_ns() - self._moved_ns < PATIENCE_S * 1e9
+    def _is_reading(self) -> bool:
+        """True if the peer has read part of the backlog lately."""
+        return monotonic_ns() - self._moved_ns < READ_TIMEOUT_S * 1e9
 
-    def _put(self, parts: list[Buffer], fds: Sequence[int], flags: int) -> None:
+    def _sendmsg(self, parts: list[Buffer], fds: Sequence[int], flags: int) -> None:
         try:
             if fds:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
@@ -260,28 +267,28 @@ class Channel:
             raise
         except OSError as error:
             if fds and error.errno == errno.ETOOMANYREFS:
-                raise  # nothing has been sent: too many descriptors of this user are on their way
-            # Also where the system has run out of something: what was lost would be waited for, so whoever
-            # reads is to notice.
-            self.shut()
+                raise  # nothing was sent: too many descriptors of this user are in flight
+            # A lost message would be waited for, so the reader must notice, also when the system ran out of
+            # resources.
+            self.shut_down()
             raise ChannelClosedError(str(error)) from None
 
     def _flush(self) -> None:
-        """Sends the backlog, waiting as long as that takes."""
+        """Sends the backlog; blocks as long as that takes."""
         while True:
             with self._lock:
                 if not self._backlog:
-                    self._flushing = False
+                    self.flushing = False
                     return
                 parts, fds, cost = self._backlog.popleft()
-                self._waiting -= cost
+                self.backlog_bytes -= cost
                 self._moved_ns = monotonic_ns()
-                if self._waiting <= ROOM // 2:
+                if self.backlog_bytes <= ROOM // 2:
                     self._room.notify_all()
             try:
-                self._put(parts, fds, _SEND)
+                self._sendmsg(parts, fds, _SEND)
             except (ChannelClosedError, OSError):
-                self.shut()
+                self.shut_down()
                 with self._lock:
                     self._drop_backlog()
             finally:
@@ -290,7 +297,7 @@ class Channel:
     def _drop_backlog(self) -> None:
         while self._backlog:
             _close(self._backlog.popleft()[1])
-        self._waiting = 0
+        self.backlog_bytes = 0
         self._room.notify_all()
 
 
@@ -303,7 +310,7 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
-    """The message in the first of the descriptors, which is closed; the outline without memory for it."""
+    """Reads the message from the first descriptor and closes it; returns the outline if memory is short."""
     size = wire.decode(packet).block_size
     if not fds:
         raise WireError("a message in a file has come without the file")
@@ -328,13 +335,13 @@ def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
 
 
 def _cost(parts: list[Buffer], fds: Sequence[int]) -> int:
-    """The memory that a message takes while it waits, with that of its files."""
+    """Memory of a queued message, files included."""
     files = sum(os.fstat(fd).st_blocks for fd in fds)
     return sum(map(len, parts)) + files * _STAT_BLOCK + _WAITING_COSTS
 
 
 def _duplicates(fds: Sequence[int]) -> list[int]:
-    """Descriptors of the same files; all of them or none."""
+    """Duplicates all descriptors or none."""
     copies: list[int] = []
     try:
         for fd in fds:

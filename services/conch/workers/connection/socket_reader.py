@@ -1,7 +1,10 @@
-"""Which thread of the server reads a worker's socket.
+"""Chooses the thread of the server that reads a worker's socket.
 
-A link has a thread that reads whenever something comes. Who begins a batch that will be done soon can take
-its place for that long: the link's thread is left asleep, and does not have to be woken for the answer.
+Each connection has a reader thread. A thread that starts a short batch may claim the socket until the batch
+is done: the reader thread stays asleep, which saves a wake-up.
+
+Owns: the epoll set. Threads and locks: the thread that reads holds `_read_lock`.
+Used by: worker_connection.
 """
 
 from __future__ import annotations
@@ -14,145 +17,135 @@ from typing import Protocol
 
 from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
-from conch.workers.connection.busy_poll import Spinning
-from conch.workers.connection.message_stream import Exchange
-from conch.workers.connection.packet_channel import Channel, ChannelClosedError
+from conch.workers.connection.busy_poll import BusyPoll
+from conch.workers.connection.message_stream import MessageStream
+from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
 from conch.workers.protocol.received_message import ReceivedMessage
 
 _ASLEEP = 0
 _AWAKE = select.EPOLLIN | select.EPOLLONESHOT
 
 
-class Turns:
-    """The right to read from a worker.
+class SocketReader:
+    """Reads a worker's messages, on the reader thread or on a thread that has claimed the socket.
 
-    Args:
-        channel: Its socket.
-        exchange: Reads from it.
+    1. Thread A claims: it takes `_read_lock` and disarms the socket in the epoll set.
+    2. The reader thread sleeps in epoll; a message wakes A only.
+    3. A releases: it arms the socket before it frees the lock, so no message is missed.
+    4. If A failed, it left `_failure` and shut the socket down; the reader thread wakes and raises it.
     """
 
-    def __init__(self, channel: Channel, exchange: Exchange) -> None:
+    def __init__(self, channel: PacketChannel, stream: MessageStream) -> None:
         self._channel = channel
-        self._exchange = exchange
-        self._turn = threading.Lock()
+        self._stream = stream
+        self._read_lock = threading.Lock()
         self._file = channel.fileno()
-        self._arrivals = select.epoll()
-        self._arrivals.register(self._file, _AWAKE)
+        self._epoll = select.epoll()
+        self._epoll.register(self._file, _AWAKE)
         self._closed = False
-        self._failure: Exception | None = None  # of another thread that had the turn
-        # For those who take the turn; they come one at a time.
-        self._answers = select.poll()
-        self._answers.register(self._file, select.POLLIN)
-        self._spinning = Spinning(partial(self._answers.poll, 0))
+        self._failure: Exception | None = None  # of a thread that had claimed the socket
+        self._reader_poll = select.poll()
+        self._reader_poll.register(self._file, select.POLLIN)
+        self._busy_poll = BusyPoll(partial(self._reader_poll.poll, 0))
 
     def read(self, handle: Callable[[ReceivedMessage], None]) -> None:
-        """Reads until there is nothing more to come; for the link's thread.
+        """Reads until the socket is closed; runs on the reader thread.
 
         Raises:
-            ChannelClosedError: Always, in the end.
-            WireError: What has come is no message.
-            Exception: What `handle` has raised, also on another thread.
+            ChannelClosedError: The socket is closed.
+            WireError: A message is malformed.
+            Exception: `handle` failed, on this or on another thread.
         """
         while True:
             try:
-                self._arrivals.poll()
+                self._epoll.poll()
             except (OSError, ValueError):
-                raise ChannelClosedError("the link was closed before its thread began to read") from None
-            with self._turn:
+                raise ChannelClosedError("closed before its thread began to read") from None
+            with self._read_lock:
                 if self._closed:
-                    raise ChannelClosedError("the link is closed")
+                    raise ChannelClosedError("the connection is closed")
                 if self._failure is not None:
                     raise self._failure
                 try:
                     while True:
-                        handle(self._exchange.receive(wait=False))
+                        handle(self._stream.receive(wait=False))
                 except BlockingIOError:
-                    self._arrivals.modify(self._file, _AWAKE)
+                    self._epoll.modify(self._file, _AWAKE)
 
-    def take(self) -> bool:
-        """Takes the turn on the calling thread; False if somebody has it."""
-        if not self._turn.acquire(blocking=False):
+    def claim(self) -> bool:
+        """Claims the socket for the calling thread; False if another thread reads."""
+        if not self._read_lock.acquire(blocking=False):
             return False
         if self._closed:
-            self._turn.release()
+            self._read_lock.release()
             return False
-        self._arrivals.modify(self._file, _ASLEEP)
+        self._epoll.modify(self._file, _ASLEEP)
         return True
 
     def read_until(
         self, done: Callable[[], bool], handle: Callable[[ReceivedMessage], None], end_ns: int
     ) -> None:
-        """Reads until something has come or time is up; for who has taken the turn.
-
-        Args:
-            done: Whether it has come.
-            handle: Sees to each message.
-            end_ns: When time is up, on the monotonic clock.
-        """
+        """Reads on the thread that has claimed the socket, until `done()` or `end_ns` (monotonic)."""
         try:
             if not done():
-                self._spinning.wait()
+                self._busy_poll.wait()
             while not done():
                 left_ns = end_ns - monotonic_ns()
-                if left_ns <= 0 or not self._answers.poll(left_ns / 1e6):
+                if left_ns <= 0 or not self._reader_poll.poll(left_ns / 1e6):
                     return
-                handle(self._exchange.receive(wait=False))
+                handle(self._stream.receive(wait=False))
         except (BlockingIOError, ChannelClosedError):
-            pass  # the link's thread finds it closed too, and says so
+            pass  # the reader thread finds it closed too, and reports it
         except Exception as error:
-            # Giving the worker up takes time: the link's thread does it, and answers what the worker had.
+            # The reader thread reports the loss and fails what is in flight: that takes time.
             self._failure = error
-            self._channel.shut()
+            self._channel.shut_down()
 
-    def give_back(self) -> None:
-        """Gives the turn back to the link's thread."""
-        self._arrivals.modify(self._file, _AWAKE)
-        self._turn.release()
+    def release(self) -> None:
+        """Returns the socket to the reader thread."""
+        self._epoll.modify(self._file, _AWAKE)
+        self._read_lock.release()
 
     def close(self) -> None:
-        """Has nobody read any more; the socket can be closed then."""
-        with self._turn:
+        """Ends reading; the socket can be closed then."""
+        with self._read_lock:
             self._closed = True
-            self._arrivals.close()
+            self._epoll.close()
 
 
-class Receives(Protocol):
-    """A link, for who has the turn to receive from it."""
+class ReadingConnection(Protocol):
+    """A connection whose socket a thread has claimed."""
 
-    def wait_for(self, turn: Turn, timeout_ns: int) -> None:
-        """Receives until a batch is done; gives the turn back."""
+    def wait_for(self, awaited: AwaitedBatch, timeout_ns: int) -> None:
+        """Reads until the batch is done or time is up; releases the socket."""
 
-    def give_back(self) -> None:
-        """Gives the turn back."""
+    def release_socket(self) -> None:
+        """Releases the socket."""
 
 
-class Turn:
-    """The turn to receive, while a batch runs; see `Awaited`.
-
-    Args:
-        link: Whose it is.
-        done: Takes the outcome of the batch.
+class AwaitedBatch:
+    """A batch whose sender reads the socket until its outcome arrives; an `AwaitableOutcome`.
 
     Attributes:
-        ended: Whether there is an outcome.
+        ended: True once the outcome has arrived.
     """
 
-    __slots__ = ("_done", "_link", "ended")
+    __slots__ = ("_connection", "_done", "ended")
 
-    def __init__(self, link: Receives, done: Callable[[Outcome], None]) -> None:
-        self._link = link
+    def __init__(self, connection: ReadingConnection, done: Callable[[Outcome], None]) -> None:
+        self._connection = connection
         self._done = done
         self.ended = False
 
     def __call__(self, outcome: Outcome) -> None:
-        """Takes the outcome."""
+        """Passes the outcome on."""
         self.ended = True
         self._done(outcome)
 
     def wait(self, timeout_ns: int) -> None:
-        """See `Awaited.wait`."""
-        self._link.wait_for(self, timeout_ns)
+        """See `AwaitableOutcome.wait`."""
+        self._connection.wait_for(self, timeout_ns)
 
     def detach(self) -> None:
-        """See `Awaited.leave`."""
-        self._link.give_back()
+        """See `AwaitableOutcome.detach`."""
+        self._connection.release_socket()

@@ -1,9 +1,10 @@
-"""What the server knows of the calls, and the loads, that models in workers wait for.
+"""Tracks the calls and loads for which models in workers wait, for deadlock detection.
 
-A worker tells what its threads wait for when that takes a while, with the numbers of the requests that its
-model executes if it is the executing thread. It is believed when it has said so twice without anything
-having been sent for the call meanwhile: by the second time it has received all that was sent before the
-first. So whoever is known to wait does, until something is sent.
+A worker reports a long wait, with the requests that the waiting thread executes. The server accepts the
+report when it comes a second time with no response sent in between: by then the worker has received all that
+was sent before the first report. An accepted wait holds until a response is sent.
+
+Owns: reported waits. Locks: one; any thread. Used by: bls_server.
 """
 
 from __future__ import annotations
@@ -21,22 +22,11 @@ from conch.core.spec import ModelSpec
 
 
 class WorkerWaiter:
-    """One instance in a worker, whichever process that is at the time; a `conch.core.bls.Waiter`.
-
-    Args:
-        server: The server that it calls.
-        name: Its name.
-        spec: The model version.
+    """An instance in a worker, across restarts, as a `conch.core.bls.Waiter`.
 
     Attributes:
-        known_server: As above.
-        name: As above.
-        known_as: See `Waiter`.
-        opening: Whether it is being made, so that whoever loads the model waits for it.
-        loads: See `Waiter`.
-        model: See `Waiter`.
-        thread: See `Waiter`; no thread of the server's.
-        waiting: See `Waiter`.
+        opening: True while it loads, so that the loading thread waits for it.
+        thread: A number that no thread of the server has.
     """
 
     __slots__ = ("known_as", "known_server", "loads", "model", "name", "opening", "thread", "waiting")
@@ -53,7 +43,7 @@ class WorkerWaiter:
 
 
 class WorkerWait:
-    """A call for which a thread of a worker waits; a `conch.core.bls.Wait`."""
+    """A call for which a thread of a worker waits, as a `conch.core.bls.Wait`."""
 
     __slots__ = ("caller", "core", "parents", "seen", "since_ns")
 
@@ -67,12 +57,8 @@ class WorkerWait:
         self.seen: frozenset[Wait] = frozenset()
 
 
-class Waits:
-    """The calls that the threads of one worker wait for.
-
-    Args:
-        waiter: The instance.
-    """
+class WaitingCalls:
+    """The calls for which threads of one worker wait."""
 
     def __init__(self, waiter: WorkerWaiter) -> None:
         self._waiter = waiter
@@ -82,16 +68,13 @@ class Waits:
     def __bool__(self) -> bool:
         return bool(self._by_number)
 
-    def said(self, number: int, core: InferenceRequest, parents: Sequence[InferenceRequest]) -> bool:
-        """Takes notice of a wait.
+    def report(self, number: int, core: InferenceRequest, parents: Sequence[InferenceRequest]) -> bool:
+        """Records a reported wait; True if it is accepted, else it must be reported again.
 
         Args:
             number: The call's number on the socket.
             core: The call.
-            parents: The requests that the thread executes; none for another thread of the model's.
-
-        Returns:
-            Whether it is believed; else it has to be said again.
+            parents: The requests that the thread executes; empty for another thread of the model.
         """
         with self._lock:
             wait = self._by_number.get(number)
@@ -102,21 +85,20 @@ class Waits:
                 self._waiter.waiting = wait
             return True
 
-    def look(self, number: int) -> tuple[bool, bool]:
-        """Looks at a wait that is believed.
+    def check(self, number: int) -> tuple[bool, bool]:
+        """Checks an accepted wait.
 
         Returns:
-            Whether nothing but calls stands between it and its answer; and whether it has to fail, as it
-            could never be served.
+            True if only other calls stand between it and its response; and True if it is a deadlock.
         """
         wait = self._by_number.get(number)
         if wait is None:
             return False, False
-        wait.seen, for_ever = is_deadlocked(wait, wait.seen)
-        return bool(wait.seen), for_ever
+        wait.seen, deadlocked = is_deadlocked(wait, wait.seen)
+        return bool(wait.seen), deadlocked
 
-    def over(self, number: int) -> None:
-        """Takes notice of something that ends a wait: a response has been sent, or the call is cancelled."""
+    def finish(self, number: int) -> None:
+        """Ends a wait: a response was sent, or the call was cancelled."""
         with self._lock:
             wait = self._by_number.pop(number, None)
             if wait is not None and self._waiter.waiting is wait:
@@ -127,7 +109,7 @@ class Waits:
         return loading(self._waiter, name, UnavailableError)
 
     def close(self) -> None:
-        """Forgets all of them: the worker is gone."""
+        """Ends all waits: the worker is gone."""
         with self._lock:
             self._by_number.clear()
             self._waiter.waiting = None

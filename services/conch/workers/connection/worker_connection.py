@@ -1,10 +1,15 @@
-"""The server's side of one living worker."""
+"""The server's connection to one worker process: load, batches, calls, loss, close.
+
+Owns: the channel, the in-flight table, responses under way, readiness checks, calls of the model.
+Threads: the reader thread `conch-NAME-reader` starts with `load`; a thread that starts a short batch may read
+in its place (see socket_reader). Used by: supervision.worker_process.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -21,54 +26,60 @@ from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.memory.cuda import CudaDevices, cuda_devices
 from conch.workers.connection.batch_sender import BatchSender
-from conch.workers.connection.bls_server import WorkerCaller
+from conch.workers.connection.bls_server import BlsServer
 from conch.workers.connection.in_flight import InFlight, InFlightTable
-from conch.workers.connection.message_dispatch import Dispatcher, json_fields
-from conch.workers.connection.message_stream import Exchange
-from conch.workers.connection.model_readiness import Checks, LinkReadiness
-from conch.workers.connection.outcome_handler import Results
-from conch.workers.connection.packet_channel import Channel, ChannelClosedError
-from conch.workers.connection.socket_reader import Turn, Turns
-from conch.workers.connection.waiting_calls import Waits, WorkerWaiter
+from conch.workers.connection.message_stream import MessageStream
+from conch.workers.connection.model_readiness import ReadinessChecks, WorkerReadiness
+from conch.workers.connection.outcome_handler import OutcomeHandler
+from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
+from conch.workers.connection.socket_reader import AwaitedBatch, SocketReader
+from conch.workers.connection.waiting_calls import WaitingCalls, WorkerWaiter
 from conch.workers.connection.worker_metrics import WorkerMetrics
-from conch.workers.connection.worker_responses import Handing, Hands, OpenRequest, ResponseQueue
+from conch.workers.connection.worker_responses import (
+    OpenRequest,
+    ResponseDelivery,
+    ResponseDispatcher,
+    ResponseQueue,
+)
 from conch.workers.protocol import message_records, wire
 from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.spec_json import placement_to_json, spec_to_json
 from conch.workers.protocol.tensor_transport import unmapped_error
 from conch.workers.protocol.wire import Kind, WireError
 from conch.workers.protocol.worker_log import WorkerLog
-from conch.workers.supervision.loss import Loss
+from conch.workers.supervision.crash_report import CrashRecord
 
 log = logging.getLogger(__name__)
 
 _END_S = 5.0
-"""How long the link's thread may take to end when nobody is on the other side any more."""
+"""Timeout of the reader thread's end once the channel is shut down."""
 
 
-class Link:
-    """A worker process, as the server talks to it; its process is somebody else's.
+_Handler = Callable[[int, ReceivedMessage], None]
+"""Handles a message about a subject."""
+
+
+class WorkerConnection:
+    """The server's side of a living worker; the process itself belongs to the supervision.
 
     Args:
-        channel: The socket to it, made with ``patient=False``; the link closes it.
+        channel: The socket, made with ``blocking=False``; the connection closes it.
         name: The instance's name.
         spec: The model version.
-        calls: What the model may ask of the server.
-        on_lost: Called once, on the link's own thread, with the reason, when the worker can't be used any
-            more and everything it had has been answered; not where it was asked to close, and not where it
-            could not load its model.
-        explain: Called once, before that and before anything is answered, with the reason, which is empty if
-            the socket has simply ended; gives the error for everything that the worker had. It may take its
-            time; `in_flight` says what the worker had.
-        families: The metrics that models make.
-        waiter: The instance, as one that waits for calls; None where nobody looks for those that wait for
-            ever.
+        calls: The server, for calls of the model.
+        on_lost: Called once, on the reader thread, with the reason, when the worker is lost and all it had is
+            completed; not after `close`, and not when the load failed.
+        explain: Called once before that, with the reason (empty if the socket just ended); returns the error
+            for everything that the worker had. May block; `in_flight` tells what the worker had.
+        families: Registry of custom metrics.
+        waiter: The instance in deadlock detection; None without detection across restarts.
         gpus: The GPUs of this process.
-        notes: Takes what the model does against its config.
+        notes: Collects deviations of the model from its config.
 
     Attributes:
-        readiness: Asks the model's `is_ready`; None where it has none, and before it is loaded.
-        concurrent: Whether its `execute` is a coroutine, which may go on when its batch is done.
+        readiness: The model's `is_ready`; None without one, and before the load.
+        channel, stream, socket_reader, table, sender, checks: Its parts.
+        concurrent: True if `execute` is a coroutine, which may continue when its batch is done.
     """
 
     readiness: Readiness | None = None
@@ -76,7 +87,7 @@ class Link:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: PacketChannel,
         name: str,
         spec: ModelSpec,
         calls: ServerCalls,
@@ -87,59 +98,61 @@ class Link:
         gpus: CudaDevices | None = None,
         notes: ConfigNotes | None = None,
     ) -> None:
-        self._channel = channel
+        self.channel = channel
         self._name = name
         self._spec = spec
-        self._on_lost = on_lost
-        self._explain = explain
+        self.on_lost = on_lost
+        self.explain = explain
         self._lock = threading.Lock()
         self._notes = ConfigNotes() if notes is None else notes
         self._load_done: Callable[[ConchError | None], None] | None = None
-        self._quiet = False  # its end is no loss
-        self._exchange = Exchange(channel, in_worker=False)
-        self._turns = Turns(channel, self._exchange)
-        self._loss = Loss(name)
-        self._table = InFlightTable(self._opened, self._cancel, self._loss.refuse)
-        self._results = Results(self._table, spec, self._abandon)
+        self._expected_end = False  # closed or failed to load
+        self.stream = MessageStream(channel, in_worker=False)
+        self.socket_reader = SocketReader(channel, self.stream)
+        self._loss = CrashRecord(name)
+        self.table = InFlightTable(self._opened, self._cancel, self._loss.refuse)
+        self._results = OutcomeHandler(self.table, spec, self._abandon)
         self._log = WorkerLog(spec.name)
         gpus = cuda_devices() if gpus is None else gpus
-        self._sender = BatchSender(self._exchange, spec, self._table, self._log, gpus, self._results.fail)
-        self._handing = Handing(spec)
-        self._hands = Hands(name)
-        # By sequence; each lives as long as its sequence has open requests or responses on their way.
+        self.sender = BatchSender(self.stream, spec, self.table, self._log, gpus, self._results.fail)
+        self._delivery = ResponseDelivery(spec)
+        self._response_dispatcher = ResponseDispatcher(name)
+        # By sequence; a queue lives while its sequence has open requests or queued responses.
         self._sequence_queues: WeakValueDictionary[int | str, ResponseQueue] = WeakValueDictionary()
-        self._checks = Checks(partial(self._sender.tell, Kind.READY))
-        waits = Waits(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
+        self.checks = ReadinessChecks(partial(self.sender.notify, Kind.READY))
+        waiting_calls = WaitingCalls(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
         metrics = WorkerMetrics(families)
-        self._caller = WorkerCaller(self._exchange, calls, metrics, self._hands, waits, self._table.request)
-        self._dispatcher = Dispatcher(
+        self._caller = BlsServer(
+            self.stream, calls, metrics, self._response_dispatcher, waiting_calls, self.table.request
+        )
+        self._dispatcher = _MessageDispatcher(
             {
                 Kind.DONE: self._results.done,
                 Kind.RESPONSE: self._results.response,
-                Kind.UNREACHABLE: self._sender.unreachable,
+                Kind.UNREACHABLE: self.sender.unreachable,
                 Kind.CALL: self._caller.call,
                 Kind.CALL_CANCEL: lambda number, received: self._caller.cancel(number),
-                Kind.ASK: json_fields(self._caller.ask),
-                Kind.LOG: json_fields(lambda subject, fields: self._log.handle(fields)),
-                Kind.METRIC: json_fields(metrics.change),
-                Kind.NOTE: json_fields(self._on_note),
-                Kind.READY: json_fields(self._checks.completed),
-                Kind.LOADED: json_fields(self._on_loaded),
+                Kind.ASK: _json_fields(self._caller.ask),
+                Kind.LOG: _json_fields(lambda subject, fields: self._log.handle(fields)),
+                Kind.METRIC: _json_fields(metrics.change),
+                Kind.NOTE: _json_fields(self._on_note),
+                Kind.READY: _json_fields(self.checks.completed),
+                Kind.LOADED: _json_fields(self._on_loaded),
                 Kind.FAILED: self._on_failed,
                 Kind.LOST: self._on_message_lost,
             }
         )
-        self._reader = threading.Thread(target=self._read, name=f"conch-{name}-link", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"conch-{name}-reader", daemon=True)
 
-    # --- what goes there -----------------------------------------------------------------------------------
+    # --- to the worker -------------------------------------------------------------------------------------
 
     def load(self, placement: Placement, on_loaded: Callable[[ConchError | None], None]) -> None:
-        """Has the worker load the model.
+        """Loads the model in the worker.
 
         Args:
-            placement: Where the instance lives.
-            on_loaded: Called once, on the link's thread or on the one that calls: with None when the model
-                is ready, with the error if it can't be loaded or the worker is lost meanwhile.
+            placement: Device of the instance.
+            on_loaded: Called once, on the reader or the calling thread: with None when the model is ready,
+                with the error if the load failed or the worker is lost.
         """
         with self._lock:
             lost = self.lost
@@ -154,82 +167,82 @@ class Link:
             "placement": placement_to_json(placement),
             "level": self._log.level,
         }
-        self._sender.tell(Kind.HELLO, 0, wire.encode_hello(0))
-        self._sender.tell(Kind.LOAD, 0, wire.encode_json(fields))
+        self.sender.notify(Kind.HELLO, 0, wire.encode_hello(0))
+        self.sender.notify(Kind.LOAD, 0, wire.encode_json(fields))
 
     def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
-        """Sends a batch; see `BackendInstance.begin`. On a lost link it is done at once, with an error."""
-        sent = self._table.enter(batch, done)
+        """Sends a batch, see `BackendInstance.start`; on a lost connection it fails at once."""
+        sent = self.table.add(batch, done)
         if sent is not None:
-            self._sender.send(sent)
+            self.sender.send(sent)
 
     def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
-        """Sends a batch whose outcome the caller may receive; see `BackendInstance.start_awaitable`."""
-        if not self._turns.take():
+        """Sends a batch whose outcome the caller may await; see `BackendInstance.start_awaitable`."""
+        if not self.socket_reader.claim():
             self.start(batch, done)
             return None
-        turn = Turn(self, done)
+        awaited = AwaitedBatch(self, done)
         try:
-            self.start(batch, turn)
+            self.start(batch, awaited)
         except BaseException:
-            turn.detach()
+            awaited.detach()
             raise
-        if turn.ended:
-            turn.detach()
+        if awaited.ended:
+            awaited.detach()
             return None
-        return turn
+        return awaited
 
-    def wait_for(self, turn: Turn, timeout_ns: int) -> None:
-        """Receives until a batch is done; for who has the turn, which is given back."""
+    def wait_for(self, awaited: AwaitedBatch, timeout_ns: int) -> None:
+        """Reads until the batch is done or time is up; releases the socket."""
         try:
             end_ns = monotonic_ns() + timeout_ns
-            self._turns.read_until(lambda: turn.ended, self._dispatcher.handle, end_ns)
+            self.socket_reader.read_until(lambda: awaited.ended, self._dispatcher.handle, end_ns)
         finally:
-            self._turns.give_back()
+            self.socket_reader.release()
 
-    def give_back(self) -> None:
-        """Has the link's thread receive again."""
-        self._turns.give_back()
+    def release_socket(self) -> None:
+        """Lets the reader thread read again."""
+        self.socket_reader.release()
 
     def in_flight(self) -> list[InFlight]:
-        """What the worker has, the oldest first; as it was when it was lost, afterwards."""
-        return self._table.in_flight()
+        """What the worker has, oldest first; after its loss, what it had."""
+        return self.table.in_flight()
 
     def kept(self, batch: Batch) -> list[OpenRequest]:
-        """The requests of a batch that is done which the worker has and has not answered."""
-        return self._table.kept(batch)
+        """The open requests of a batch that is done."""
+        return self.table.kept(batch)
 
     def tidy(self) -> None:
-        """Gives back memory that is idle, on both sides; to be called now and then, and never waits."""
-        self._exchange.tidy()
+        """Returns idle memory on both sides; called periodically, never blocks."""
+        self.stream.tidy()
 
     def _opened(self, request: InferenceRequest, number: int) -> OpenRequest:
-        return OpenRequest(request, number, self._handing, self._queue_for(request), self._sender.credit)
+        return OpenRequest(request, number, self._delivery, self._queue_for(request), self.sender.credit)
 
     def _queue_for(self, request: InferenceRequest) -> ResponseQueue | None:
-        """Where the responses of a request wait: with those of the requests before it in its sequence."""
+        """The queue of a request's responses: shared within a sequence, None if delivery can't block."""
         if not self._spec.decoupled:
-            return None  # nothing blocks
-        queue = ResponseQueue(self._hands)
+            return None  # delivery does not block
+        queue = ResponseQueue(self._response_dispatcher)
         if self._spec.sequence is None:
             return queue
         with self._lock:
             return self._sequence_queues.setdefault(request.correlation_id, queue)
 
     def _cancel(self, number: int) -> None:
-        self._sender.cancel(number)
+        self.sender.cancel(number)
 
     def _abandon(self, number: int) -> None:
-        self._sender.abandon(number)
+        self.sender.abandon(number)
 
-    # --- what comes from there -----------------------------------------------------------------------------
+    # --- from the worker -----------------------------------------------------------------------------------
 
     def _read(self) -> None:
         reason = ""
         try:
-            self._turns.read(self._dispatcher.handle)
+            self.socket_reader.read(self._dispatcher.handle)
         except ChannelClosedError:
-            reason = self._channel.why
+            reason = self.channel.close_reason
         except WireError as error:
             reason = f"it has sent something that can't be understood: {error}"
             log.error("worker of '%s': %s", self._name, error)
@@ -238,12 +251,12 @@ class Link:
             log.exception("worker of '%s'", self._name, exc_info=error)
         self.lose(reason)
         self._end()
-        if not self._quiet:
-            self._on_lost(self._loss.reason or reason)
+        if not self._expected_end:
+            self.on_lost(self._loss.reason or reason)
 
     def _on_loaded(self, subject: int, facts: dict[str, Any]) -> None:
         if facts.get("readiness") is True:
-            self.readiness = LinkReadiness(self._checks.ask)
+            self.readiness = WorkerReadiness(self.checks.ask)
         self.concurrent = facts.get("concurrent") is True
         self._loaded(None)
 
@@ -254,7 +267,7 @@ class Link:
         self._notes.add(text)
 
     def _on_message_lost(self, subject: int, received: ReceivedMessage) -> None:
-        """Ends what a message was about that could not be read: the worker goes on."""
+        """Fails what a message that could not be read was about; the worker stays."""
         kind = wire.lost_kind(received.message.fields)
         error = unmapped_error()
         if kind is Kind.DONE:
@@ -267,7 +280,7 @@ class Link:
             raise WireError("a message was lost that can't be done without")
 
     def _on_failed(self, subject: int, received: ReceivedMessage) -> None:
-        self._quiet = True
+        self._expected_end = True
         self._loaded(message_records.decode_error(received.message.fields))
 
     def _loaded(self, error: ConchError | None) -> None:
@@ -281,17 +294,17 @@ class Link:
 
     @property
     def lost(self) -> bool:
-        """Whether the worker has been given up."""
+        """True once the worker counts as lost."""
         return self._loss.reason is not None
 
     def close(self, timeout_s: float) -> bool:
-        """Asks the worker to finalize its model and to end, and waits for that.
+        """Asks the worker to finalize its model and exit, and waits; the connection is closed either way.
 
         Returns:
-            Whether it did so in time; if not, its process has to be killed. The link is closed either way.
+            True if it did so in time; otherwise its process must be killed.
         """
-        self._quiet = True
-        self._sender.tell(Kind.CLOSE, 0)
+        self._expected_end = True
+        self.sender.notify(Kind.CLOSE, 0)
         ended = self._wait(timeout_s)
         self.lose("it is closed")
         if not ended:
@@ -299,23 +312,23 @@ class Link:
         return ended
 
     def lose(self, reason: str) -> None:
-        """Gives the worker up: everything that it has is answered with an error. May be called twice."""
+        """Declares the worker lost: everything it has fails. May be called twice."""
         if not self._loss.begin(reason or "its process has ended"):
             return
-        batches, opened = self._table.close()
-        checks = self._checks.close()
+        batches, opened = self.table.close()
+        checks = self.checks.close()
         with self._lock:
             on_loaded, self._load_done = self._load_done, None
-        self._channel.shut()
-        explain = None if self._quiet else self._explain
+        self.channel.shut_down()
+        explain = None if self._expected_end else self.explain
         batches += self._loss.explained(None if explain is None else explain(reason))
         for check in checks:
-            check.answer(False)
+            check.complete(False)
         if on_loaded is not None:
             on_loaded(self._loss.error())
         for sent in batches:
             self._results.fail(sent, self._loss.error(), opened)
-        for entry in opened.values():  # of batches that were done, by models that answer later
+        for entry in opened.values():  # their batches are done, the model responds later
             error = self._loss.error()
             entry.fail(error if entry.watched is None else entry.watched.lost(entry, error))
         self._caller.close()
@@ -323,16 +336,51 @@ class Link:
             self._end()
 
     def _end(self) -> None:
-        """Frees everything, when nobody receives any more."""
-        self._turns.close()
-        self._hands.close()
-        self._channel.close()
-        self._exchange.close()
+        """Frees everything once reading has ended."""
+        self.socket_reader.close()
+        self._response_dispatcher.close()
+        self.channel.close()
+        self.stream.close()
 
     def _wait(self, timeout_s: float) -> bool:
-        """Waits for the end of the link's thread."""
+        """Waits for the end of the reader thread."""
         reader = self._reader
         if reader.ident is None or reader is threading.current_thread():
             return reader.ident is None
         reader.join(timeout_s)
         return not reader.is_alive()
+
+
+class _MessageDispatcher:
+    """Passes each message of a worker to the handler of its kind; HELLO must come first."""
+
+    def __init__(self, handlers: Mapping[Kind, _Handler]) -> None:
+        self._handlers = dict(handlers)
+        self._greeted = False
+
+    def handle(self, received: ReceivedMessage) -> None:
+        """Handles a message.
+
+        Raises:
+            WireError: The kind is not allowed now.
+        """
+        kind = received.message.kind
+        if not self._greeted:
+            if kind is not Kind.HELLO:
+                raise WireError("it does not begin with HELLO")
+            wire.check_hello(received.message.fields, "worker")
+            self._greeted = True
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise WireError(f"a message {kind.name} was not expected")
+        handler(received.message.subject, received)
+
+
+def _json_fields(handle: Callable[[int, dict[str, Any]], None]) -> _Handler:
+    """Wraps a handler of messages whose fields are JSON."""
+
+    def handler(subject: int, received: ReceivedMessage) -> None:
+        handle(subject, wire.decode_json(received.message.fields))
+
+    return handler

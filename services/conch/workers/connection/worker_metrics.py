@@ -1,4 +1,4 @@
-"""The metrics of one worker's model, among all those that models define."""
+"""Custom metrics of a model in a worker, registered in the server. Used by: bls_server, worker_connection."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ _MOST = 100_000
 
 
 class WorkerMetrics:
-    """What a worker's model holds of the server's metrics; it goes when the worker does.
-
-    Args:
-        families: The server's.
-    """
+    """References of one worker to the server's custom metrics; dropped with the worker."""
 
     def __init__(self, families: CustomFamilies) -> None:
         self._families = families
@@ -25,11 +21,11 @@ class WorkerMetrics:
         self._held: dict[int, CustomFamily | CustomMetric] = {}
 
     def family(self, question: dict[str, Any]) -> dict[str, object]:
-        """Makes a family, or takes the one there is.
+        """Creates a family or finds the existing one.
 
         Raises:
-            ConchError: There can't be one.
-            WireError: The question makes no sense.
+            ConchError: The registry refuses it.
+            WireError: The message is malformed.
         """
         name, kind, description = question.get("name"), question.get("kind"), question.get("description")
         if not isinstance(name, str) or not isinstance(description, str):
@@ -40,11 +36,11 @@ class WorkerMetrics:
         return {}
 
     def metric(self, question: dict[str, Any]) -> dict[str, object]:
-        """Makes a metric, or takes the one there is.
+        """Creates a metric or finds the existing one.
 
         Raises:
-            ConchError: There can't be one.
-            WireError: The question makes no sense.
+            ConchError: The registry refuses it.
+            WireError: The message is malformed.
         """
         labels, bounds = question.get("labels"), question.get("bounds")
         if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
@@ -60,7 +56,7 @@ class WorkerMetrics:
         return {}
 
     def value(self, question: dict[str, Any]) -> dict[str, object]:
-        """The value of a metric.
+        """Value of a metric.
 
         Raises:
             ConchError: It has none.
@@ -69,7 +65,7 @@ class WorkerMetrics:
         return {"value": self._metric(question.get("number")).value}
 
     def change(self, number: int, change: dict[str, Any]) -> None:
-        """Changes a metric, or lets go of it.
+        """Changes a metric, or drops the reference.
 
         Raises:
             WireError: There is no such metric or change.
@@ -94,7 +90,7 @@ class WorkerMetrics:
             raise WireError(f"a metric can't be changed: {error}") from None
 
     def close(self) -> None:
-        """Lets go of all."""
+        """Drops all references."""
         with self._lock:
             self._held.clear()
 

@@ -1,7 +1,10 @@
-"""The server's side of requests that a worker's model answers itself: their responses, in order, windowed.
+"""Delivers responses of models in workers that respond by themselves: in order, with flow control.
 
-Handing a response over may block until a slow client has caught up. So those of decoupled models are handed
-over by threads that block for one request only, and the worker is told how much it may send on.
+Delivery may block until a slow client has caught up. Responses of decoupled models are therefore delivered by
+threads that block for one request only, and the worker gets credit for what was delivered.
+
+Owns: queued responses, delivery threads (`conch-NAME-deliver`).
+Used by: worker_connection, outcome_handler, bls_server.
 """
 
 from __future__ import annotations
@@ -23,15 +26,11 @@ from conch.workers.protocol.message_records import CREDIT_AT
 log = logging.getLogger(__name__)
 
 _IDLE_S = 2.0
-"""How long a thread waits for more to do before it ends."""
+"""Idle time after which a thread ends."""
 
 
-class Hands:
-    """Threads that hand things over, as many as are blocked at a time and one more.
-
-    Args:
-        name: What they are called after.
-    """
+class ResponseDispatcher:
+    """Runs work that may block: one thread more than are blocked."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,18 +41,14 @@ class Hands:
         self._warned = False
 
     def run(self, work: Callable[[], None]) -> bool:
-        """Has a thread do something.
-
-        Returns:
-            Whether one does; if not, none can be started, and the caller has to see to it.
-        """
+        """Runs `work` on a thread; False if none can be started, then the caller runs it."""
         with self._changed:
             self._todo.append(work)
             if self._idle >= len(self._todo):
                 self._changed.notify()
                 return True
         try:
-            threading.Thread(target=self._run, name=f"conch-{self._name}-hand", daemon=True).start()
+            threading.Thread(target=self._run, name=f"conch-{self._name}-deliver", daemon=True).start()
         except RuntimeError as error:  # there are too many
             if not self._warned:
                 self._warned = True
@@ -62,12 +57,12 @@ class Hands:
                 try:
                     self._todo.remove(work)
                 except ValueError:
-                    return True  # another one has got to it
+                    return True  # another thread has taken it
             return False
         return True
 
     def close(self) -> None:
-        """Lets threads end that have nothing to do; what there is to do is done."""
+        """Ends idle threads; queued work is still done."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -91,12 +86,8 @@ class Hands:
                 log.exception("something could not be handed over")
 
 
-class Handing:
-    """Gives responses that did not come back with their batch their shape for clients, and hands them over.
-
-    Args:
-        spec: The model version.
-    """
+class ResponseDelivery:
+    """Shapes responses that did not come with their batch, and passes them to their requests."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._name = spec.name
@@ -106,7 +97,7 @@ class Handing:
         self._states = SequenceStates(spec) if sequence is not None and sequence.states else None
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Hands a response over; never raises."""
+        """Delivers a response; never raises."""
         try:
             if response is not None and response.error is None:
                 self._shape(request, response)
@@ -128,28 +119,25 @@ class Handing:
 
 
 class Watch(Protocol):
-    """Wants to know when requests are over."""
+    """Observes the end of open requests."""
 
     def ended(self, entry: OpenRequest) -> None:
-        """The worker has answered one."""
+        """The worker has sent the last response."""
 
     def lost(self, entry: OpenRequest, error: ConchError) -> ConchError:
-        """One is lost with its worker; returns the error that it gets."""
+        """The worker is lost; returns the error of the request."""
 
 
 class ResponseQueue:
-    """Delivers responses in order on one thread at a time, which may block until a client has caught up.
+    """Delivers responses in order, on one thread at a time.
 
-    The requests of a sequence share a queue, so that responses of one never overtake those of the one before.
-
-    Args:
-        hands: The threads that deliver.
+    Requests of a sequence share a queue: responses never overtake those of the request before.
     """
 
-    __slots__ = ("__weakref__", "_active", "_hands", "_items", "_lock")
+    __slots__ = ("__weakref__", "_active", "_items", "_lock", "_response_dispatcher")
 
-    def __init__(self, hands: Hands) -> None:
-        self._hands = hands
+    def __init__(self, response_dispatcher: ResponseDispatcher) -> None:
+        self._response_dispatcher = response_dispatcher
         self._lock = threading.Lock()
         self._items: deque[Callable[[], None]] = deque()
         self._active = False
@@ -165,7 +153,7 @@ class ResponseQueue:
             if self._active:
                 return
             self._active = True
-        if not self._hands.run(self._drain):
+        if not self._response_dispatcher.run(self._drain):
             self._drain()
 
     def _drain(self) -> None:
@@ -180,23 +168,16 @@ class ResponseQueue:
 
 
 class OpenRequest:
-    """A request that a worker has and that has not got its last response.
-
-    Args:
-        request: The request.
-        number: Its number on the socket.
-        handing: Hands its responses over.
-        queue: Where they wait for that; None where nothing blocks.
-        credit: Tells the worker how much more it may send.
+    """A request in a worker whose last response has not arrived.
 
     Attributes:
-        since_ns: When its batch was sent, once that is done.
-        watched: Told when it is over; None where nobody wants to know.
+        since_ns: When its batch was sent, once the batch is done.
+        watched: Its observer, or None.
     """
 
     __slots__ = (
         "_credit",
-        "_handing",
+        "_delivery",
         "_queue",
         "_units",
         "number",
@@ -209,7 +190,7 @@ class OpenRequest:
         self,
         request: InferenceRequest,
         number: int,
-        handing: Handing,
+        delivery: ResponseDelivery,
         queue: ResponseQueue | None,
         credit: Callable[[int, int], None],
     ) -> None:
@@ -217,32 +198,29 @@ class OpenRequest:
         self.number = number
         self.since_ns = 0
         self.watched: Watch | None = None
-        self._handing = handing
+        self._delivery = delivery
         self._queue = queue
         self._credit = credit
         self._units = 0
 
-    def hand(self, response: InferenceResponse | None, final: bool, units: int) -> None:
-        """Hands a response over, after those before it; returns at once if that may block.
-
-        Where no thread can be started it does block: late answers are better than none.
-        """
+    def deliver(self, response: InferenceResponse | None, final: bool, units: int) -> None:
+        """Delivers a response behind earlier ones; does not block unless no thread can be started."""
         if self._queue is None:
-            self._handing(self.request, response, final)
+            self._delivery(self.request, response, final)
         else:
-            self._queue.put(partial(self._deliver, response, final, units))
+            self._queue.put(partial(self._deliver_now, response, final, units))
 
     @property
     def waiting(self) -> int:
-        """How many responses wait for delivery, of all requests that share the queue."""
+        """Queued responses of all requests that share the queue."""
         return 0 if self._queue is None else len(self._queue)
 
     def fail(self, error: ConchError) -> None:
-        """Ends the request with an error, after the responses that it has got."""
-        self.hand(InferenceResponse([], error), True, 0)
+        """Ends the request with an error, behind earlier responses."""
+        self.deliver(InferenceResponse([], error), True, 0)
 
-    def _deliver(self, response: InferenceResponse | None, final: bool, units: int) -> None:
-        self._handing(self.request, response, final)
+    def _deliver_now(self, response: InferenceResponse | None, final: bool, units: int) -> None:
+        self._delivery(self.request, response, final)
         self._units += units
         if self._units >= CREDIT_AT and not final:
             self._credit(self.number, self._units)

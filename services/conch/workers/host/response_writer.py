@@ -12,7 +12,7 @@ from conch.core.response_errors import at_fault
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
-from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.host.host_reader import Reading
 from conch.workers.host.hosted_requests import HostRequest, Requests
@@ -36,10 +36,10 @@ class Answering:
         requests: The requests that the model has to answer.
     """
 
-    def __init__(self, spec: ModelSpec, exchange: Exchange, reading: Reading) -> None:
+    def __init__(self, spec: ModelSpec, stream: MessageStream, reading: Reading) -> None:
         self._name = spec.name
         self._decoupled = spec.decoupled
-        self._exchange = exchange
+        self._stream = stream
         self._reading = reading
         self.requests = Requests(spec, self._respond)
 
@@ -73,12 +73,12 @@ class Answering:
             ChannelClosedError: The server is gone.
         """
         try:
-            self._exchange.send(Kind.DONE, number, fields, payload)
+            self._stream.send(Kind.DONE, number, fields, payload)
         except (OSError, MemoryError, ConchError) as error:  # there is no room for it
             text = message_records.encode_error(
                 InternalError(f"responses can't be sent: {message_of(error)}")
             )
-            self._exchange.send(Kind.DONE, number, DoneRecord(0, 0, 0, 0, len(text)).encode() + text)
+            self._stream.send(Kind.DONE, number, DoneRecord(0, 0, 0, 0, len(text)).encode() + text)
 
     def _blame(self, responses: Responses | None) -> bool:
         """Makes errors of the responses that can't be sent, so that the others can; whether there are any."""
@@ -95,7 +95,7 @@ class Answering:
         lists = None if responses is None else self._only_tensors(batch, responses)
         if lists is None:
             heads, lists = self._heads(batch, responses)
-        payload = self._exchange.pack(lists, True, True)
+        payload = self._stream.pack(lists, True, True)
         batch.bytes_copied += payload.bytes_copied
         if heads is None:
             if payload.homogeneous is not None:
@@ -189,14 +189,14 @@ class Answering:
     def _send_response(self, request: HostRequest, record: ResponseRecord, outputs: Sequence[Tensor]) -> None:
         head = record.encode()
         # Copies, also of outputs on GPUs: the model may go on to write to them at once.
-        payload = self._exchange.pack([outputs] if record.has_tensors else [])
+        payload = self._stream.pack([outputs] if record.has_tensors else [])
         if record.final:
             self.requests.remove(request.number)
             if request.rescheduled:
                 self.requests.keep(request)  # until the server says what becomes of it
         fields = head + b"".join(payload.lists)
         request.spent += message_records.units(outputs)  # nobody else does so: senders hold a lock
-        self._exchange.send(Kind.RESPONSE, request.number, fields, payload)
+        self._stream.send(Kind.RESPONSE, request.number, fields, payload)
 
 
 def _requests(batch: Batch) -> list[HostRequest]:

@@ -15,7 +15,7 @@ from conch.core.errors import ConchError, UnavailableError, without_traceback
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
-from conch.workers.connection.message_stream import Exchange
+from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.host.host_reader import Reading, Watch
 from conch.workers.host.hosted_requests import HostRequest
@@ -49,8 +49,8 @@ class WorkerCalls:
         watch: Reads while the main thread waits for something else.
     """
 
-    def __init__(self, exchange: Exchange, reading: Reading, watch: Watch) -> None:
-        self._exchange = exchange
+    def __init__(self, stream: MessageStream, reading: Reading, watch: Watch) -> None:
+        self._stream = stream
         self._reading = reading
         self._watch = watch
         self._numbers = itertools.count(1)
@@ -107,12 +107,12 @@ class WorkerCalls:
         head = message_records.encode_request(
             request, number, flags, (request.model_name, request.model_version)
         )
-        payload = self._exchange.pack([list(request.inputs.values())], True)
+        payload = self._stream.pack([list(request.inputs.values())], True)
         fields = head + payload.lists[0]
         self._open[number] = request
         self._by_request[id(request)] = number
         try:
-            self._exchange.send(Kind.CALL, number, fields, payload)
+            self._stream.send(Kind.CALL, number, fields, payload)
         except ChannelClosedError:
             self._ended(number)
             raise UnavailableError(_GONE) from None
@@ -130,7 +130,7 @@ class WorkerCalls:
         number = self._by_request.get(id(request))
         if number is not None:
             try:
-                self._exchange.send(Kind.CALL_CANCEL, number)
+                self._stream.send(Kind.CALL_CANCEL, number)
             except ChannelClosedError:
                 self._ended(number)
 
@@ -188,7 +188,7 @@ class WorkerCalls:
         fields = wire.encode_json({"ask": question, **more})
         answer = self._asked[number] = _Answer()
         try:
-            self._exchange.send(Kind.ASK, number, fields)
+            self._stream.send(Kind.ASK, number, fields)
             self._reading.until(lambda: answer.here)
         except ChannelClosedError:
             raise UnavailableError(_GONE) from None

@@ -23,9 +23,9 @@ from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
-from conch.workers.connection.busy_poll import Spinning
-from conch.workers.connection.message_stream import Exchange
-from conch.workers.connection.packet_channel import Channel, ChannelClosedError
+from conch.workers.connection.busy_poll import BusyPoll
+from conch.workers.connection.message_stream import MessageStream
+from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
 from conch.workers.host.host_reader import Reading, Watch
 from conch.workers.host.hosted_metrics import RemoteFamilies
 from conch.workers.host.hosted_requests import Requests
@@ -50,7 +50,7 @@ def serve(descriptor: int) -> None:
     """Serves a socket until the server closes it or says that it is enough."""
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
-    host = Host(Channel(sock))
+    host = Host(PacketChannel(sock))
     os.register_at_fork(after_in_child=host.forked)
     host.run()
 
@@ -62,12 +62,12 @@ class Host:
         channel: The socket to the server.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: PacketChannel) -> None:
         self._channel = channel
-        self._exchange = Exchange(channel, in_worker=True)
+        self._stream = MessageStream(channel, in_worker=True)
         self._reading = Reading(self._step, channel.ready)
         self._watch = Watch(self._reading)
-        self._calls = WorkerCalls(self._exchange, self._reading, self._watch)
+        self._calls = WorkerCalls(self._stream, self._reading, self._watch)
         self._families = RemoteFamilies(self)
         self._todo: deque[tuple[int, Batch] | None] = deque()
         self._load: tuple[ModelSpec, Placement] | None = None
@@ -95,7 +95,7 @@ class Host:
     def run(self) -> None:
         """Works until the server says that it is enough."""
         try:
-            self._exchange.send(Kind.HELLO, 0, wire.encode_hello(os.getpid()))
+            self._stream.send(Kind.HELLO, 0, wire.encode_hello(os.getpid()))
             self._reading.until(lambda: self._load is not None or bool(self._todo))
             if self._load is not None and self._open(*self._load):
                 self._serve()
@@ -104,12 +104,12 @@ class Host:
         # From here on the end of the conversation is no reason to end at once: what the model has for the
         # end of the interpreter is still to run. Others may hold the socket open: children of the model's.
         self._over = True
-        self._channel.shut()
+        self._channel.shut_down()
 
     def forked(self) -> None:
         """Says that this process is a fork of the worker: the conversation is not its own."""
         self._over = self._forked = True
-        self._exchange.forked()
+        self._stream.forked()
         self._reading.forked()
 
     # --- for the parts ----------------------------------------------------------------------------------
@@ -120,11 +120,11 @@ class Host:
 
     def tell(self, kind: Kind, subject: int, fields: bytes) -> None:
         """Sends a message without tensors."""
-        self._exchange.send(kind, subject, fields)
+        self._stream.send(kind, subject, fields)
 
     def _note(self, text: str) -> None:
         try:
-            self._exchange.send(Kind.NOTE, 0, wire.encode_json({"text": text}))
+            self._stream.send(Kind.NOTE, 0, wire.encode_json({"text": text}))
         except ChannelClosedError:
             pass  # the server has closed its end
 
@@ -141,18 +141,18 @@ class Host:
         except ConchError as error:
             if self._forked:
                 raise error.__cause__ or error from None
-            self._exchange.send(Kind.FAILED, 0, message_records.encode_error(error))
+            self._stream.send(Kind.FAILED, 0, message_records.encode_error(error))
             return False
         finally:
             self._watch.end()
         instance.leave_shaping(spec)
         self._instance = instance
-        self._answering = Answering(spec, self._exchange, self._reading)
+        self._answering = Answering(spec, self._stream, self._reading)
         facts = {
             "readiness": instance.readiness is not None,
             "concurrent": isinstance(instance, AsyncPythonInstance),
         }
-        self._exchange.send(Kind.LOADED, 0, wire.encode_json(facts))
+        self._stream.send(Kind.LOADED, 0, wire.encode_json(facts))
         return True
 
     def _serve(self) -> None:
@@ -165,7 +165,7 @@ class Host:
 
         arrivals = select.poll()
         arrivals.register(self._channel.fileno(), select.POLLIN)
-        spinning = Spinning(partial(arrivals.poll, 0))
+        spinning = BusyPoll(partial(arrivals.poll, 0))
         while True:
             since_ns = monotonic_ns()
             if not todo:
@@ -174,13 +174,13 @@ class Host:
             watch.begin()
             if todo[0] is None:
                 break
-            spinning.came(len(todo[0][1].requests), since_ns)
+            spinning.record_arrival(len(todo[0][1].requests), since_ns)
             self._execute(instance, answering)
             watch.end()
         instance.close()
         self._families.flush()
-        if self._exchange.devices is not None:
-            self._exchange.devices.close()
+        if self._stream.devices is not None:
+            self._stream.devices.close()
 
     def _execute(self, instance: PythonInstance, answering: Answering) -> None:
         item = self._todo.popleft()
@@ -205,9 +205,9 @@ class Host:
         """Receives one message and does what it says."""
         received = None
         try:
-            received = self._exchange.receive()
+            received = self._stream.receive()
             self._handle(received)
-            self._exchange.seen_to()
+            self._stream.mark_handled()
         except ChannelClosedError:
             self._server_gone()
             raise
@@ -216,7 +216,7 @@ class Host:
             sys.stderr.flush()
             os._exit(BAD_MESSAGE)
         except BaseException as error:
-            nothing = received is None and not self._exchange.interrupted()
+            nothing = received is None and not self._stream.interrupted()
             if nothing and not isinstance(error, MemoryError):
                 raise  # by a handler of a signal, which the model has: nothing had been received
             # A message is lost, and perhaps with it whoever has read so far: better a new worker than that.
@@ -241,7 +241,7 @@ class Host:
             batch = self._received.batch(received)
         except UnreachableError as error:
             sys.stderr.write(f"conch worker: {error.message}\n")
-            self._exchange.send(Kind.UNREACHABLE, subject)  # the server sends it again
+            self._stream.send(Kind.UNREACHABLE, subject)  # the server sends it again
             return
         self._todo.append((subject, batch))
 
@@ -250,12 +250,12 @@ class Host:
         from conch.memory.cuda import cuda_devices
         from conch.workers.protocol.devices import use_in_worker
 
-        use_in_worker(self._exchange, cuda_devices(), bytes(received.message.fields))
+        use_in_worker(self._stream, cuda_devices(), bytes(received.message.fields))
 
     def _on_gone(self, subject: int, received: ReceivedMessage) -> None:
         from conch.workers.protocol.devices import WorkerDevices
 
-        devices = self._exchange.devices
+        devices = self._stream.devices
         if isinstance(devices, WorkerDevices):
             devices.gone(bytes(received.message.fields))
 
@@ -263,7 +263,7 @@ class Host:
         """Answers a message that could not be read."""
         kind = wire.lost_kind(received.message.fields)
         if kind is Kind.EXECUTE:
-            self._exchange.send(Kind.UNREACHABLE, subject)  # the server sends it again
+            self._stream.send(Kind.UNREACHABLE, subject)  # the server sends it again
         elif kind is Kind.REPLY or kind is Kind.ANSWER:
             self._calls.lost(subject, kind, unmapped_error())
         else:
@@ -330,6 +330,6 @@ class Host:
 
     def _answer_ready(self, subject: int, ready: bool) -> None:
         try:
-            self._exchange.send(Kind.READY, subject, wire.encode_json({"ready": ready}))
+            self._stream.send(Kind.READY, subject, wire.encode_json({"ready": ready}))
         except ChannelClosedError:
             self._server_gone()

@@ -15,7 +15,7 @@ from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.worker_responses import OpenRequest
 from conch.workers.supervision.process_monitor import Timer
-from conch.workers.supervision.watchdog import ExecutionLimit, HangDetector
+from conch.workers.supervision.watchdog import ExecutionLimit, Watchdog
 
 S = 1_000_000_000
 
@@ -40,8 +40,8 @@ class _Monitor:
             due[0][1]()
 
 
-def _detector(monitor: Any, found: list[int]) -> HangDetector:
-    return HangDetector(monitor, 10.0, found.append)
+def _detector(monitor: Any, found: list[int]) -> Watchdog:
+    return Watchdog(monitor, 10.0, found.append)
 
 
 def test_an_execution_that_lasts_too_long() -> None:

@@ -12,7 +12,7 @@ from tests.support.workers import NoCalls
 from conch.core.errors import UnavailableError
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.spec import ModelSpec
-from conch.workers.connection.waiting_calls import Waits, WorkerWaiter
+from conch.workers.connection.waiting_calls import WaitingCalls, WorkerWaiter
 
 
 def request(
@@ -33,7 +33,7 @@ class Instance:
         identifier = f"{namespace}::{name}" if namespace else name
         spec = SimpleNamespace(identifier=identifier, namespace=namespace, version=1)
         self.waiter = WorkerWaiter(server, f"{name}_0", cast(ModelSpec, spec))
-        self.waits = Waits(self.waiter)
+        self.waits = WaitingCalls(self.waiter)
         self.executed = [request()]
         server.waiters.add(self.waiter)
 
@@ -42,7 +42,7 @@ class Instance:
         return None if waiting is None else (waiting.core, waiting.parents)
 
     def says(self, number: int, call: InferenceRequest) -> bool:
-        return self.waits.said(number, call, self.executed)
+        return self.waits.report(number, call, self.executed)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_wait_is_believed_the_second_time(server: NoCalls) -> None:
     assert one.waits_for() is None
     assert one.says(1, call)
     assert one.waits_for() == (call, one.executed)
-    one.waits.over(1)
+    one.waits.finish(1)
     assert one.waits_for() is None
     assert not one.says(1, call), "something has been sent meanwhile"
     one.executed = [request()]
@@ -74,13 +74,13 @@ def test_a_circle_is_found_by_two_looks_and_the_last_call_fails(server: NoCalls)
     for instance, call in calls.items():
         assert not instance.says(1, call)
     assert one.says(1, calls[one])
-    assert one.waits.look(1) == (False, False), "the other is not known to wait"
+    assert one.waits.check(1) == (False, False), "the other is not known to wait"
     assert two.says(1, calls[two])
-    assert one.waits.look(1) == two.waits.look(1) == (True, False)
-    assert one.waits.look(1) == (True, False)
-    assert two.waits.look(1) == (True, True)
+    assert one.waits.check(1) == two.waits.check(1) == (True, False)
+    assert one.waits.check(1) == (True, False)
+    assert two.waits.check(1) == (True, True)
     calls[two].state = RequestState.RUNNING  # somebody else, who is not known, has taken it
-    assert two.waits.look(1) == one.waits.look(1) == (False, False)
+    assert two.waits.check(1) == one.waits.check(1) == (False, False)
 
 
 def test_another_instance_that_does_not_wait_may_serve_it(server: NoCalls) -> None:
@@ -88,16 +88,16 @@ def test_another_instance_that_does_not_wait_may_serve_it(server: NoCalls) -> No
     Instance(server, "one")  # its worker may be about to start
     call = request(one.waiter, RequestState.QUEUED)
     assert not one.says(1, call) and one.says(1, call)
-    assert [one.waits.look(1) for _ in range(3)] == [(False, False)] * 3
+    assert [one.waits.check(1) for _ in range(3)] == [(False, False)] * 3
 
 
 def test_another_thread_does_not_stand_for_the_instance(server: NoCalls) -> None:
     one = Instance(server, "one")
     call = request(one.waiter, RequestState.QUEUED)
-    assert not one.waits.said(1, call, []) and one.waits.said(1, call, [])
+    assert not one.waits.report(1, call, []) and one.waits.report(1, call, [])
     assert one.waits_for() is None
-    assert one.waits.look(1) == (False, False)
-    assert one.waits.look(2) == (False, False), "nobody has said anything of it"
+    assert one.waits.check(1) == (False, False)
+    assert one.waits.check(2) == (False, False), "nobody has said anything of it"
 
 
 @pytest.mark.parametrize("namespace", ["", "some"])

@@ -25,10 +25,10 @@ def test_tensors_of_all_sizes_go_there_and_come_back(tmp_path: Path, count: int)
     with worker(spec_of(tmp_path)) as running:
         for _ in range(3):
             assert (running.infer(IN=floats(count))["OUT"] == floats(count)).all()
-        exchange = running.link._exchange
+        stream = running.link.stream
         # Its inputs are its outputs: they stay in the block that they came in.
-        assert 0 <= exchange.pool.count - (4 * count > 32 * 1024) <= 1
-        assert exchange.mappings.count == 0
+        assert 0 <= stream.pool.count - (4 * count > 32 * 1024) <= 1
+        assert stream.mappings.count == 0
 
 
 def test_many_requests_in_one_batch(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ return [None if n == 1 else pb_utils.InferenceResponse([self.one(r)]) for n, r i
         # The first has a sender, so what is returned for it is sent by that.
         assert running.start(batch).result() == [None, None]
         assert answers.wait(1)
-        assert running.link._table.open == {}
+        assert running.link.table.open == {}
 
 
 def test_times_and_copies_come_back(tmp_path: Path) -> None:
@@ -213,8 +213,8 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", self.kept)])]
         assert running.infer(IN=floats(100_000) + 5)["OUT"].tolist() == [5, 6]
         for number in range(5):
             assert running.infer(IN=floats(100_000) + number)["OUT"].tolist() == [5, 6]
-        assert running.link._exchange.pool.lent == 1
-        assert running.link._exchange.pool.count == 2
+        assert running.link.stream.pool.lent == 1
+        assert running.link.stream.pool.count == 2
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_execute_raises_fails_the_batch_with_the_models_frames(tmp_path: Pa
             with pytest.raises(InternalError, match=r"model\.py\(\d+\): execute") as raised:
                 running.run(request_of(IN=floats())[0])
             assert error.partition("(")[0] in raised.value.message
-        assert running.link._table.open == {}
+        assert running.link.table.open == {}
 
 
 def test_async_models_run_as_they_do_in_process(tmp_path: Path) -> None:

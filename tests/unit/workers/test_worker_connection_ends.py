@@ -120,7 +120,7 @@ def test_a_worker_that_ends_while_it_loads(tmp_path: Path) -> None:
 def test_a_worker_whose_server_is_gone_ends_although_its_model_hangs(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path, source_of("time.sleep(1000)"))) as running:
         begun = running.start(batch_of(request_of(IN=floats())[0]))
-        running.link._channel.shut()
+        running.link.channel.shut_down()
         assert running.process.wait(WAIT_S) == 3
         with pytest.raises(UnavailableError):
             begun.result()
@@ -133,7 +133,7 @@ def test_a_stopped_worker_holds_up_nobody(tmp_path: Path) -> None:
             request, _ = request_of(IN=floats(20_000))
             begun = running.start(batch_of(request))
             for _ in range(5000):  # more than the socket takes
-                running.link._sender.tell(Kind.CANCEL, 10**9)
+                running.link.sender.notify(Kind.CANCEL, 10**9)
             running.link.lose("it hangs")
             with pytest.raises(UnavailableError, match="it hangs"):
                 begun.result()
@@ -145,7 +145,7 @@ def test_a_stopped_worker_holds_up_nobody(tmp_path: Path) -> None:
 def test_a_worker_of_another_version(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "from conch.workers import wire; wire.VERSION = 99\n"
+        "from conch.workers.protocol import wire; wire.VERSION = 99\n"
         "from conch.workers.host.worker_loop import serve; serve(int(sys.argv[1]))"
     )
     running = Running(spec_of(tmp_path), NoCalls(), code)
@@ -177,7 +177,7 @@ def test_what_is_begun_while_it_is_found_out_how_a_worker_ended_is_told_so_too(t
         return UnavailableError("it was killed")
 
     with worker(spec_of(tmp_path)) as running:
-        running.link._explain = explain
+        running.link.explain = explain
         os.kill(running.process.pid, signal.SIGKILL)
         assert asked.wait(WAIT_S)
         begun = running.start(batch_of(request_of(IN=floats())[0]))

@@ -23,10 +23,10 @@ from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.workers.connection.message_stream import Exchange
-from conch.workers.connection.packet_channel import Channel, ChannelClosedError
-from conch.workers.connection.socket_reader import Turns
-from conch.workers.protocol.wire import Kind
+from conch.workers.connection.message_stream import MessageStream
+from conch.workers.connection.outcome_handler import OutcomeHandler
+from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
+from conch.workers.connection.socket_reader import SocketReader
 
 LONG_NS = 10_000_000_000
 SHORT_NS = 1_000_000
@@ -142,7 +142,7 @@ def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_
     events: list[str] = []
     with worker(spec_of(tmp_path)) as running:
         link = running.link
-        told = link._on_lost
+        told = link.on_lost
 
         def explain(reason: str) -> UnavailableError:
             events.append(
@@ -154,7 +154,7 @@ def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_
             events.append("lost")
             told(reason)
 
-        link._explain, link._on_lost = explain, lost
+        link.explain, link.on_lost = explain, lost
         request, _ = request_of(IN=np.full(4, -2, np.float32))
         begun = Begun(batch_of(request))
 
@@ -162,27 +162,26 @@ def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_
             events.append("answered")
             begun.done(outcome)
 
-        eventually(link._turns.take, "the link's thread waits")
-        link._turns.give_back()
+        eventually(link.socket_reader.claim, "the link's thread waits")
+        link.socket_reader.release()
         turn = link.start_awaitable(begun.batch, done)
         assert turn is not None
         turn.wait(LONG_NS)
         with pytest.raises(UnavailableError, match="gone"):
             begun.result()
         assert "can't be understood" in running.wait_lost()
-    assert events == ["explained on conch-m_0_0-link, 1 in flight", "answered", "lost"]
+    assert events == ["explained on conch-m_0_0-reader, 1 in flight", "answered", "lost"]
 
 
 @pytest.mark.process
 def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fail(handler: OutcomeHandler, number: int, received: object) -> None:
+        raise ValueError("a mistake of the server's")
+
+    monkeypatch.setattr(OutcomeHandler, "done", fail)
     with worker(spec_of(tmp_path)) as running:
-
-        def fail(number: int, received: object) -> None:
-            raise ValueError("a mistake of the server's")
-
-        running.link._dispatcher._handlers[Kind.DONE] = fail
         begun = start_awaitable(running, 0, LONG_NS)
         with pytest.raises(UnavailableError, match="the server failed with what it had sent"):
             begun.result()
@@ -203,7 +202,7 @@ def test_who_waits_leaves_what_a_lost_worker_had_to_the_links_thread(tmp_path: P
             seen.append((threading.get_ident(), len(running.lost), ids))
             return UnavailableError(reason)
 
-        link._explain = explain
+        link.explain = explain
         begun.append(start_awaitable(running, -2, LONG_NS))
         with pytest.raises(UnavailableError, match="can't be understood"):
             begun[0].result()
@@ -217,12 +216,12 @@ def test_who_waits_leaves_what_a_lost_worker_had_to_the_links_thread(tmp_path: P
 def test_a_link_that_is_closed_before_its_thread_reads() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        channel = Channel(ours)
-        turns = Turns(channel, Exchange(channel, in_worker=False))
+        channel = PacketChannel(ours)
+        turns = SocketReader(channel, MessageStream(channel, in_worker=False))
         turns.close()
         with pytest.raises(ChannelClosedError):
             turns.read(lambda received: None)
-        assert not turns.take()
+        assert not turns.claim()
         channel.close()
 
 

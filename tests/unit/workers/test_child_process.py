@@ -15,21 +15,22 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
-from conch.workers.supervision.child_process import WorkerProcess, describe_end, split_errors
-from conch.workers.supervision.process_monitor import Monitor
+from conch.workers.supervision.child_process import ChildProcess, describe_end
+from conch.workers.supervision.crash_report import split_errors
+from conch.workers.supervision.process_monitor import ProcessMonitor
 
 pytestmark = pytest.mark.process
 
-Run = Callable[..., WorkerProcess]
+Run = Callable[..., ChildProcess]
 
 
 @pytest.fixture
 def run() -> Run:
-    monitor = Monitor()
+    monitor = ProcessMonitor()
 
-    def start(code: str, on_end: Callable[[], None] = lambda: None) -> WorkerProcess:
+    def start(code: str, on_end: Callable[[], None] = lambda: None) -> ChildProcess:
         command = [sys.executable, "-I", "-X", "faulthandler", "-c", code]
-        return WorkerProcess(monitor, "model_0_0", command, os.environ, [], on_end)
+        return ChildProcess(monitor, "model_0_0", command, os.environ, [], on_end)
 
     return start
 
@@ -42,7 +43,7 @@ def test_exit_status(run: Run) -> None:
 
 def test_death_is_told_once_it_is_known_how(run: Run) -> None:
     told: list[str] = []
-    started: list[WorkerProcess] = []
+    started: list[ChildProcess] = []
     process = run("import time; time.sleep(1000)", lambda: told.append(started[0].how))
     started.append(process)
     os.kill(process.pid, signal.SIGKILL)
@@ -111,8 +112,8 @@ def test_output_is_logged_with_the_name(run: Run, caplog: pytest.LogCaptureFixtu
     process = run("import sys; print('one'); print('two', file=sys.stderr)")
     assert process.wait(WAIT_S)
     assert set(caplog.record_tuples) == {
-        ("conch.workers.supervision.output_capture", logging.INFO, "model_0_0: one"),
-        ("conch.workers.supervision.output_capture", logging.WARNING, "model_0_0: two"),
+        ("conch.workers.output", logging.INFO, "model_0_0: one"),
+        ("conch.workers.output", logging.WARNING, "model_0_0: two"),
     }
 
 
@@ -128,7 +129,7 @@ def test_megabytes_of_output_are_cut(run: Run, caplog: pytest.LogCaptureFixture)
 
 def test_what_can_not_be_started() -> None:
     with pytest.raises(UnavailableError, match="'/nowhere/python' can't be started: No such file"):
-        WorkerProcess(Monitor(), "model_0_0", ["/nowhere/python"], {}, [])
+        ChildProcess(ProcessMonitor(), "model_0_0", ["/nowhere/python"], {}, [])
 
 
 def test_thread_lives_for_as_long_as_any_process(run: Run) -> None:

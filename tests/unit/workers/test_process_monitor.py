@@ -12,8 +12,8 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
-from conch.workers.supervision.child_process import WorkerProcess
-from conch.workers.supervision.process_monitor import Monitor
+from conch.workers.supervision.child_process import ChildProcess
+from conch.workers.supervision.process_monitor import ProcessMonitor
 
 S = 1_000_000_000
 FOREVER = [sys.executable, "-I", "-c", "import time; time.sleep(1000)"]
@@ -28,7 +28,7 @@ def _full(*args: object) -> int:
 
 
 def test_a_timer_that_is_further_away_than_the_kernel_can_wait() -> None:
-    monitor = Monitor()
+    monitor = ProcessMonitor()
     monitor.hold()
     try:
         timers = [monitor.at(monitor.clock() + days * 86_400 * S, lambda: None) for days in (30, 10**9)]
@@ -44,15 +44,15 @@ def test_a_timer_that_is_further_away_than_the_kernel_can_wait() -> None:
 @pytest.mark.parametrize("missing", ["eventfd", "epoll"])
 @pytest.mark.process
 def test_a_hold_that_fails_does_not_count(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monitor = Monitor()
+    monitor = ProcessMonitor()
     with monkeypatch.context() as patch:
         if missing == "eventfd":
             patch.setattr(os, "eventfd", _full)
         else:
             patch.setattr(selectors, "DefaultSelector", _full)
         with pytest.raises(UnavailableError, match="can't be started: Too many open files"):
-            WorkerProcess(monitor, "model_0_0", FOREVER, os.environ, [])
-    process = WorkerProcess(monitor, "model_0_0", FOREVER, os.environ, [])
+            ChildProcess(monitor, "model_0_0", FOREVER, os.environ, [])
+    process = ChildProcess(monitor, "model_0_0", FOREVER, os.environ, [])
     process.kill()
     assert process.wait(WAIT_S)
     eventually(lambda: not _threads(), "the thread ends")
@@ -64,7 +64,7 @@ def test_a_process_that_can_not_be_watched_does_not_go_on(
     watched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leak fixture finds what would be left of it."""
-    monitor = Monitor()
+    monitor = ProcessMonitor()
     watch, count = monitor.watch, 0
 
     def fails(*args: object) -> None:
@@ -76,5 +76,5 @@ def test_a_process_that_can_not_be_watched_does_not_go_on(
 
     monkeypatch.setattr(monitor, "watch", fails)
     with pytest.raises(UnavailableError, match="can't be started: No space left"):
-        WorkerProcess(monitor, "model_0_0", FOREVER, os.environ, [])
+        ChildProcess(monitor, "model_0_0", FOREVER, os.environ, [])
     eventually(lambda: not _threads(), "the thread ends")

@@ -11,8 +11,8 @@ from conch.workers.supervision.restart_policy import (
     HEALTHY_NS,
     LONGEST_WAIT_NS,
     QUIET_WAIT_NS,
-    Life,
     Phase,
+    RestartPolicy,
     all_hopeless,
     has_quorum,
 )
@@ -20,7 +20,7 @@ from conch.workers.supervision.restart_policy import (
 S = 1_000_000_000
 
 
-def _die(life: Life, served_ns: int, now: int = 0) -> int:
+def _die(life: RestartPolicy, served_ns: int, now: int = 0) -> int:
     """Has it be started and die after a time; returns for how long it now waits."""
     life.served(now)
     life.lost(now + served_ns, "why")
@@ -31,14 +31,14 @@ def _die(life: Life, served_ns: int, now: int = 0) -> int:
 
 
 def test_waits_double() -> None:
-    life = Life()
+    life = RestartPolicy()
     waits = [_die(life, 0) / S for _ in range(12)]
     assert waits == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30]
     assert life.restarts == 12
 
 
 def test_starts_that_fail_count_as_deaths() -> None:
-    life = Life()
+    life = RestartPolicy()
     waits = []
     for _ in range(4):
         life.failed(0, "no file")
@@ -49,7 +49,7 @@ def test_starts_that_fail_count_as_deaths() -> None:
 
 
 def test_a_minute_of_health_takes_it_back_to_the_start() -> None:
-    life = Life()
+    life = RestartPolicy()
     for _ in range(12):
         _die(life, 0)
     assert _die(life, HEALTHY_NS - 1) == LONGEST_WAIT_NS // 2
@@ -58,12 +58,12 @@ def test_a_minute_of_health_takes_it_back_to_the_start() -> None:
 
 
 def test_what_dies_now_and_then_does_not_wait_longer_and_longer() -> None:
-    life = Life()
+    life = RestartPolicy()
     assert [_die(life, 2 * S) / S for _ in range(20)] == [0, *[0.1] * 19]
 
 
 def test_waits_become_shorter_when_it_serves_for_longer() -> None:
-    life = Life()
+    life = RestartPolicy()
     for _ in range(5):
         _die(life, 0)
     assert life.wait_ns == 800_000_000
@@ -72,7 +72,7 @@ def test_waits_become_shorter_when_it_serves_for_longer() -> None:
 
 
 def test_times_of_tries() -> None:
-    life = Life()
+    life = RestartPolicy()
     life.served(0)
     life.lost(5 * S, "died")
     assert (life.phase, life.reason) == (Phase.LOST, "died")
@@ -88,7 +88,7 @@ def test_times_of_tries() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 100 * S)), max_size=60))
 def test_waits_stay_within_bounds(deaths: list[tuple[bool, int]]) -> None:
-    life, now, before = Life(), 0, 0
+    life, now, before = RestartPolicy(), 0, 0
     for in_start, lived in deaths:
         if not in_start:
             life.served(now)
@@ -118,12 +118,16 @@ def test_waits_stay_within_bounds(deaths: list[tuple[bool, int]]) -> None:
 )  # fmt: skip
 def test_quorum_is_half_rounded_up(phases: str, quorum: bool) -> None:
     names = {"S": Phase.SERVING, "W": Phase.WAITING, "L": Phase.LOST, "T": Phase.STARTING}
-    assert has_quorum([Life(names[each]) for each in phases]) is quorum
+    assert has_quorum([RestartPolicy(names[each]) for each in phases]) is quorum
 
 
 def test_requests_wait_for_as_long_as_any_instance_is_hopeful() -> None:
-    patient, quiet = (Life(Phase.WAITING, wait_ns=wait) for wait in (QUIET_WAIT_NS, QUIET_WAIT_NS + 1))
-    assert all_hopeless([quiet, Life(Phase.CLOSED)])
-    others = (Life(phase, wait_ns=LONGEST_WAIT_NS) for phase in (Phase.STARTING, Phase.LOST, Phase.SERVING))
-    for other in (patient, *others):
+    blocking, quiet = (
+        RestartPolicy(Phase.WAITING, wait_ns=wait) for wait in (QUIET_WAIT_NS, QUIET_WAIT_NS + 1)
+    )
+    assert all_hopeless([quiet, RestartPolicy(Phase.CLOSED)])
+    others = (
+        RestartPolicy(phase, wait_ns=LONGEST_WAIT_NS) for phase in (Phase.STARTING, Phase.LOST, Phase.SERVING)
+    )
+    for other in (blocking, *others):
         assert not all_hopeless([quiet, other])

@@ -18,7 +18,7 @@ from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.model_control import cancellable_load
 from conch.workers.environments import server_environment
 from conch.workers.supervision.config_completion import complete_in_worker
-from conch.workers.supervision.process_monitor import Monitor
+from conch.workers.supervision.process_monitor import ProcessMonitor
 
 pytestmark = pytest.mark.process
 
@@ -40,7 +40,7 @@ def _complete(
     (tmp_path / "model.py").write_text(MODEL.format(body=body))
     config = {"name": "m", "max_batch_size": 0}
     settings = Settings(start_timeout_s=timeout_s, memory_limit_mb=memory_limit_mb)
-    return complete_in_worker(Monitor(), server_environment(), config, tmp_path, "model.py", settings)
+    return complete_in_worker(ProcessMonitor(), server_environment(), config, tmp_path, "model.py", settings)
 
 
 def test_completes(tmp_path: Path) -> None:
@@ -52,7 +52,9 @@ def test_large_configs(tmp_path: Path) -> None:
     """More than a socket holds, both ways."""
     (tmp_path / "model.py").write_text(MODEL.format(body="return config"))
     config = {"name": "m", "input": [{"name": "x" * 3_000_000}]}
-    completed = complete_in_worker(Monitor(), server_environment(), config, tmp_path, "model.py", Settings())
+    completed = complete_in_worker(
+        ProcessMonitor(), server_environment(), config, tmp_path, "model.py", Settings()
+    )
     assert completed["input"] == config["input"]
 
 
@@ -93,7 +95,9 @@ def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_model_that_can_not_be_imported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "model.py").write_text("import no_such_module")
     with pytest.raises(InternalError, match="ModuleNotFoundError"):
-        complete_in_worker(Monitor(), server_environment(), {"name": "m"}, tmp_path, "model.py", Settings())
+        complete_in_worker(
+            ProcessMonitor(), server_environment(), {"name": "m"}, tmp_path, "model.py", Settings()
+        )
     (record,) = caplog.records
     assert record.name.startswith("conch.backends.python")
     assert record.getMessage().startswith("model 'm' can't be imported\nTraceback")
@@ -101,7 +105,9 @@ def test_a_model_that_can_not_be_imported(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="Python model file not found in"):
-        complete_in_worker(Monitor(), server_environment(), {"name": "m"}, tmp_path, "none.py", Settings())
+        complete_in_worker(
+            ProcessMonitor(), server_environment(), {"name": "m"}, tmp_path, "none.py", Settings()
+        )
 
 
 def test_time_limit(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
-from conch.workers.connection.model_readiness import Check, Checks
-from conch.workers.connection.worker_responses import Handing, OpenRequest
-from conch.workers.supervision.loss import Loss
+from conch.workers.connection.model_readiness import ReadinessCheck, ReadinessChecks
+from conch.workers.connection.worker_responses import OpenRequest, ResponseDelivery
+from conch.workers.supervision.crash_report import CrashRecord
 
 
 class Entered:
@@ -24,14 +24,14 @@ class Entered:
         self.cancelled: list[int] = []
         self.table = InFlightTable(self._opened, self.cancelled.append, self.refused.append)
 
-    def enter(self, *requests: InferenceRequest) -> SentBatch:
-        sent = self.table.enter(batch_of(*requests), Begun(batch_of()).done)
+    def add(self, *requests: InferenceRequest) -> SentBatch:
+        sent = self.table.add(batch_of(*requests), Begun(batch_of()).done)
         assert sent is not None
         return sent
 
     @staticmethod
     def _opened(request: InferenceRequest, number: int) -> OpenRequest:
-        return OpenRequest(request, number, Handing(make_spec()), None, lambda number, units: None)
+        return OpenRequest(request, number, ResponseDelivery(make_spec()), None, lambda number, units: None)
 
 
 def one(request_id: str) -> InferenceRequest:
@@ -43,12 +43,12 @@ def test_a_batch_is_there_until_it_is_taken_and_its_requests_until_they_are_over
     table = entered.table
     a, b, over = one("a"), one("b"), one("over")
     over.completed = True
-    first, second = entered.enter(a, FillerRequest(a, dict(a.inputs)), over), entered.enter(b)
-    assert first.number != second.number and first.again == [False] * 3
+    first, second = entered.add(a, FillerRequest(a, dict(a.inputs)), over), entered.add(b)
+    assert first.number != second.number and first.known == [False] * 3
     assert table.batches == {first.number: first, second.number: second}
     assert table.open == {first.numbers[0]: a, second.numbers[0]: b}
     assert [each.request_ids for each in table.in_flight()] == [("a", "over"), ("b",)]
-    assert table.take(first.number) is first and table.take(first.number) is None
+    assert table.remove(first.number) is first and table.remove(first.number) is None
     # A request outlasts its batch, until it is answered.
     entry = table.entry(first.numbers[0])
     assert entry is not None and entry.request is a
@@ -64,36 +64,36 @@ def test_a_request_that_runs_again_keeps_its_number_with_the_worker_that_kept_it
     here, there = Entered(), Entered()
     a, b = one("a"), one("b")
     for _ in range(3):
-        there.enter(one("other"))
-    sent = here.enter(a, b)
+        there.add(one("other"))
+    sent = here.add(a, b)
     entry = here.table.entry(sent.numbers[0])
     assert entry is not None
     for request, number in zip((a, b), sent.numbers, strict=True):
         request.kept = KeptRequest(here.table, number)
-        here.table.again.add(number)
-    there.table.again.add(1)
-    assert there.enter(b).again == [False]
-    again = here.enter(a, one("new"))
-    assert (again.again, again.numbers[0]) == ([True, False], sent.numbers[0])
+        here.table.rescheduled.add(number)
+    there.table.rescheduled.add(1)
+    assert there.add(b).known == [False]
+    again = here.add(a, one("new"))
+    assert (again.known, again.numbers[0]) == ([True, False], sent.numbers[0])
     assert a.kept is None and here.table.entry(sent.numbers[0]) is entry
     # The other one does not come back; once it is answered elsewhere it is forgotten.
-    assert here.table.again == {sent.numbers[1]}
+    assert here.table.rescheduled == {sent.numbers[1]}
     assert list(here.table.completed()) == []
     b.completed = True
     assert list(here.table.completed()) == [sent.numbers[1]]
-    assert here.table.again == set() and sent.numbers[1] not in here.table.open
+    assert here.table.rescheduled == set() and sent.numbers[1] not in here.table.open
 
 
 def test_a_request_that_waits_to_run_again_is_ended_unless_its_end_is_on_its_way() -> None:
     entered = Entered()
     request, answers = request_of("a", IN=np.zeros(1, np.float32))
-    sent = entered.enter(request)
+    sent = entered.add(request)
     kept = KeptRequest(entered.table, sent.numbers[0])
     kept.end(request, InvalidArgumentError("no"))
     ((_, response, final),) = answers.calls
     assert final and response is not None and response.error is not None
     assert response.error.message == "no"
-    entered.table.over(sent.numbers)
+    entered.table.finish(sent.numbers)
     kept.end(request, InvalidArgumentError("again"))
     assert len(answers.calls) == 1
 
@@ -101,12 +101,12 @@ def test_a_request_that_waits_to_run_again_is_ended_unless_its_end_is_on_its_way
 def test_what_hands_responses_over_is_made_once_and_goes_with_its_request() -> None:
     entered = Entered()
     table = entered.table
-    sent = entered.enter(one("a"), one("b"), one("c"))
+    sent = entered.add(one("a"), one("b"), one("c"))
     first, second, third = sent.numbers
     entry = table.entry(first)
     assert entry is not None and table.entry(first) is entry
     assert table.entry(99) is None
-    table.over([first, second])
+    table.finish([first, second])
     assert table.entry(first) is None and table.entry(second) is None and list(table.open) == [third]
     last = table.entry(third)
     _, opened = table.close()
@@ -118,7 +118,7 @@ def test_who_cancels_a_request_that_runs_tells_its_worker() -> None:
     entered = Entered()
     a, over, b = one("a"), one("over"), one("b")
     over.completed = True
-    sent = entered.enter(a, over, b)
+    sent = entered.add(a, over, b)
     for request in (b, over, a, a):
         request.notify_cancelled()
     assert entered.cancelled == [sent.numbers[2], sent.numbers[0]]
@@ -126,19 +126,19 @@ def test_who_cancels_a_request_that_runs_tells_its_worker() -> None:
 
 def test_a_closed_table_takes_nothing_and_tells_what_there_was() -> None:
     entered = Entered()
-    sent = entered.enter(one("a"))
+    sent = entered.add(one("a"))
     batches, opened = entered.table.close()
     assert batches == [sent] and list(opened) == sent.numbers
     assert (entered.table.batches, entered.table.open) == ({}, {})
     late = batch_of(one("late"))
-    assert entered.table.enter(late, Begun(late).done) is None
+    assert entered.table.add(late, Begun(late).done) is None
     assert [each.batch for each in entered.refused] == [late]
     assert [each.request_ids for each in entered.table.in_flight()] == [("a",)]
 
 
 @pytest.mark.parametrize("explanation", [None, UnavailableError("killed")])
 def test_what_comes_late_waits_for_the_explanation(explanation: ConchError | None) -> None:
-    loss = Loss("m_0_0")
+    loss = CrashRecord("m_0_0")
     assert loss.begin("it hangs") and not loss.begin("really")
     assert loss.reason == "it hangs"
     begun = [Begun(batch_of()) for _ in range(2)]
@@ -159,7 +159,7 @@ def test_what_comes_late_waits_for_the_explanation(explanation: ConchError | Non
 
 def test_questions_for_readiness_get_their_own_answers_and_none_is_asked_in_the_end() -> None:
     sent: list[int] = []
-    checks = Checks(sent.append)
+    checks = ReadinessChecks(sent.append)
     asked = [checks.ask() for _ in range(3)]
     checks.completed(sent[1], {"ready": True})
     checks.completed(sent[0], {"ready": 1})
@@ -167,6 +167,6 @@ def test_questions_for_readiness_get_their_own_answers_and_none_is_asked_in_the_
     assert [check.open for check in asked] == [False, False, True]
     assert (asked[0].wait(), asked[1].wait()) == (False, True)
     assert checks.close() == [asked[2]]
-    late: Check = checks.ask()
+    late: ReadinessCheck = checks.ask()
     assert not late.open and not late.wait()
     assert len(sent) == 3

@@ -26,7 +26,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Servable
 from conch.core.tensor import Buffer, Tensor
 from conch.workers.connection import packet_channel as channel_module
-from conch.workers.connection.packet_channel import BUFFER_BYTES, Channel, ChannelClosedError
+from conch.workers.connection.packet_channel import BUFFER_BYTES, ChannelClosedError, PacketChannel
 from conch.workers.protocol import tensor_layouts
 from conch.workers.protocol.devices import ServerDevices
 from conch.workers.protocol.received_message import ReceivedMessage
@@ -52,7 +52,7 @@ class FailingSocket:
         return self._sock.sendmsg(*arguments)
 
 
-def fail_to_send(channel: Channel, after: int = 0) -> None:
+def fail_to_send(channel: PacketChannel, after: int = 0) -> None:
     channel._sock = FailingSocket(channel._sock, after)  # type: ignore[assignment]
 
 
@@ -137,14 +137,14 @@ def test_tensors_that_can_not_be_packed_leave_no_block(monkeypatch: pytest.Monke
 @pytest.mark.process
 def test_a_batch_that_can_not_be_encoded_fails_and_leaves_nothing(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path)) as running:
-        pool = running.link._exchange.pool
+        pool = running.link.stream.pool
         for _ in range(3):
             bad, _ = request_of(IN=floats(100_000))
             bad.parameters = {"no": object()}  # type: ignore[dict-item]
             with pytest.raises(InternalError, match="not JSON serializable"):
                 running.run(bad)
         assert pool.lent == 0
-        assert running.link._table.open == {}
+        assert running.link.table.open == {}
         assert (running.infer(IN=floats(100_000))["OUT"] == floats(100_000)).all()
         assert running.process.poll() is None
 
@@ -165,7 +165,7 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
         block = payload.block = server.pool.take(size)
         block.memory[size - 8 : size] = np.arange(8, dtype=np.uint8)
         key = (("x", "UINT8", (size,)),)
-        fields = tensor_layouts.encode_tensors(server._sent, key, [Place(block.number, 0, size)])
+        fields = tensor_layouts.encode_tensors(server.sent, key, [Place(block.number, 0, size)])
         server.send(Kind.EXECUTE, 1, fields, payload)
         (tensor,) = host.receive().tensors()
         assert tensor.nbytes == size
@@ -193,16 +193,16 @@ return [pb_utils.InferenceResponse([], error=next(response).error())]
             assert response is not None
             assert response.error is not None
             assert "not JSON serializable" in response.error.message
-        assert running.link._exchange.pool.lent == 0
+        assert running.link.stream.pool.lent == 0
 
 
 @pytest.mark.process
 def test_an_outcome_that_can_not_be_sent_fails_its_batch_only(tmp_path: Path) -> None:
     body = """
 import gc
-from conch.workers.connection.packet_channel import Channel
+from conch.workers.connection.packet_channel import PacketChannel
 if requests[0].request_id() == "odd":
-    channel = next(item for item in gc.get_objects() if isinstance(item, Channel))
+    channel = next(item for item in gc.get_objects() if isinstance(item, PacketChannel))
     def send(parts, fds=()):
         del channel.send
         raise OSError(24, "Too many open files")
@@ -221,11 +221,11 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])]
 # --- a socket that does not take it ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("patient", [False, True])
-def test_a_socket_that_fails_ends_the_conversation(patient: bool) -> None:
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_socket_that_fails_ends_the_conversation(blocking: bool) -> None:
     """Whoever reads is told, on both sides; else what was lost would be waited for."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel, other = Channel(ours, patient), Channel(theirs)
+    channel, other = PacketChannel(ours, blocking), PacketChannel(theirs)
     try:
         fail_to_send(channel)
         with pytest.raises(ChannelClosedError, match="Too many references"):
@@ -241,24 +241,24 @@ def test_a_socket_that_fails_ends_the_conversation(patient: bool) -> None:
 @pytest.mark.process
 def test_a_batch_on_a_socket_that_fails_is_answered(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path)) as running:
-        fail_to_send(running.link._channel)
+        fail_to_send(running.link.channel)
         with pytest.raises(UnavailableError):
             running.run(request_of(IN=floats())[0])
         running.wait_lost()
 
 
-def fill(channel: Channel) -> None:
+def fill(channel: PacketChannel) -> None:
     """Sends until the rest has to wait."""
     for _ in range(10_000):
         channel.send([bytes(10_000)])
-        if channel._flushing:
+        if channel.flushing:
             return
     raise AssertionError("the other side takes everything")
 
 
 def test_a_thread_that_can_not_be_started_ends_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel, other = Channel(ours, patient=False), Channel(theirs)
+    channel, other = PacketChannel(ours, blocking=False), PacketChannel(theirs)
 
     def no_threads(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -268,7 +268,7 @@ def test_a_thread_that_can_not_be_started_ends_the_conversation(monkeypatch: pyt
             patch.setattr(threading.Thread, "start", no_threads)
             with pytest.raises(ChannelClosedError, match="can't start new thread"):
                 fill(channel)
-        assert not channel._backlog
+        assert not channel.backlog_bytes
         with pytest.raises(ChannelClosedError):
             channel.receive(bytearray(BUFFER_BYTES))
     finally:
@@ -278,7 +278,7 @@ def test_a_thread_that_can_not_be_started_ends_the_conversation(monkeypatch: pyt
 
 def test_a_backlog_that_can_not_be_sent_ends_the_conversation() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel, other = Channel(ours, patient=False), Channel(theirs)
+    channel, other = PacketChannel(ours, blocking=False), PacketChannel(theirs)
     try:
         fill(channel)
         fail_to_send(channel)
@@ -288,7 +288,7 @@ def test_a_backlog_that_can_not_be_sent_ends_the_conversation() -> None:
         with pytest.raises(ChannelClosedError):
             while True:
                 other.receive(bytearray(BUFFER_BYTES))
-        eventually(lambda: not channel._flushing, "the thread that sends ends")
+        eventually(lambda: not channel.flushing, "the thread that sends ends")
         with pytest.raises(ChannelClosedError):
             channel.send([b"message"])
     finally:
@@ -297,10 +297,10 @@ def test_a_backlog_that_can_not_be_sent_ends_the_conversation() -> None:
 
 
 @contextmanager
-def pair() -> Iterator[tuple[Channel, Channel]]:
+def pair() -> Iterator[tuple[PacketChannel, PacketChannel]]:
     """A server's side and a worker's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel, other = Channel(ours, patient=False), Channel(theirs)
+    channel, other = PacketChannel(ours, blocking=False), PacketChannel(theirs)
     try:
         yield channel, other
     finally:
@@ -312,7 +312,7 @@ def bound(monkeypatch: pytest.MonkeyPatch, most: int, patience_s: float) -> None
     """Changes what may wait."""
     monkeypatch.setattr(channel_module, "MOST_WAITING", most)
     monkeypatch.setattr(channel_module, "ROOM", most // 10)
-    monkeypatch.setattr(channel_module, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(channel_module, "READ_TIMEOUT_S", patience_s)
 
 
 def test_what_waits_for_a_side_that_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_what_waits_for_a_side_that_does_not_read_is_bounded(monkeypatch: pytest
         files = open_files()
         fill(channel)
         channel.send([bytes(2_000_000)])  # one may be larger than all together
-        assert channel._waiting > 2_000_000  # its file counts
+        assert channel.backlog_bytes > 2_000_000  # its file counts
 
         def given_up() -> bool:
             try:
@@ -331,11 +331,11 @@ def test_what_waits_for_a_side_that_does_not_read_is_bounded(monkeypatch: pytest
             return False
 
         eventually(given_up, "the other side is given up")
-        assert "it has read nothing" in channel.why
-        assert (list(channel._backlog), channel._waiting) == ([], 0)
+        assert "it has read nothing" in channel.close_reason
+        assert channel.backlog_bytes == 0
         with pytest.raises(ChannelClosedError):
             channel.receive(bytearray(BUFFER_BYTES))
-        eventually(lambda: not channel._flushing, "the thread that sends ends")
+        eventually(lambda: not channel.flushing, "the thread that sends ends")
         assert open_files() == files
 
 
@@ -344,19 +344,19 @@ def test_a_side_that_reads_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     with pair() as (channel, other):
         for _ in range(200):
             channel.send([bytes(10_000)])
-        assert channel._waiting > 100_000
+        assert channel.backlog_bytes > 100_000
         buffer = bytearray(BUFFER_BYTES)
         for _ in range(200):
             assert len(other.receive(buffer)[0]) == 10_000
-        eventually(lambda: not channel._flushing, "the thread that sends ends")
-        assert (channel.why, channel._waiting) == ("", 0)
+        eventually(lambda: not channel.flushing, "the thread that sends ends")
+        assert (channel.close_reason, channel.backlog_bytes) == ("", 0)
 
 
-def waits(channel: Channel) -> threading.Thread:
+def waits(channel: PacketChannel) -> threading.Thread:
     """A thread that waits for room, as it would send more."""
     thread = threading.Thread(target=channel.wait_for_room)
     thread.start()
-    eventually(lambda: bool(channel._room._waiters), "it waits")  # type: ignore[attr-defined]
+    eventually(lambda: channel.waiting_senders == 1, "it waits")
     return thread
 
 
@@ -374,7 +374,7 @@ def test_who_sends_much_waits_for_a_side_that_reads_late(monkeypatch: pytest.Mon
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("end", ["close", "shut"])
+@pytest.mark.parametrize("end", ["close", "shut_down"])
 def test_nobody_waits_for_room_in_what_is_closed(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     bound(monkeypatch, 1_000_000, 60)
     with pair() as (channel, _):
@@ -392,8 +392,8 @@ def test_who_sends_much_does_not_hang_with_a_side_that_does_not_read(monkeypatch
         for _ in range(100):
             channel.send([bytes(10_000)])
         channel.wait_for_room()
-        assert channel._waiting > 100_000
-        assert channel.why == ""
+        assert channel.backlog_bytes > 100_000
+        assert channel.close_reason == ""
 
 
 @pytest.mark.process
@@ -405,7 +405,7 @@ def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
         try:
 
             def lost() -> bool:
-                running.link._sender.tell(Kind.CREDIT, 1, bytes(10_000))
+                running.link.sender.notify(Kind.CREDIT, 1, bytes(10_000))
                 return running.link.lost
 
             eventually(lost, "the worker is given up")
@@ -445,7 +445,7 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
             os.kill(running.process.pid, signal.SIGSTOP)
             for _ in range(300):
                 request.respond(response, False)
-                most = max(most, running.link._channel._waiting)
+                most = max(most, running.link.channel.backlog_bytes)
             request.respond(None, True)
 
     body = """
@@ -458,8 +458,8 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.
     with worker(spec_of(tmp_path, source_of(body)), server) as running:
         begun = running.start(batch_of(request_of(IN=floats())[0]))
         try:
-            room: Any = running.link._channel._room
-            eventually(lambda: room._waiters or most > 1_000_000, "it has sent too much")
+            channel = running.link.channel
+            eventually(lambda: channel.waiting_senders or most > 1_000_000, "it has sent too much")
             if ensemble:
                 server.thread.join(WAIT_S)  # although nothing is read
         finally:
@@ -474,8 +474,8 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.
 def test_a_worker_gets_a_batch_without_tensors_on_gpus_once(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path, source_of("threading.Event().wait()"))) as running:
         begun = running.start(batch_of(request_of(IN=floats())[0]))
-        sender, nothing = running.link._sender, cast(ReceivedMessage, None)
-        (number,) = running.link._table.batches
+        sender, nothing = running.link.sender, cast(ReceivedMessage, None)
+        (number,) = running.link.table.batches
         sender._devices = cast(ServerDevices, SimpleNamespace(lends=True))
         sender.unreachable(number, nothing)
         assert not sender._devices.lends
