@@ -13,10 +13,9 @@ from packaging.version import Version
 from tests.support.environments import model
 
 from conch.core.errors import InvalidArgumentError
-from conch.workers.environments import Asked, placement_of
-from conch.workers.environments.building import key_of
+from conch.workers.environments import EnvironmentSpec, placement_of
+from conch.workers.environments.building import allows, key_of
 from conch.workers.environments.environment_spec import Packages
-from conch.workers.environments.specifiers import allows
 
 PROJECT = '[project]\nname = "m"\ndependencies = ["pillow>=10", "scipy"]\nrequires-python = ">=3.10"\n'
 SCRIPT = '''"""A model."""
@@ -32,7 +31,7 @@ import PIL
 
 def test_most_models_ask_for_nothing(tmp_path: Path) -> None:
     spec = model(tmp_path, {"pyproject.toml": "[tool.ruff]\nline-length = 80\n"})
-    assert not Asked.of(spec).reason
+    assert not EnvironmentSpec.of(spec).reason
     assert placement_of(spec) == "in_process"
 
 
@@ -41,7 +40,7 @@ def test_what_a_version_says_comes_before_what_the_model_says(tmp_path: Path) ->
     spec = model(tmp_path, {**files, "requirements.txt": "b", "pyproject.toml": PROJECT})
     found = []
     for path in (*files, "requirements.txt", "pyproject.toml"):
-        packages = Asked.of(spec).packages
+        packages = EnvironmentSpec.of(spec).packages
         assert packages is not None
         found.append((packages.kind, str(packages.file.relative_to(spec.directory))))
         (spec.directory / path).unlink()
@@ -52,15 +51,15 @@ def test_what_a_version_says_comes_before_what_the_model_says(tmp_path: Path) ->
         ("requirements", "requirements.txt"),
         ("project", "pyproject.toml"),
     ]
-    assert Asked.of(spec).packages is None
+    assert EnvironmentSpec.of(spec).packages is None
 
 
 def test_dependencies_in_toml(tmp_path: Path) -> None:
-    packages = Asked.of(model(tmp_path, {"pyproject.toml": PROJECT})).packages
+    packages = EnvironmentSpec.of(model(tmp_path, {"pyproject.toml": PROJECT})).packages
     assert packages is not None
     assert packages.dependencies == ("pillow>=10", "scipy")
     assert packages.requires_python == ">=3.10"
-    packages = Asked.of(model(tmp_path, {"1/model.py": SCRIPT}, name="script")).packages
+    packages = EnvironmentSpec.of(model(tmp_path, {"1/model.py": SCRIPT}, name="script")).packages
     assert packages is not None
     assert packages.dependencies == ("pillow",)
     assert packages.requires_python == ">=3.11"
@@ -68,22 +67,22 @@ def test_dependencies_in_toml(tmp_path: Path) -> None:
 
 def test_locks_count(tmp_path: Path) -> None:
     spec = model(tmp_path, {"pyproject.toml": PROJECT, "uv.lock": "version = 1\n"})
-    packages = Asked.of(spec).packages
+    packages = EnvironmentSpec.of(spec).packages
     assert packages is not None
     assert packages.kind == "uv-lock"
     before = key_of(packages, tmp_path)
     (spec.directory / "uv.lock").write_text("version = 2\n")
-    again = Asked.of(spec).packages
+    again = EnvironmentSpec.of(spec).packages
     assert again is not None
     assert key_of(again, tmp_path) != before
     (spec.directory / "pylock.toml").write_text('lock-version = "1.0"\n')
-    last = Asked.of(spec).packages
+    last = EnvironmentSpec.of(spec).packages
     assert last is not None
     assert last.kind == "pylock"
 
 
 def packages_of(root: Path, name: str, files: dict[str, str]) -> Packages:
-    packages = Asked.of(model(root, files, name=name)).packages
+    packages = EnvironmentSpec.of(model(root, files, name=name)).packages
     assert packages is not None
     return packages
 
@@ -269,7 +268,7 @@ def test_wheels_that_a_script_or_a_project_names_count(tmp_path: Path, requireme
 )
 def test_what_is_wrong_is_named(tmp_path: Path, files: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^model 'm': .*{text}"):
-        Asked.of(model(tmp_path, files))
+        EnvironmentSpec.of(model(tmp_path, files))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -277,22 +276,22 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (spec.directory / "requirements.txt").unlink()
     (spec.directory / "requirements.txt").symlink_to("/proc/self/mem")
     with pytest.raises(InvalidArgumentError, match=r"requirements.txt' can't be read: "):
-        Asked.of(spec)
+        EnvironmentSpec.of(spec)
 
 
 def test_an_environment_that_the_config_names_comes_first(tmp_path: Path) -> None:
     spec = model(tmp_path, {"requirements.txt": "x", "env.tar.gz": ""}, {"EXECUTION_ENV_PATH": ""})
-    assert Asked.of(spec).packages is not None
+    assert EnvironmentSpec.of(spec).packages is not None
     spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": "$$TRITON_MODEL_DIRECTORY/env.tar.gz"})
-    assert Asked.of(spec).prepared == spec.directory / "env.tar.gz"
-    assert Asked.of(spec).packages is None
+    assert EnvironmentSpec.of(spec).prepared == spec.directory / "env.tar.gz"
+    assert EnvironmentSpec.of(spec).packages is None
 
 
 def test_a_relative_path_starts_where_the_server_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "envs").mkdir()
     monkeypatch.chdir(tmp_path)
     spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": "envs"})
-    assert Asked.of(spec).prepared == Path(os.getcwd(), "envs")
+    assert EnvironmentSpec.of(spec).prepared == Path(os.getcwd(), "envs")
 
 
 def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
@@ -301,26 +300,26 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
         f"model 'm': there is no '{spec.directory}/none.tar.gz', which parameter 'EXECUTION_ENV_PATH' names"
     )
     with pytest.raises(InvalidArgumentError) as caught:
-        Asked.of(spec)
+        EnvironmentSpec.of(spec)
     assert caught.value.message == text
 
 
 def test_variables(tmp_path: Path) -> None:
     parameters = {"CONCH_ENV_OMP_NUM_THREADS": "1", "CONCH_ENV_HOME": "$$TRITON_MODEL_DIRECTORY/x"}
     spec = model(tmp_path, {}, parameters)
-    assert Asked.of(spec).variables == {"OMP_NUM_THREADS": "1", "HOME": f"{spec.directory}/x"}
+    assert EnvironmentSpec.of(spec).variables == {"OMP_NUM_THREADS": "1", "HOME": f"{spec.directory}/x"}
     assert placement_of(spec) == "worker"
     for wrong in ("CONCH_ENV_", "CONCH_ENV_A B", "CONCH_ENV_1"):
         with pytest.raises(InvalidArgumentError, match=f"parameter '{wrong}' is no variable"):
-            Asked.of(model(tmp_path, {}, {wrong: "x"}))
+            EnvironmentSpec.of(model(tmp_path, {}, {wrong: "x"}))
 
 
 def test_what_is_to_be_ignored_is(tmp_path: Path) -> None:
     options = {"build-environments": "ignore"}
     spec = model(tmp_path, {"requirements.txt": "x"}, options=options)
-    assert not Asked.of(spec).reason
+    assert not EnvironmentSpec.of(spec).reason
     with pytest.raises(InvalidArgumentError, match="build-environments must be 'true', 'false' or 'ignore'"):
-        Asked.of(model(tmp_path, options={"build-environments": "no"}))
+        EnvironmentSpec.of(model(tmp_path, options={"build-environments": "no"}))
 
 
 @pytest.mark.parametrize("files", [{"requirements.txt": "x"}, {"1/model.py": SCRIPT}])

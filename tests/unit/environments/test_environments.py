@@ -27,10 +27,10 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.core.model_control import cancellable_load
-from conch.workers.environments import Asked, Environment, EnvironmentCache, environment_for
+from conch.workers.environments import Environment, EnvironmentCache, EnvironmentSpec, environment_for
 from conch.workers.environments import building as building_module
 from conch.workers.environments.building import Tools
-from conch.workers.environments.inherited import NAMES, PREFIXES
+from conch.workers.environments.environment import NAMES, PREFIXES
 from conch.workers.environments.interpreter import interpreter_in
 from conch.workers.environments.tools import Output, run_tool
 
@@ -114,16 +114,16 @@ def test_workers_inherit_no_secrets(
     if own:
         make_venv(tmp_path / "venv")
         parameters["EXECUTION_ENV_PATH"] = str(tmp_path / "venv")
-    passes = Asked.of(model(tmp_path, {}, {"CONCH_PASS_ENVIRONMENT": "OTHER"}))
+    passes = EnvironmentSpec.of(model(tmp_path, {}, {"CONCH_PASS_ENVIRONMENT": "OTHER"}))
     assert passes.reason == "parameter 'CONCH_PASS_ENVIRONMENT'"  # or it would have no effect in process
     environment = environment_for(model(tmp_path, {}, parameters), cache)
     found = run(environment, "dict(__import__('os').environ)")
     assert {"OMP_NUM_THREADS", "TMPDIR", "AWS_SECRET_ACCESS_KEY", "OTHER"} <= found.keys()
     assert not {"TRITONCACHE_REDIS_PASSWORD", "NVIDIA_API_KEY", "XDG_TOKEN"} & found.keys()
-    everything = Asked.read("m", tmp_path, "model.py", {}, {"pass-environment": "*"})
+    everything = EnvironmentSpec.read("m", tmp_path, "model.py", {}, {"pass-environment": "*"})
     assert set(secrets) <= (everything.variables or {}).keys()
     with pytest.raises(InvalidArgumentError, match="'CONCH_PASS_ENVIRONMENT' must list names"):
-        Asked.of(model(tmp_path, {}, {"CONCH_PASS_ENVIRONMENT": "A=b"}))
+        EnvironmentSpec.of(model(tmp_path, {}, {"CONCH_PASS_ENVIRONMENT": "A=b"}))
 
 
 def test_the_page_lists_what_workers_inherit() -> None:

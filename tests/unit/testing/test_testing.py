@@ -237,7 +237,7 @@ def test_placement_in_a_config_does_not_count(tmp_path: Path) -> None:
     assert conch.testing.run(model(tmp_path, config=CONFIG + parameter), {"A": ROW})["SUM"][0, 0] == 2
 
 
-class Asked:
+class EnvironmentSpec:
     """Takes the responses to a call of another model."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ def test_exceptions_that_can_not_say_what_they_are(tmp_path: Path) -> None:
 
 
 def ask(repository: Repository, name: str, values: list[float]) -> list[InferenceResponse]:
-    asked = Asked()
+    asked = EnvironmentSpec()
     tensor = Tensor.from_array("A", np.array([values], np.float32))
     repository.calls.submit(InferenceRequest(name, "", {"A": tensor}, asked, 0))
     return asked.wait()

@@ -58,9 +58,9 @@ class PythonBackend(Backend):
     def doubts(self, spec: ModelSpec) -> Iterator[str]:
         """Yields the model file's imports that are not installed."""
         from conch.backends.python.import_check import missing_imports
-        from conch.workers.environments.environment_spec import Asked
+        from conch.workers.environments.environment_spec import EnvironmentSpec
 
-        asked = Asked.of(spec)
+        asked = EnvironmentSpec.of(spec)
         if asked.prepared is not None or asked.packages is not None:
             return  # the environment has its own packages
         source = spec.version_directory / spec.model_file

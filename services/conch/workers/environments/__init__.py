@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from conch.workers.environments.cache import EnvironmentCache
 from conch.workers.environments.environment import Environment, server_environment
-from conch.workers.environments.environment_placement import placement_as_asked, placement_of
-from conch.workers.environments.environment_spec import Asked
-from conch.workers.environments.resolve import environment_as_asked, environment_for
+from conch.workers.environments.environment_spec import EnvironmentSpec, placement_of, resolve_placement
+from conch.workers.environments.resolve import environment_for, resolve_environment
 
 __all__ = [
-    "Asked",
     "Environment",
     "EnvironmentCache",
-    "environment_as_asked",
+    "EnvironmentSpec",
     "environment_for",
-    "placement_as_asked",
     "placement_of",
+    "resolve_environment",
+    "resolve_placement",
     "server_environment",
 ]

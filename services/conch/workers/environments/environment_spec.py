@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from conch.backends.python.python_settings import NeedsWorkerError, Placement, Settings
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
-from conch.workers.environments.inherited import named
+from conch.workers.environments.environment import named
 from conch.workers.environments.local_dependencies import (
     named_in_lines,
     relative_in_lock,
@@ -66,7 +67,7 @@ class Packages:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EnvironmentSpec:
     """What one model version asks for.
 
     Attributes:
@@ -82,7 +83,7 @@ class Asked:
     reason: str = ""
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> Asked:
+    def of(cls, spec: ModelSpec) -> EnvironmentSpec:
         """What a model version asks for.
 
         Raises:
@@ -100,7 +101,7 @@ class Asked:
         model_file: str,
         parameters: Mapping[str, str],
         options: Mapping[str, str],
-    ) -> Asked:
+    ) -> EnvironmentSpec:
         """The same, of what a config and the backend's options say."""
         where = f"model '{name}'"
         directory = version_directory.parent
@@ -276,3 +277,36 @@ def _text(where: str, path: Path, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{where}: 'requires-python' in '{path}' must be a string")
     return value
+
+
+def placement_of(spec: ModelSpec) -> Placement:
+    """Where the instances of a model version run.
+
+    What asks for an environment, or for variables, gets workers by default: such a
+    model works as in Triton, without further settings.
+
+    Raises:
+        NeedsWorkerError: It asks for an environment, but is to run in the server's process.
+    """
+    return resolve_placement(spec.name, EnvironmentSpec.of(spec), spec.parameters, spec.backend_options)
+
+
+def resolve_placement(
+    name: str, asked: EnvironmentSpec, parameters: Mapping[str, str], options: Mapping[str, str]
+) -> Placement:
+    """The same, for a model whose config is not complete yet."""
+    placement = Settings.read(name, parameters, options).placement
+    if not asked.reason or placement == "worker":
+        return placement
+    if "CONCH_PLACEMENT" in parameters:
+        said = "parameter 'CONCH_PLACEMENT'"
+    elif "placement" in options:
+        said = "--backend-config=python,placement"
+    else:
+        return "worker"
+    raise NeedsWorkerError(
+        f"model '{name}': {asked.reason} asks for an environment of its own, which only a worker process can "
+        f"have",
+        f"but {said} has it run in the server's process ('{placement}'); set CONCH_PLACEMENT to 'worker' for "
+        f"the model",
+    )

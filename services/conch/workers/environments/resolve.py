@@ -14,7 +14,7 @@ from conch.workers.environments.archives import digest, unpack
 from conch.workers.environments.building import Tools, build, key_of
 from conch.workers.environments.cache import EnvironmentCache, Kept, Make
 from conch.workers.environments.environment import Environment, server_environment
-from conch.workers.environments.environment_spec import BUILD, Asked, Packages, may_build
+from conch.workers.environments.environment_spec import BUILD, EnvironmentSpec, Packages, may_build
 from conch.workers.environments.interpreter import activated, interpreter_in
 from conch.workers.environments.tools import run_tool
 
@@ -36,11 +36,11 @@ def environment_for(spec: ModelSpec, cache: EnvironmentCache) -> Environment:
         ConchError: It can't be made, or no model can run in it; the text says which file asks for what. Or
             the load that this thread runs was stopped meanwhile.
     """
-    return environment_as_asked(spec.name, Asked.of(spec), spec.backend_options, cache)
+    return resolve_environment(spec.name, EnvironmentSpec.of(spec), spec.backend_options, cache)
 
 
-def environment_as_asked(
-    name: str, asked: Asked, options: Mapping[str, str], cache: EnvironmentCache
+def resolve_environment(
+    name: str, asked: EnvironmentSpec, options: Mapping[str, str], cache: EnvironmentCache
 ) -> Environment:
     """The same, for a model whose config is not complete yet."""
     stopped = load_cancelled()

@@ -1,4 +1,10 @@
-"""One worker process: started, its output logged, its end noticed, killed with all that it started."""
+"""Starts a child process, logs its output, reports its end, kills its process group.
+
+Owns: the process, its pipes, its pidfd.
+Threads and locks: starting, reading and reaping run on the monitor's thread; a lock orders
+signals and reaping.
+Used by: `WorkerProcess` and config completion.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,7 @@ from typing import IO, Literal
 from conch.core.errors import UnavailableError
 from conch.workers.environments import Environment
 from conch.workers.supervision.output_capture import Lines, Tail
-from conch.workers.supervision.process_monitor import Monitor
+from conch.workers.supervision.process_monitor import ProcessMonitor
 
 log = logging.getLogger(__name__)
 _printed = logging.getLogger("conch.workers.output")
@@ -32,15 +38,13 @@ _READ_BYTES = 65_536
 _MOST_AT_END_BYTES = 1 << 20
 """What is still read once the process has ended: a child that left its session may go on printing."""
 
-_FATAL = "Fatal Python error: "
 
-
-class WorkerProcess:
+class ChildProcess:
     """A process, its standard output and error, and the group of processes that it is the first of.
 
     Args:
         monitor: The thread that starts it.
-        name: Whose it is, for the log.
+        name: Name of the instance, for the log.
         command: What to run.
         environment: All of its environment variables.
         descriptors: Descriptors of ours that it gets, under the same numbers.
@@ -52,7 +56,7 @@ class WorkerProcess:
 
     def __init__(
         self,
-        monitor: Monitor,
+        monitor: ProcessMonitor,
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
@@ -198,7 +202,7 @@ class _Stream:
     Attributes:
         file: Our end.
         level: The level of its lines in the log.
-        tail: Keeps its end; None where nobody wants it.
+        tail: Keeps its end; None if not needed.
         lines: Cuts it into lines.
     """
 
@@ -222,29 +226,21 @@ def describe_end(status: int) -> str:
     return f"killed by signal {-status} ({name})"
 
 
-def split_errors(errors: str) -> tuple[str, str]:
-    """What faulthandler wrote at the end of standard error, and what was written before that."""
-    start = errors.rfind("\n" + _FATAL) + 1
-    if not errors.startswith(_FATAL, start):
-        return "", errors
-    return errors[start:].rstrip(), errors[:start]
-
-
 def start_worker(
-    monitor: Monitor,
+    monitor: ProcessMonitor,
     name: str,
     environment: Environment,
     role: Role,
     on_end: Callable[[], None] = lambda: None,
-) -> tuple[WorkerProcess, socket.socket]:
+) -> tuple[ChildProcess, socket.socket]:
     """Starts ``host/main.py`` in an environment; returns the process and our end of its socket.
 
     Args:
         monitor: The thread that starts it.
-        name: Whose it is, for the log.
+        name: Name of the instance, for the log.
         environment: Where.
         role: What it is for.
-        on_end: See `WorkerProcess`.
+        on_end: See `ChildProcess`.
 
     Raises:
         UnavailableError: It can't be started.
@@ -255,7 +251,7 @@ def start_worker(
         arguments = [role, theirs.fileno(), _PACKAGE, _UTILS, *environment.paths]
         command = [environment.python, "-X", "faulthandler", _MAIN, *arguments]
         try:
-            process = WorkerProcess(
+            process = ChildProcess(
                 monitor, name, [*map(str, command)], environment.variables, [theirs.fileno()], on_end
             )
         except BaseException:

@@ -1,4 +1,7 @@
-"""Asks a model's `auto_complete_config` in a process that ends with the answer."""
+"""Runs a model's `auto_complete_config` in a short-lived worker process.
+
+Used by: `Workers.complete`, on the loading thread.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from conch.core.model_control import load_cancelled
 from conch.workers.environments import Environment
 from conch.workers.protocol import wire
 from conch.workers.protocol.worker_log import WorkerLog
-from conch.workers.supervision.child_process import WorkerProcess, start_worker
+from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.crash_report import crashed, sentence
-from conch.workers.supervision.process_monitor import Monitor
+from conch.workers.supervision.process_monitor import ProcessMonitor
 
 _END_S = 2.0
 """How long a process may take to end once it has answered."""
@@ -26,7 +29,7 @@ _LOOK_S = 0.1
 
 
 def complete_in_worker(
-    monitor: Monitor,
+    monitor: ProcessMonitor,
     environment: Environment,
     config: dict[str, Any],
     directory: Path,
@@ -84,11 +87,11 @@ def complete_in_worker(
 
 
 class _StoppedError(Exception):
-    """Nobody wants the answer any more."""
+    """The load was cancelled."""
 
 
 class _Exchange:
-    """One question to a process, and what it says.
+    """Sends one request to a process and reads its reply.
 
     Args:
         process: The process.
@@ -98,7 +101,7 @@ class _Exchange:
     """
 
     def __init__(
-        self, process: WorkerProcess, ours: socket.socket, log: WorkerLog, timeout_s: float | None
+        self, process: ChildProcess, ours: socket.socket, log: WorkerLog, timeout_s: float | None
     ) -> None:
         self._process = process
         self._socket = ours

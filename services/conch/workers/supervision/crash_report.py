@@ -1,30 +1,37 @@
-"""What is said of workers that died: to clients in a sentence, in the log in full."""
+"""Builds the errors and the log report of a worker that died.
+
+Owns: `CrashRecord`, the state of one lost worker.
+Threads and locks: `CrashRecord` has a lock; all else is pure.
+Used by: `WorkerConnection`, `WorkerProcess`, `Supervisor`, config completion.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
-from conch.core.errors import UnavailableError
-from conch.workers.supervision.child_process import split_errors
+from conch.core.errors import ConchError, UnavailableError
+from conch.workers.connection.in_flight import SentBatch
 
 _SHOWN_BYTES = 2_048
 _REPORTED_BYTES = 16_384
 _MOST_IDS = 32
+_FATAL = "Fatal Python error: "
 
 
 def not_healthy(name: str) -> str:
-    """Triton's sentence for a worker that is not there."""
+    """Triton's sentence for a missing worker."""
     return f"Stub process '{name}' is not healthy."
 
 
 def sentence(how: str, why: str = "") -> str:
-    """How a process ended as a sentence, with what was wrong with it where it did not end by itself."""
+    """Formats how a process ended, and why if it was killed."""
     verb = "was " if how.startswith("killed") else ""
     return f"Its process {verb}{how or 'does not end'}{f': {why}' if why else ''}."
 
 
 def in_flight_error(name: str, detail: str, retry_after_ms: int) -> UnavailableError:
-    """What requests are told whose instance has no worker any more.
+    """The error for requests of an instance without a worker.
 
     Args:
         name: The instance's name.
@@ -56,7 +63,7 @@ def crashed(name: str, how: str, errors: str) -> UnavailableError:
 def crash_report(
     name: str, pid: int, how: str, errors: str, requests: Sequence[str], executing_s: float | None
 ) -> str:
-    """All that is known of the death of a worker that served.
+    """Formats the log report of a serving worker's death.
 
     Args:
         name: The instance's name.
@@ -84,9 +91,71 @@ def crash_report(
     return "\n".join(lines)
 
 
+def split_errors(errors: str) -> tuple[str, str]:
+    """Splits standard error into the trailing faulthandler dump and the text before it."""
+    start = errors.rfind("\n" + _FATAL) + 1
+    if not errors.startswith(_FATAL, start):
+        return "", errors
+    return errors[start:].rstrip(), errors[:start]
+
+
 def _end(text: str, most: int) -> str:
     """The end of a text, from the beginning of a line where it is cut."""
     if len(text) <= most:
         return text
     cut = text[-most:]
     return "... " + (cut.partition("\n")[2] or cut)
+
+
+class CrashRecord:
+    """Records why a worker was given up, and later how it ended.
+
+    Args:
+        name: The instance's name.
+
+    Attributes:
+        reason: Why the worker has been given up; None while it has not been.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.reason: str | None = None
+        self._lock = threading.Lock()
+        self._late: list[SentBatch] | None = []  # sent before the explanation is known
+        self._explanation: ConchError | None = None
+
+    def begin(self, reason: str) -> bool:
+        """Gives the worker up; False if it has been before."""
+        with self._lock:
+            if self.reason is not None:
+                return False
+            self.reason = reason
+            return True
+
+    def refuse(self, sent: SentBatch) -> None:
+        """Fails a batch sent to a lost worker, once the explanation is known."""
+        with self._lock:
+            if self._late is not None:
+                self._late.append(sent)
+                return
+        sent.done(self.error())
+
+    def explained(self, explanation: ConchError | None) -> list[SentBatch]:
+        """Stores the explanation, None if only the reason is known; returns the late batches to fail."""
+        with self._lock:
+            self._explanation = explanation
+            late, self._late = self._late or [], None
+        return late
+
+    def error(self) -> ConchError:
+        """Makes a new error for requests that the lost worker can't answer."""
+        known = self._explanation
+        if known is not None:
+            error = type(known)(known.message)
+            error.retry_after_ms = known.retry_after_ms
+            return error
+        return UnavailableError(
+            f"Failed to process the request(s) for model instance '{self._name}', message: Stub process "
+            f"'{self._name}' is not healthy. The worker of the model is gone ({self.reason}); another one "
+            f"takes its place, so the request may be sent again."
+        )

@@ -65,12 +65,12 @@ class Lines:
     def feed(self, data: bytes) -> Iterator[str]:
         """The lines that are complete with what came, as they are to be logged."""
         if self._full():
-            # Not even looked at one by one: a model may print faster than anybody could log.
+            # Skips the split: a model may print faster than lines can be logged.
             self._leave_out(data.count(b"\n"))
             self._keep(data[data.rfind(b"\n") + 1 :])
             return
         if data.isspace() and b"\n" in data:
-            # Nor are these: blank lines, which are not logged, count for nothing that would end.
+            # Blank lines are not logged and end only the current line.
             self._keep(data[: data.find(b"\n")])
             yield from self._end()
             self._keep(data[data.rfind(b"\n") + 1 :])

@@ -51,7 +51,7 @@ class Timer:
             call()
 
 
-class Monitor:
+class ProcessMonitor:
     """Runs calls, timers and readers of file descriptors on one thread, which ends with its last holder.
 
     Args:

@@ -1,16 +1,20 @@
-"""The life of one instance whose worker is started again when it dies: a pure state machine.
+"""Restart policy of one instance: a pure state machine with exponential back-off.
 
-```
-                loaded               died                 ended        back-off over
-    STARTING ----------> SERVING -----------> LOST -----------------> WAITING -----------> STARTING
-        |                                                                ^
-        +----------------------------- failed ---------------------------+
-    any -> CLOSED
-```
+Theory of operation: the supervisor reports events with their times; the policy says when to restart.
+The first restart after a death is immediate; each failure doubles the next wait, from 0.1 s up to 30 s.
 
-The first try after a death is at once, the next one after 0.1 s, then after twice that, up to 30 s. A minute
-of health takes it back to the start. A worker that has served for as long as it was waited for makes the next
-wait half as long, not twice: what dies now and then is not what can't live.
+| state | event | next state | effect |
+|---|---|---|---|
+| STARTING | `served` | SERVING | clears the reason |
+| STARTING | `failed` | WAITING | takes the next wait, doubles the one after |
+| SERVING | `lost` | LOST | after 60 s of health no wait; half, if it served as long as the wait |
+| LOST | `ended` | WAITING | takes the next wait, doubles the one after |
+| WAITING | `begin` | STARTING | counts a restart |
+| any | `close` | CLOSED | |
+
+Guarantees: no clock, thread or lock of its own; an event in a wrong state fails an assertion.
+Assumptions: the caller holds the group's lock, and times never decrease.
+Used by: `Supervisor`, `WorkerGroup`.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ QUIET_WAIT_NS = 1_000_000_000
 
 
 class Phase(Enum):
-    """What an instance is in."""
+    """State of an instance."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -39,11 +43,11 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class Life:
+class RestartPolicy:
     """One instance.
 
     Attributes:
-        phase: What it is in.
+        phase: Its state.
         wait_ns: How long it waits, or waited, for its current try.
         try_ns: When the next try is, while it waits.
         restarts: How many tries there were after the first start.
@@ -103,7 +107,7 @@ class Life:
 
     @property
     def hopeful(self) -> bool:
-        """Whether requests had better wait for it: it serves, or will soon."""
+        """True if requests should wait: the instance serves, or will soon."""
         if self.phase is Phase.WAITING:
             return self.wait_ns <= QUIET_WAIT_NS
         return self.phase is not Phase.CLOSED
@@ -119,12 +123,12 @@ class Life:
         assert self.phase is phase, f"{self.phase} instead of {phase}"
 
 
-def has_quorum(lives: Iterable[Life]) -> bool:
+def has_quorum(policies: Iterable[RestartPolicy]) -> bool:
     """Whether enough of the instances of a model serve: half of them, rounded up, and at least one."""
-    phases = [life.phase for life in lives]
+    phases = [policy.phase for policy in policies]
     return phases.count(Phase.SERVING) >= max((len(phases) + 1) // 2, 1)
 
 
-def all_hopeless(lives: Iterable[Life]) -> bool:
-    """Whether requests of a model have nothing to wait for."""
-    return not any(life.hopeful for life in lives)
+def all_hopeless(policies: Iterable[RestartPolicy]) -> bool:
+    """True if no instance serves or will soon."""
+    return not any(policy.hopeful for policy in policies)

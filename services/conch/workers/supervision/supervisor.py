@@ -1,4 +1,9 @@
-"""The worker of one instance: started, watched, and started again when it dies."""
+"""Starts the worker of one instance, and restarts it when it dies.
+
+Owns: the current worker process and connection, the restart timer and thread.
+Threads and locks: state changes under the group's lock; restarts run on `conch-<instance>-restart`.
+Used by: `WorkerInstance`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,14 @@ from functools import partial
 
 from conch.core.errors import UnavailableError, as_conch_error
 from conch.core.servable import Readiness, WorkerStatus
-from conch.workers.connection.worker_connection import Link
+from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.protocol.blocks import IDLE_NS
 from conch.workers.supervision.crash_report import in_flight_error, not_healthy
 from conch.workers.supervision.process_monitor import Timer
-from conch.workers.supervision.restart_policy import Life, Phase
+from conch.workers.supervision.restart_policy import Phase, RestartPolicy
 from conch.workers.supervision.watchdog import ExecutionLimit
-from conch.workers.supervision.worker_group import Again, Member, Team
-from conch.workers.supervision.worker_process import Attempt, Launch
+from conch.workers.supervision.worker_group import Member, OnAvailable, WorkerGroup
+from conch.workers.supervision.worker_process import Launch, WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +32,11 @@ _NS_PER_MS = 1_000_000
 
 
 class Supervisor:
-    """Has a worker serve an instance, one process after the other; `open` it.
+    """Keeps one worker process serving an instance.
 
     Args:
         launch: What the processes are started with.
-        team: The instances of the model version.
+        group: The instances of the model version.
         tell: Called with the instance's readiness whenever that may have changed.
 
     Attributes:
@@ -40,16 +45,16 @@ class Supervisor:
         warm_up: Has a further worker run what it has to before it serves; raises if that fails.
     """
 
-    def __init__(self, launch: Launch, team: Team, tell: Callable[[Readiness | None], None]) -> None:
+    def __init__(self, launch: Launch, group: WorkerGroup, tell: Callable[[Readiness | None], None]) -> None:
         self._launch = launch
         self._name = launch.name
         self._monitor = launch.monitor
-        self._team = team
-        self._life = Life()
-        self._member = Member(self._life, launch.placement.passive, tell)
-        # All of these are changed under the team's lock.
-        self.link: Link | None = None
-        self._attempt: Attempt | None = None
+        self._group = group
+        self._policy = RestartPolicy()
+        self._member = Member(self._policy, launch.placement.passive, tell)
+        # All of these are changed under the group's lock.
+        self.link: WorkerConnection | None = None
+        self._worker: WorkerProcess | None = None
         self._timer: Timer | None = None
         self._tidying: Timer | None = None
         self._thread: threading.Thread | None = None
@@ -59,7 +64,7 @@ class Supervisor:
         self.limit = (
             None if limit_s is None else ExecutionLimit(self._monitor, self._name, limit_s, self._executing)
         )
-        self.warm_up: Callable[[Link], None] | None = None
+        self.warm_up: Callable[[WorkerConnection], None] | None = None
 
     def open(self) -> None:
         """Has the first worker load the model, and serve.
@@ -78,53 +83,53 @@ class Supervisor:
             self._monitor.release()
             raise
         waiter.opening = False
-        self._team.join(self._member)
+        self._group.join(self._member)
 
-    def await_worker(self, again: Again) -> bool:
-        """Has somebody be told when requests need not wait for a worker any more.
+    def await_worker(self, again: OnAvailable) -> bool:
+        """Registers a callback for when requests need not wait any more.
 
         Args:
             again: Called then.
 
         Returns:
-            Whether they had better wait; if not, nobody will be told.
+            True if requests should wait; if false, the callback is not registered.
         """
-        with self._team.lock:
-            if self.link is not None or self._team.hopeless or self._closed:
+        with self._group.lock:
+            if self.link is not None or self._group.hopeless or self._closed:
                 return False
             self._member.again.append(again)
             return True
 
     def refusal(self) -> UnavailableError:
-        """What batches are told that no worker can be given."""
-        with self._team.lock:
-            waits = self._life.phase is Phase.WAITING
-            left_ns = max(self._life.try_ns - self._monitor.clock(), 0) if waits else 0
-            reason = self._life.reason
+        """The error for batches without a worker."""
+        with self._group.lock:
+            waits = self._policy.phase is Phase.WAITING
+            left_ns = max(self._policy.try_ns - self._monitor.clock(), 0) if waits else 0
+            reason = self._policy.reason
         when = f"The next try to start it is in {left_ns / 1e9:.1f} s." if waits else ""
         return in_flight_error(self._name, f"{reason} {when}", (left_ns + self._start_ns) // _NS_PER_MS)
 
     def status(self) -> WorkerStatus:
-        """What the worker is in."""
-        with self._team.lock:
-            life, attempt = self._life, self._attempt
-            pid = None if attempt is None or attempt.process.how else attempt.process.pid
-            return WorkerStatus(life.phase.value, life.restarts, pid, life.reason)
+        """The worker's state."""
+        with self._group.lock:
+            policy, worker = self._policy, self._worker
+            pid = None if worker is None or worker.process.how else worker.process.pid
+            return WorkerStatus(policy.phase.value, policy.restarts, pid, policy.reason)
 
     def close(self) -> None:
         """Has the worker finalize the model and end, kills it if it does not, and waits for its end."""
-        with self._team.lock:
-            serving = self._life.phase is Phase.SERVING
-            self._life.close()
+        with self._group.lock:
+            serving = self._policy.phase is Phase.SERVING
+            self._policy.close()
             self._closed = True
             self.link = None
-            attempt, thread, timers = self._attempt, self._thread, (self._timer, self._tidying)
-        self._team.leave(self._member)
+            worker, thread, timers = self._worker, self._thread, (self._timer, self._tidying)
+        self._group.leave(self._member)
         for timer in timers:
             if timer is not None:
                 timer.cancel()
-        if attempt is not None:
-            attempt.close(serving)
+        if worker is not None:
+            worker.close(serving)
         if thread is not None:
             thread.join()
         if self.limit is not None:
@@ -134,95 +139,95 @@ class Supervisor:
 
     # --- starting ------------------------------------------------------------------------------------------
 
-    def _start(self) -> Attempt:
+    def _start(self) -> WorkerProcess:
         """Starts a worker and has it load the model.
 
         Raises:
             ConchError: See `open`; nothing is left of the worker.
         """
         start_ns = self._monitor.clock()
-        attempt = Attempt(self._launch, self)
-        with self._team.lock:
+        worker = WorkerProcess(self._launch, self)
+        with self._group.lock:
             closed = self._closed
-            self._attempt = attempt
+            self._worker = worker
         try:
             if closed:
                 raise UnavailableError(not_healthy(self._name))
-            attempt.load(self._launch.settings.start_timeout_s)
+            worker.load(self._launch.settings.start_timeout_s)
             if self.warm_up is not None:
-                self.warm_up(attempt.link)
+                self.warm_up(worker.link)
         except BaseException:
-            attempt.end()
+            worker.end()
             raise
         self._start_ns = self._monitor.clock() - start_ns
-        return attempt
+        return worker
 
-    def _serve(self, attempt: Attempt) -> None:
+    def _serve(self, worker: WorkerProcess) -> None:
         """Has a worker that has loaded the model serve."""
-        with self._team.lock:
+        with self._group.lock:
             if self._closed:
                 return  # `close` sees to the worker
-            self._life.served(self._monitor.clock())
-            self._member.check = attempt.link.readiness
-            self.link = attempt.link
+            self._policy.served(self._monitor.clock())
+            self._member.check = worker.link.readiness
+            self.link = worker.link
             again, self._member.again = self._member.again, []
-            lost = attempt.over
-        self._tidy_later(attempt.link)
-        self._team.changed()
+            lost = worker.over
+        self._tidy_later(worker.link)
+        self._group.changed()
         for call in again:
             call()
         if lost:  # it died between the two
-            self.lost(attempt)
+            self.lost(worker)
 
-    def _tidy_later(self, link: Link) -> None:
+    def _tidy_later(self, link: WorkerConnection) -> None:
         """Has memory that is idle given back once in a while, for as long as a worker serves."""
-        with self._team.lock:
+        with self._group.lock:
             if self.link is link:
                 time_ns = self._monitor.clock() + IDLE_NS
                 self._tidying = self._monitor.at(time_ns, partial(self._tidy, link))
 
-    def _tidy(self, link: Link) -> None:
+    def _tidy(self, link: WorkerConnection) -> None:
         link.tidy()
         self._tidy_later(link)
 
     def _retry(self) -> None:
-        """One more try, on a thread of its own."""
-        with self._team.lock:
-            if self._life.phase is not Phase.WAITING:
+        """Restarts the worker, on the restart thread."""
+        with self._group.lock:
+            if self._policy.phase is not Phase.WAITING:
                 return
-            self._life.begin()
-            number = self._life.restarts
-        self._team.changed()
+            self._policy.begin()
+            number = self._policy.restarts
+        self._group.changed()
         try:
-            attempt = self._start()
+            worker = self._start()
         except BaseException as error:
             reason = as_conch_error(error).message
-            with self._team.lock:
+            with self._group.lock:
                 if self._closed:
                     return
-                self._life.failed(self._monitor.clock(), reason)
+                self._policy.failed(self._monitor.clock(), reason)
             log.error(
                 "worker of '%s' can't be started again, the next try is in %.1f s: %s",
-                *(self._name, self._life.wait_ns / 1e9, reason),
+                *(self._name, self._policy.wait_ns / 1e9, reason),
             )
             self._wait()
         else:
             log.info(
-                "worker of '%s' serves again (pid %d, restart %d)", self._name, attempt.process.pid, number
+                "worker of '%s' serves again (pid %d, restart %d)", self._name, worker.process.pid, number
             )
-            self._serve(attempt)
+            self._serve(worker)
 
     def _wait(self) -> None:
-        """Has the next try begin when it is time, once the instance is waiting."""
-        with self._team.lock:
-            if self._life.phase is not Phase.WAITING:
+        """Schedules the next restart if the instance is waiting."""
+        with self._group.lock:
+            if self._policy.phase is not Phase.WAITING:
                 return
-            self._timer = self._monitor.at(self._life.try_ns, partial(self._run, self._retry))
-        self._team.changed()
+            self._timer = self._monitor.at(self._policy.try_ns, partial(self._run, self._retry))
+        self._group.changed()
 
     def _run(self, step: Callable[[], None]) -> None:
-        """Runs a step on a thread of its own: starting and answering take time, the monitor has none."""
-        with self._team.lock:
+        """Runs a step on a new thread, because the monitor's thread must not block."""
+        with self._group.lock:
             if self._closed:
                 return
             before = self._thread
@@ -244,26 +249,26 @@ class Supervisor:
 
     # --- dying ---------------------------------------------------------------------------------------------
 
-    def losing(self, attempt: Attempt) -> int:
+    def losing(self, worker: WorkerProcess) -> int:
         """See `Owner.losing`."""
-        with self._team.lock:
-            if self._life.phase is Phase.SERVING and self._attempt is attempt:
+        with self._group.lock:
+            if self._policy.phase is Phase.SERVING and self._worker is worker:
                 # From here on requests wait for the next one, and those that it has are answered.
                 self.link, self._member.check = None, None
-                self._life.lost(self._monitor.clock(), "")
-            return max((self._life.next_wait_ns + self._start_ns) // _NS_PER_MS, 1)
+                self._policy.lost(self._monitor.clock(), "")
+            return max((self._policy.next_wait_ns + self._start_ns) // _NS_PER_MS, 1)
 
-    def lost(self, attempt: Attempt) -> None:
+    def lost(self, worker: WorkerProcess) -> None:
         """See `Owner.lost`."""
-        self.losing(attempt)
-        with self._team.lock:
-            if self._life.phase is not Phase.LOST or self._attempt is not attempt:
+        self.losing(worker)
+        with self._group.lock:
+            if self._policy.phase is not Phase.LOST or self._worker is not worker:
                 return
-            self._life.ended(self._monitor.clock(), attempt.how)
-        log.error("%s", attempt.report())
+            self._policy.ended(self._monitor.clock(), worker.how)
+        log.error("%s", worker.report())
         self._wait()
 
-    def _executing(self) -> Attempt | None:
+    def _executing(self) -> WorkerProcess | None:
         """The process that is to be killed if an execution in it hangs; None where it ends in any case."""
-        with self._team.lock:
-            return self._attempt if self._life.phase in (Phase.SERVING, Phase.STARTING) else None
+        with self._group.lock:
+            return self._worker if self._policy.phase in (Phase.SERVING, Phase.STARTING) else None

@@ -1,6 +1,8 @@
-"""Executions that last longer than their model may take: noticed, and ended with their process.
+"""Execution time limit: kills the process in which an execution lasts too long.
 
-All executions of an instance share one timer, as most of them end in time.
+Owns: the start times of running executions. All share one timer, because most end in time.
+Threads and locks: `Watchdog` has a lock; `on_hang` runs on the monitor's thread.
+Used by: `Supervisor` and `WorkerInstance`.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError, DeadlineExceededError
 from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.worker_responses import OpenRequest
-from conch.workers.supervision.process_monitor import Monitor, Timer
+from conch.workers.supervision.process_monitor import ProcessMonitor, Timer
 
 _NS_PER_S = 1_000_000_000
 
 
-class HangDetector:
+class Watchdog:
     """Watches the executions of one instance.
 
     Args:
@@ -30,7 +32,7 @@ class HangDetector:
             for each; must not block.
     """
 
-    def __init__(self, monitor: Monitor, limit_s: float, on_hang: Callable[[int], None]) -> None:
+    def __init__(self, monitor: ProcessMonitor, limit_s: float, on_hang: Callable[[int], None]) -> None:
         self._monitor = monitor
         self._clock: Clock = monitor.clock
         self._limit_ns = round(limit_s * _NS_PER_S)
@@ -41,7 +43,7 @@ class HangDetector:
         self._timer: Timer | None = None
 
     def begin(self) -> int:
-        """An execution begins; returns its number."""
+        """Starts watching an execution; returns its number."""
         with self._lock:
             number = next(self._numbers)
             start = self._starts[number] = self._clock()
@@ -49,8 +51,14 @@ class HangDetector:
                 self._arm(start)
         return number
 
+    @property
+    def watched(self) -> int:
+        """The number of executions being watched."""
+        with self._lock:
+            return len(self._starts)
+
     def end(self, number: int) -> None:
-        """An execution has ended."""
+        """Stops watching an execution."""
         with self._lock:
             self._starts.pop(number, None)
 
@@ -80,8 +88,8 @@ class HangDetector:
             self._on_hang(number)
 
 
-class Executes(Protocol):
-    """A link, for who watches what its worker executes."""
+class ExecutingConnection(Protocol):
+    """The part of a worker connection that the watchdog needs."""
 
     concurrent: bool
 
@@ -93,7 +101,7 @@ class Executes(Protocol):
         """The requests of a batch that is done which the worker has and has not answered."""
 
 
-class Aborts(Protocol):
+class AbortableProcess(Protocol):
     """A process that can be ended."""
 
     def abort(self, why: str) -> None:
@@ -111,7 +119,11 @@ class ExecutionLimit:
     """
 
     def __init__(
-        self, monitor: Monitor, name: str, limit_s: float, executing: Callable[[], Aborts | None]
+        self,
+        monitor: ProcessMonitor,
+        name: str,
+        limit_s: float,
+        executing: Callable[[], AbortableProcess | None],
     ) -> None:
         self._name = name
         self._text = (
@@ -119,11 +131,11 @@ class ExecutionLimit:
             f"so its process was killed"
         )
         self._executing = executing
-        self._detector = HangDetector(monitor, limit_s, self._hung)
+        self.watchdog = Watchdog(monitor, limit_s, self._hung)
         self._hung_numbers: set[int] = set()
 
     def watch(
-        self, link: Executes, batch: Batch, done: Callable[[Outcome], None]
+        self, link: ExecutingConnection, batch: Batch, done: Callable[[Outcome], None]
     ) -> Callable[[Outcome], None]:
         """Begins to watch a batch that is about to be sent.
 
@@ -135,14 +147,14 @@ class ExecutionLimit:
         Returns:
             What is to take the outcome instead.
         """
-        return _Watched(self._detector, link, batch, done, self._error)
+        return _Watched(self.watchdog, link, batch, done, self._error)
 
     def close(self) -> None:
         """Forgets all executions."""
-        self._detector.close()
+        self.watchdog.close()
 
     def _error(self, number: int) -> ConchError | None:
-        """What those are told whose execution has hung; None where it has not."""
+        """The error of an execution that exceeded the limit; None if it did not."""
         if number not in self._hung_numbers:
             return None
         return DeadlineExceededError(
@@ -171,8 +183,8 @@ class _Watched:
 
     def __init__(
         self,
-        hangs: HangDetector,
-        link: Executes,
+        hangs: Watchdog,
+        link: ExecutingConnection,
         batch: Batch,
         done: Callable[[Outcome], None],
         error: Callable[[int], ConchError | None],

@@ -1,4 +1,9 @@
-"""The instances of one model version whose workers are supervised together: quorum, and who may wait."""
+"""Instances of one model version: readiness by quorum, and wake-up of waiting instances.
+
+Owns: the members and the lock that guards their policies.
+Threads and locks: `changed` and the callbacks run on any thread; callbacks outside the lock.
+Used by: `Supervisor`.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,19 @@ from dataclasses import dataclass, field
 
 from conch.core.backend import ConfigNotes
 from conch.core.servable import Readiness
-from conch.workers.supervision.restart_policy import Life, all_hopeless, has_quorum
+from conch.workers.supervision.restart_policy import RestartPolicy, all_hopeless, has_quorum
 
-Again = Callable[[], None]
+OnAvailable = Callable[[], None]
 
 
 class NotReady:
     """The readiness of an instance whose model has lost too many workers."""
 
     def start(self) -> None:
-        """There is nothing to ask."""
+        """Does nothing."""
 
     def result(self) -> bool:
-        """It is not ready."""
+        """Always false."""
         return False
 
 
@@ -29,25 +34,25 @@ NOT_READY = NotReady()
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """What the others of a team must know of an instance.
+    """State of an instance shared with its group.
 
     Attributes:
-        life: What it is in; changed under the team's lock.
+        policy: Its restart policy; changed under the group's lock.
         passive: Whether it takes no requests, so that it does not count.
-        check: What its worker says of its readiness; None where it says nothing.
-        again: Whom to tell when it can be given batches.
+        check: The worker's own readiness; None if it reports none.
+        again: Callbacks for when it accepts batches.
         tell: Called with the instance's readiness whenever that may have changed.
     """
 
-    life: Life
+    policy: RestartPolicy
     passive: bool
     tell: Callable[[Readiness | None], None]
     check: Readiness | None = None
-    again: list[Again] = field(default_factory=list)
+    again: list[OnAvailable] = field(default_factory=list)
 
 
-class Team:
-    """The instances of a model version; its lock guards their lives.
+class WorkerGroup:
+    """The instances of a model version; its lock guards their policies.
 
     Attributes:
         notes: What the model does against its config.
@@ -78,9 +83,9 @@ class Team:
         self.changed()
 
     def changed(self) -> None:
-        """To be called without the lock when the life of an instance has changed."""
+        """To be called without the lock after an instance changes state."""
         with self.lock:
-            active = [member.life for member in self._members if not member.passive]
+            active = [member.policy for member in self._members if not member.passive]
             self._hopeless = bool(active) and all_hopeless(active)
             ready = has_quorum(active)
             for member in self._members:

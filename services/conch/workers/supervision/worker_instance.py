@@ -16,12 +16,12 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness, WorkerStatus
 from conch.core.spec import ModelSpec
 from conch.workers.connection.waiting_calls import WorkerWaiter
-from conch.workers.connection.worker_connection import Link
+from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.environments import Environment
-from conch.workers.supervision.process_monitor import Monitor
+from conch.workers.supervision.process_monitor import ProcessMonitor
 from conch.workers.supervision.supervisor import Supervisor
 from conch.workers.supervision.watchdog import ExecutionLimit
-from conch.workers.supervision.worker_group import Again, Team
+from conch.workers.supervision.worker_group import OnAvailable, WorkerGroup
 from conch.workers.supervision.worker_process import Launch
 
 
@@ -30,14 +30,14 @@ class WorkerInstance(BackendInstance):
 
     Args:
         launch: What its processes are started with.
-        team: The instances of its model version.
+        group: The instances of its model version.
     """
 
     starts_async: ClassVar[bool] = True
 
-    def __init__(self, launch: Launch, team: Team) -> None:
-        self._supervisor = Supervisor(launch, team, self._set_readiness)
-        self._limit = self._supervisor.limit
+    def __init__(self, launch: Launch, group: WorkerGroup) -> None:
+        self.supervisor = Supervisor(launch, group, self._set_readiness)
+        self.limit = self.supervisor.limit
 
     @classmethod
     def open(
@@ -47,28 +47,28 @@ class WorkerInstance(BackendInstance):
         settings: Settings,
         environment: Environment,
         calls: ServerCalls,
-        monitor: Monitor,
-        team: Team,
+        monitor: ProcessMonitor,
+        group: WorkerGroup,
     ) -> WorkerInstance:
         """Makes an instance and has its first worker load the model.
 
         Args:
             spec: The model version.
-            placement: Where the instance lives.
+            placement: Where the instance runs.
             settings: How it runs.
             environment: What its processes are started in.
             calls: What the model may ask of the server.
             monitor: Starts and watches its processes.
-            team: The instances of its model version.
+            group: The instances of its model version.
 
         Raises:
             ConchError: The worker could not be started, or what the model raised, or how the worker died.
         """
         waiter = WorkerWaiter(calls, placement.name, spec)
         families = current_families()  # of the server that loads the model
-        launch = Launch(spec, placement, settings, environment, calls, waiter, families, monitor, team.notes)
-        instance = cls(launch, team)
-        instance._supervisor.open()
+        launch = Launch(spec, placement, settings, environment, calls, waiter, families, monitor, group.notes)
+        instance = cls(launch, group)
+        instance.supervisor.open()
         return instance
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
@@ -77,37 +77,37 @@ class WorkerInstance(BackendInstance):
 
     def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Sends a batch to the worker; see `BackendInstance.begin`."""
-        link = self._supervisor.link
+        link = self.supervisor.link
         if link is None:
-            done(self._supervisor.refusal())
+            done(self.supervisor.refusal())
             return
-        link.start(batch, done if self._limit is None else self._limit.watch(link, batch, done))
+        link.start(batch, done if self.limit is None else self.limit.watch(link, batch, done))
 
     def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
         """See `BackendInstance.start_awaitable`."""
-        link = self._supervisor.link
+        link = self.supervisor.link
         if link is None:
-            done(self._supervisor.refusal())
+            done(self.supervisor.refusal())
             return None
         return link.start_awaitable(
-            batch, done if self._limit is None else self._limit.watch(link, batch, done)
+            batch, done if self.limit is None else self.limit.watch(link, batch, done)
         )
 
-    def available(self, on_available: Again) -> bool:
+    def available(self, on_available: OnAvailable) -> bool:
         """False while requests had better wait for the worker; see `BackendInstance.available`."""
-        return self._supervisor.link is not None or not self._supervisor.await_worker(on_available)
+        return self.supervisor.link is not None or not self.supervisor.await_worker(on_available)
 
     def set_warm_up(self, warm_up: Callable[[BackendInstance], None]) -> None:
         """Has each further worker be warmed up before it serves; see `BackendInstance.set_warm_up`."""
-        self._supervisor.warm_up = lambda link: warm_up(_Loaded(link, self._limit))
+        self.supervisor.warm_up = lambda link: warm_up(_Loaded(link, self.limit))
 
     def worker(self) -> WorkerStatus:
         """What its worker is in; see `BackendInstance.worker`."""
-        return self._supervisor.status()
+        return self.supervisor.status()
 
     def close(self) -> None:
         """Has the worker finalize the model and end, kills it if it does not, and waits for its end."""
-        self._supervisor.close()
+        self.supervisor.close()
 
     def _set_readiness(self, readiness: Readiness | None) -> None:
         self.readiness = readiness
@@ -123,9 +123,9 @@ class _Loaded(BackendInstance):
 
     starts_async: ClassVar[bool] = True
 
-    def __init__(self, link: Link, limit: ExecutionLimit | None) -> None:
+    def __init__(self, link: WorkerConnection, limit: ExecutionLimit | None) -> None:
         self._link = link
-        self._limit = limit
+        self.limit = limit
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
         """Runs a batch and waits for it."""
@@ -133,7 +133,7 @@ class _Loaded(BackendInstance):
 
     def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Sends a batch to the worker."""
-        link, limit = self._link, self._limit
+        link, limit = self._link, self.limit
         link.start(batch, done if limit is None else limit.watch(link, batch, done))
 
 

@@ -13,17 +13,17 @@ from conch.core.execution.placement import Placement
 from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
 from conch.workers.environments import (
-    Asked,
     Environment,
     EnvironmentCache,
-    environment_as_asked,
+    EnvironmentSpec,
     environment_for,
-    placement_as_asked,
     placement_of,
+    resolve_environment,
+    resolve_placement,
 )
 from conch.workers.supervision.config_completion import complete_in_worker
-from conch.workers.supervision.process_monitor import Monitor
-from conch.workers.supervision.worker_group import Team
+from conch.workers.supervision.process_monitor import ProcessMonitor
+from conch.workers.supervision.worker_group import WorkerGroup
 from conch.workers.supervision.worker_instance import WorkerInstance
 
 
@@ -31,7 +31,7 @@ class Workers:
     """The workers of all models of one program; their monitor runs while there are any."""
 
     def __init__(self) -> None:
-        self._monitor = Monitor()
+        self._monitor = ProcessMonitor()
 
     def run(self, spec: ModelSpec) -> bool:
         """Whether the instances of a model version run in workers.
@@ -59,8 +59,8 @@ class Workers:
             options: The backend's options.
         """
         name = config.get("name", "")
-        asked = Asked.read(name, directory, file_name, parameters, options)
-        return placement_as_asked(name, asked, parameters, options) == "worker"
+        asked = EnvironmentSpec.read(name, directory, file_name, parameters, options)
+        return resolve_placement(name, asked, parameters, options) == "worker"
 
     def complete(
         self,
@@ -72,9 +72,9 @@ class Workers:
     ) -> dict[str, Any]:
         """Asks a model's `auto_complete_config`; see `conch.core.backend.Backend.complete_config`."""
         name = config.get("name", "")
-        asked = Asked.read(name, directory, file_name, parameters, options)
+        asked = EnvironmentSpec.read(name, directory, file_name, parameters, options)
         settings = Settings.read(name, parameters, options)
-        environment = environment_as_asked(name, asked, options, EnvironmentCache.of(options))
+        environment = resolve_environment(name, asked, options, EnvironmentCache.of(options))
         try:
             return complete_in_worker(self._monitor, environment, config, directory, file_name, settings)
         finally:
@@ -106,15 +106,15 @@ class _WorkerModel(BackendModel):
         settings: Settings,
         environment: Environment,
         calls: ServerCalls,
-        monitor: Monitor,
+        monitor: ProcessMonitor,
     ) -> None:
         self._spec = spec
         self._settings = settings
         self._environment = environment
         self._calls = calls
         self._monitor = monitor
-        self._team = Team()
-        self.notes = self._team.notes
+        self._group = WorkerGroup()
+        self.notes = self._group.notes
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         return WorkerInstance.open(
@@ -124,7 +124,7 @@ class _WorkerModel(BackendModel):
             self._environment,
             self._calls,
             self._monitor,
-            self._team,
+            self._group,
         )
 
     def close(self) -> None:

@@ -1,4 +1,9 @@
-"""One process of an instance, from its start to its end."""
+"""Runs one worker process of an instance, from start to end.
+
+Owns: the child process, its connection and the reason of its end.
+Threads and locks: the end is reported on any thread; timers run on the monitor's thread.
+Used by: `Supervisor`.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +22,13 @@ from conch.core.execution.placement import Placement
 from conch.core.model_control import load_cancelled
 from conch.core.spec import ModelSpec
 from conch.workers.connection.in_flight import InFlight
-from conch.workers.connection.packet_channel import Channel
+from conch.workers.connection.packet_channel import PacketChannel
 from conch.workers.connection.waiting_calls import WorkerWaiter
-from conch.workers.connection.worker_connection import Link
+from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.environments import Environment
 from conch.workers.supervision.child_process import start_worker
 from conch.workers.supervision.crash_report import crash_report, crashed, in_flight_error, sentence
-from conch.workers.supervision.process_monitor import Monitor, Timer
+from conch.workers.supervision.process_monitor import ProcessMonitor, Timer
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +56,7 @@ class Launch:
 
     Attributes:
         spec: The model version.
-        placement: Where the instance lives.
+        placement: Where the instance runs.
         settings: How it runs.
         environment: What its processes are started in.
         calls: What the model may ask of the server.
@@ -67,7 +72,7 @@ class Launch:
     calls: ServerCalls
     waiter: WorkerWaiter
     families: CustomFamilies
-    monitor: Monitor
+    monitor: ProcessMonitor
     notes: ConfigNotes
 
     @property
@@ -76,26 +81,26 @@ class Launch:
         return self.placement.name
 
 
-class Owner(Protocol):
-    """Whoever has a process started, and is told of its end."""
+class ProcessOwner(Protocol):
+    """Receives the loss and the end of a process."""
 
-    def losing(self, attempt: Attempt) -> int:
+    def losing(self, worker: WorkerProcess) -> int:
         """It can't be used any more; returns in how many ms another try of its requests makes sense."""
 
-    def lost(self, attempt: Attempt) -> None:
+    def lost(self, worker: WorkerProcess) -> None:
         """It has ended, and everything that it had has been answered; on any thread."""
 
 
-class Attempt:
+class WorkerProcess:
     """One process of an instance, from its start to its end.
 
     Args:
         launch: What it is started with.
-        owner: Told of its end.
+        owner: Receives its end.
 
     Attributes:
         process: The process.
-        link: What the server has of the worker in it.
+        link: The connection to the worker.
         over: Whether it has ended and everything that it had has been answered.
         how: How it ended, with the reason where that is not its own.
 
@@ -103,7 +108,7 @@ class Attempt:
         UnavailableError: The process can't be started.
     """
 
-    def __init__(self, launch: Launch, owner: Owner) -> None:
+    def __init__(self, launch: Launch, owner: ProcessOwner) -> None:
         self._launch = launch
         self._owner = owner
         self._name = launch.name
@@ -111,16 +116,16 @@ class Attempt:
         self._why = ""
         self._in_flight: list[InFlight] = []
         self._ended_ns = 0
-        self._channel: Channel | None = None
+        self._channel: PacketChannel | None = None
         self._loaded = threading.Event()
         self._error: ConchError | None = None
         self.process, sock = start_worker(
             launch.monitor, self._name, launch.environment, "serve", self._process_ended
         )
-        channel = self._channel = Channel(sock, patient=False)
+        channel = self._channel = PacketChannel(sock, blocking=False)
         if self.process.how:
-            channel.shut()
-        self.link = Link(
+            channel.shut_down()
+        self.link = WorkerConnection(
             channel,
             self._name,
             launch.spec,
@@ -138,7 +143,7 @@ class Attempt:
         return sentence(self.process.how, self._why)
 
     def load(self, timeout_s: float | None) -> None:
-        """Has it load the model.
+        """Loads the model in it.
 
         Raises:
             ConchError: What the model raised, or how the process ended.
@@ -164,7 +169,7 @@ class Attempt:
             raise self._error
 
     def close(self, serving: bool) -> None:
-        """Ends it, in peace where it serves, and waits for that.
+        """Ends it, gracefully if it serves, and waits.
 
         Args:
             serving: Whether it serves; it is asked to finalize the model then.
@@ -198,7 +203,7 @@ class Attempt:
         self._launch.monitor.at(self._launch.monitor.clock() + _ABORT_NS, self.process.kill)
 
     def report(self) -> str:
-        """All that is known of its death."""
+        """The crash report."""
         ids = [each for batch in self._in_flight for each in batch.request_ids]
         since = min((batch.since_ns for batch in self._in_flight), default=None)
         executing_s = None if since is None else (self._ended_ns - since) / 1e9
@@ -230,7 +235,7 @@ class Attempt:
     def _process_ended(self) -> None:
         """On the monitor's thread."""
         if self._channel is not None:
-            self._channel.shut()  # a child of it may hold the other end open
+            self._channel.shut_down()  # a child of it may hold the other end open
 
     def _link_lost(self, reason: str) -> None:
         self.over = True
