@@ -130,7 +130,7 @@ def test_questions_that_make_no_sense_are_answered_with_an_error(tmp_path: Path)
         for question in ({"ask": "find", "name": 5}, {"ask": "family", "name": 5},
                          {"ask": "metric", "labels": 5}, {"ask": "value", "number": "x"}):
             try:
-                server.ask(question.pop("ask"), **question)
+                server.query(question.pop("ask"), **question)
                 told.append("answered")
             except Exception as error:
                 told.append(str(error))

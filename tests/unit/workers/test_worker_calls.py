@@ -92,7 +92,7 @@ CALLER = """
 import gc
 from conch.core.request import InferenceRequest
 from conch.core.tensor import Tensor
-calls = next(item for item in gc.get_objects() if type(item).__name__ == "WorkerCalls")
+calls = next(item for item in gc.get_objects() if type(item).__name__ == "ServerClient")
 """
 
 

@@ -16,7 +16,7 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import PacketChannel
-from conch.workers.host.hosted_requests import HostRequest, Requests
+from conch.workers.host.hosted_requests import HostedRequest, HostedRequests
 from conch.workers.protocol import message_records
 from conch.workers.protocol.message_records import BatchRecord
 from conch.workers.protocol.tensor_layouts import Layouts
@@ -48,8 +48,8 @@ def sides() -> Iterator[tuple[MessageStream, MessageStream]]:
         side.close()
 
 
-def _requests() -> Requests:
-    return Requests(make_spec(name="m"), lambda *answer: None)
+def _requests() -> HostedRequests:
+    return HostedRequests(make_spec(name="m"), lambda *answer: None)
 
 
 def _made(key: Key, ids: Sequence[str]) -> list[InferenceRequest]:
@@ -72,7 +72,7 @@ def _sent(
     sides: tuple[MessageStream, MessageStream],
     requests: Sequence[InferenceRequest],
     alike: bool,
-    known: Requests,
+    known: HostedRequests,
 ) -> Batch:
     """The batch as the worker reads it."""
     server, worker = sides
@@ -118,7 +118,7 @@ def test_requests_that_are_alike_are_what_they_would_be_by_themselves(
             assert (batch.size, batch.instance, batch.compute_start_ns, batch.fillers) == (33, 1, 44, 0)
         for number, request in enumerate(alike.requests, 10):
             assert known.get(number) is request
-            assert isinstance(request, HostRequest) and type(request) is type(others.get(number))
+            assert isinstance(request, HostedRequest) and type(request) is type(others.get(number))
 
 
 def test_inputs_of_requests_that_are_alike_may_be_written_to(

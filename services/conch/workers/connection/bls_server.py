@@ -245,7 +245,7 @@ class BlsServer:
         try:
             fields = wire.encode_json(run(query))
         except Exception as error:
-            if not isinstance(error, ConchError | WireError):  # the model is told of malformed ones
+            if not isinstance(error, ConchError | WireError):  # malformed ones are reported to the model
                 log.exception("a question of a worker's could not be answered")
             fields = message_records.encode_error(as_conch_error(error))
         self._send_result(number, fields)

@@ -1,1 +1,1 @@
-"""What runs inside a worker; it imports the standard library, numpy, `conch.core` and `conch.backends` only."""
+"""Runs inside a worker process; imports only the standard library, numpy and parts of conch."""

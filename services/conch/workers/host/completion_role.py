@@ -1,7 +1,7 @@
-"""A process that only asks a model's `auto_complete_config`, and ends with the answer.
+"""The role of a process that calls a model's `auto_complete_config`, replies and ends.
 
-It reads one JSON object from a socket, up to its end, and answers with lines that are one each: what is
-logged meanwhile, as ``log``, and the answer.
+It reads one JSON object from the socket, to its end, and writes JSON lines: log records as ``log``, then the
+reply. Used by: host.main.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from conch.workers.protocol.worker_log import log_to_server
 
 
 def complete(descriptor: int) -> None:
-    """Answers the question that comes over the socket with this number."""
+    """Completes the config that arrives on the socket with this descriptor."""
     with socket.socket(fileno=descriptor) as server:
         server.set_inheritable(False)
-        with server.makefile("rb") as question:
-            asked = json.loads(question.read())
+        with server.makefile("rb") as file:
+            fields = json.loads(file.read())
         lock = threading.Lock()  # the model's threads log too
 
         def send(line: bytes) -> None:
             with lock:
                 server.sendall(line + b"\n")
 
-        log_to_server(lambda record: send(b'{"log":' + record + b"}"), asked.pop("level"))
-        memory_limit_mb = asked.pop("memory_limit_mb")
+        log_to_server(lambda record: send(b'{"log":' + record + b"}"), fields.pop("level"))
+        memory_limit_mb = fields.pop("memory_limit_mb")
         if memory_limit_mb is not None:
             limit_memory(memory_limit_mb)
-        send(wire.encode_json(_complete(**asked)))
-        # Nothing is read after the answer, whatever threads and exit handlers of the model go on to log.
+        send(wire.encode_json(_complete(**fields)))
+        # The server reads nothing after the reply; threads and exit handlers of the model may still log.
         logging.getLogger().handlers.clear()
 
 

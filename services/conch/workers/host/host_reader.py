@@ -1,8 +1,10 @@
-"""Which thread of a worker reads its socket.
+"""Chooses the thread of a worker that reads its socket.
 
-Whoever waits for something that a message brings reads meanwhile, unless another thread already does: so
-that a single client's request, or the reply to a model's call, finds its thread without a detour over
-another. While the main thread is in `execute` for long, a second thread reads.
+A thread that waits for a message reads, unless another one already does: a single client's request or the
+reply to a call reaches its thread without a detour. During a long `execute` a backup thread reads.
+
+Owns: the right to read. Threads and locks: one condition; `conch-backup-reader` is the backup thread.
+Used by: worker_loop, server_client, response_writer.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from collections.abc import Callable
 from conch.workers.connection.packet_channel import ChannelClosedError
 
 _TICK_S = 0.02
-"""How long an execution lasts before another thread reads; each tick takes the interpreter from the model."""
+"""Length of an execution after which the backup thread reads; each tick takes the GIL from the model."""
 
 _IDLE_TICKS = 5
-"""Without an execution for so many ticks the second thread sleeps until there is one."""
+"""Idle ticks after which the backup thread sleeps until the next execution."""
 
 
-class Reading:
-    """The right to read.
+class HostReader:
+    """Lets one thread at a time read.
 
     Args:
-        step: Receives one message and does what it says; must not block for anything else.
-        ready: Waits for so many seconds until there is one; returns whether there is.
+        step: Receives and handles one message; must not block otherwise.
+        ready: Waits up to so many seconds for a message; False on a timeout.
     """
 
     def __init__(self, step: Callable[[], None], ready: Callable[[float], bool]) -> None:
@@ -38,18 +40,14 @@ class Reading:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody reads."""
+        """True while a thread reads."""
         return self._busy
 
     def until(self, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Waits for something, and reads meanwhile if nobody else does.
-
-        Args:
-            done: Whether it has come; must be cheap and hold no locks.
-            timeout_s: How long to wait; None for as long as it takes.
+        """Waits until `done()`, which must be cheap and take no locks; reads unless another thread does.
 
         Returns:
-            Whether it has come.
+            False on a timeout.
         """
         lock, changed = self._lock, self._changed
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -68,7 +66,7 @@ class Reading:
                         self._waiting -= 1
                     continue
                 self._busy = True
-                try:  # a signal's handler may raise as soon as it is released
+                try:  # a signal handler may raise once the lock is released
                     lock.release()
                     if left is None or self._ready(left):
                         self._step()
@@ -80,53 +78,55 @@ class Reading:
         return True
 
     def forked(self) -> None:
-        """Says that this process is a fork: whoever read or waited is not there any more."""
+        """Resets in a fork: threads that read or waited are gone."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._busy = False
         self._waiting = 0
 
 
-class Watch:
-    """The second thread: it reads when the main thread has not for a while.
+class BackupReader:
+    """A thread that reads while the main thread executes for long.
 
-    Args:
-        reading: The right to read.
+    1. The main thread calls `begin`; the backup thread ticks every `_TICK_S`.
+    2. If one execution spans a whole tick, the backup thread reads until `end`.
+    3. After `_IDLE_TICKS` without an execution it sleeps; `begin` wakes it.
+    4. `read_now` makes it read at once, for a coroutine that waits for a reply.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+    def __init__(self, reading: HostReader) -> None:
+        self._reader = reading
         self._count = 0
         self._executing = False
         self._asleep = False
         self._at_once = False
-        self._bell = threading.Lock()  # locked until somebody rings
-        self._bell.acquire()
-        threading.Thread(target=self._run, name="conch-watch", daemon=True).start()
+        self._wake = threading.Lock()  # locked until the thread is woken
+        self._wake.acquire()
+        threading.Thread(target=self._run, name="conch-backup-reader", daemon=True).start()
 
     def begin(self) -> None:
-        """Says that the main thread begins to execute."""
+        """The main thread starts to execute."""
         self._count += 1
         self._executing = True
         if self._asleep:
             self._asleep = False
-            self._ring()
+            self._wake_up()
 
     def end(self) -> None:
-        """Says that the main thread is going to read again."""
+        """The main thread will read again."""
         self._executing = False
 
-    def attend(self) -> None:
-        """Has messages read at once although the main thread executes: a thread is going to wait for one."""
-        if self._executing and not self._reading.busy and not self._at_once:
+    def read_now(self) -> None:
+        """Reads at once although the main thread executes: a coroutine will wait for a message."""
+        if self._executing and not self._reader.busy and not self._at_once:
             self._at_once = True
-            self._ring()
+            self._wake_up()
 
-    def _ring(self) -> None:
+    def _wake_up(self) -> None:
         try:
-            self._bell.release()
+            self._wake.release()
         except RuntimeError:
-            pass  # somebody else has rung
+            pass  # woken already
 
     def _idle(self) -> bool:
         return not self._executing
@@ -135,11 +135,11 @@ class Watch:
         idle = 0
         while True:
             count = self._count
-            rung = self._bell.acquire(timeout=_TICK_S)
-            if self._executing and (self._at_once or (not rung and self._count == count)):
+            woken = self._wake.acquire(timeout=_TICK_S)
+            if self._executing and (self._at_once or (not woken and self._count == count)):
                 self._at_once = False
                 try:
-                    self._reading.until(self._idle)
+                    self._reader.until(self._idle)
                 except ChannelClosedError:
                     return
                 idle = 0
@@ -151,6 +151,6 @@ class Watch:
             idle = 0
             self._asleep = True
             if self._executing or self._count != count:
-                self._asleep = False  # it has begun since; it may have rung too, which only costs a turn
+                self._asleep = False  # an execution began meanwhile; a spare wake-up does no harm
                 continue
-            self._bell.acquire()
+            self._wake.acquire()

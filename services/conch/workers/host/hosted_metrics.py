@@ -1,4 +1,4 @@
-"""Metrics that a worker's model defines: they are kept by the server, for all models that name them."""
+"""Custom metrics in a worker; the server keeps them, shared by all models. Used by: worker_loop."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ _FORGET = b'{"do":"forget"}'
 
 
 class Server(Protocol):
-    """What metrics need of the server."""
+    """The connection to the server, as metrics use it."""
 
-    def ask(self, question: str, **more: object) -> dict[str, object]:
-        """Asks it something, and waits for the answer."""
+    def query(self, kind: str, /, **fields: object) -> dict[str, object]:
+        """Sends a query and waits for its result."""
 
-    def tell(self, kind: Message, subject: int, fields: bytes) -> None:
-        """Tells it something."""
+    def notify(self, kind: Message, subject: int, fields: bytes) -> None:
+        """Sends a message."""
 
 
 class RemoteFamilies(CustomFamilies):
-    """The server's families.
-
-    Args:
-        server: The server.
-    """
+    """The server's families of custom metrics."""
 
     def __init__(self, server: Server) -> None:
         super().__init__()
@@ -40,34 +36,34 @@ class RemoteFamilies(CustomFamilies):
         self._forgotten: deque[int] = deque()
 
     def flush(self) -> None:
-        """Tells the server what the model has let go of."""
+        """Sends the references that the model has dropped."""
         while self._forgotten:
             try:
                 number = self._forgotten.popleft()
             except IndexError:
                 return  # another thread was faster
-            self._server.tell(Message.METRIC, number, _FORGET)
+            self._server.notify(Message.METRIC, number, _FORGET)
 
     def family(self, name: str, kind: Kind, description: str) -> CustomFamily:
-        """See `CustomFamilies.family`; the server says whether there can be one."""
+        """See `CustomFamilies.family`; the server decides."""
         self.flush()
         number = self.number()
-        self._server.ask("family", number=number, name=name, kind=kind, description=description)
+        self._server.query("family", number=number, name=name, kind=kind, description=description)
         family = RemoteFamily(name, kind, description, self._server, number, self)
         self.watch(family, number)
         return family
 
     def number(self) -> int:
-        """A number for something new."""
+        """Next free number."""
         return next(self._numbers)
 
     def watch(self, thing: object, number: int) -> None:
-        """Has `flush` tell the server when something is gone: that may be anywhere, so not then."""
+        """Lets `flush` report the end of an object; a finalizer runs anywhere, so it must not send."""
         weakref.finalize(thing, self._forgotten.append, number).atexit = False
 
 
 class RemoteFamily(CustomFamily):
-    """A family of the server's."""
+    """A family in the server."""
 
     def __init__(
         self,
@@ -87,14 +83,14 @@ class RemoteFamily(CustomFamily):
         """See `CustomFamily.metric`."""
         number = self._families.number()
         limits = None if bounds is None else list(bounds)
-        self._server.ask("metric", number=number, family=self._number, labels=dict(labels), bounds=limits)
+        self._server.query("metric", number=number, family=self._number, labels=dict(labels), bounds=limits)
         metric = RemoteMetric(self, labels, self._server, number)
         self._families.watch(metric, number)
         return metric
 
 
 class RemoteMetric(CustomMetric):
-    """A metric of the server's; what can't be done with it is found out here."""
+    """A metric in the server; validates changes before they are sent."""
 
     def __init__(self, family: RemoteFamily, labels: Mapping[str, str], server: Server, number: int) -> None:
         super().__init__(family, labels, ())
@@ -103,8 +99,8 @@ class RemoteMetric(CustomMetric):
 
     @property
     def value(self) -> float:
-        """The value of a counter or a gauge, all models' changes included."""
-        value = self._server.ask("value", number=self._number)["value"]
+        """Value of a counter or gauge, with the changes of all models."""
+        value = self._server.query("value", number=self._number)["value"]
         assert isinstance(value, float | int), "the server sends numbers"
         return float(value)
 
@@ -125,6 +121,6 @@ class RemoteMetric(CustomMetric):
 
     def _tell(self, what: str, value: float) -> None:
         try:
-            self._server.tell(Message.METRIC, self._number, wire.encode_json({"do": what, "value": value}))
+            self._server.notify(Message.METRIC, self._number, wire.encode_json({"do": what, "value": value}))
         except ChannelClosedError:
-            pass  # nobody asks for it any more
+            pass  # the server is gone

@@ -1,4 +1,4 @@
-"""The core's requests and batches as a worker has them."""
+"""Requests and batches in a worker, decoded from messages. Used by: worker_loop, response_writer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from conch.workers.protocol.tensor_kinds import worker_inputs
 from conch.workers.protocol.wire import WireError
 
 
-class HostRequest(InferenceRequest):
-    """A request that the server has sent.
+class HostedRequest(InferenceRequest):
+    """A request from the server.
 
     Attributes:
         number: Its number on the socket.
-        granted: What its responses may cost together; only who reads changes it.
-        spent: What they have cost, possibly more if the last one was larger than the rest; only who sends
-            them changes it.
+        granted: Response units that the server has granted; changed by the thread that reads.
+        spent: Units used, which the last response may overdraw; changed by the sending thread.
     """
 
     __slots__ = ("granted", "number", "spent")
@@ -32,51 +31,46 @@ class HostRequest(InferenceRequest):
     spent: int
 
 
-class HostFiller(HostRequest):
-    """A row that no client's request has."""
+class HostedFiller(HostedRequest):
+    """A padding row of a batch."""
 
     filler: ClassVar[bool] = True
 
     __slots__ = ()
 
 
-class Requests:
-    """The requests that the model has not answered, and those that may run again.
-
-    Args:
-        spec: The model version.
-        responder: Takes their responses.
-    """
+class HostedRequests:
+    """Open and rescheduled requests by number; `responder` takes their responses."""
 
     def __init__(self, spec: ModelSpec, responder: Responder) -> None:
         self._name = spec.name
         self._version = str(spec.version)
-        self._responder = responder
-        self._by_number: dict[int, HostRequest] = {}
+        self.responder = responder
+        self._by_number: dict[int, HostedRequest] = {}
 
-    def get(self, number: int) -> HostRequest | None:
-        """The request of a number, if it has not been answered."""
+    def get(self, number: int) -> HostedRequest | None:
+        """An open request."""
         return self._by_number.get(number)
 
     def remove(self, number: int) -> None:
-        """Says that a request has been answered."""
+        """Removes a completed request."""
         self._by_number.pop(number, None)
 
-    def remove_all(self, requests: Iterable[HostRequest]) -> None:
-        """Says that requests have been answered."""
+    def remove_all(self, requests: Iterable[HostedRequest]) -> None:
+        """Removes completed requests."""
         remove = self._by_number.pop
         for request in requests:
             remove(request.number, None)
 
-    def keep(self, request: HostRequest) -> None:
-        """Says that the server may still speak of a request, although that may have been answered."""
+    def keep(self, request: HostedRequest) -> None:
+        """Keeps a request, even a completed one, to which the server may still refer."""
         self._by_number[request.number] = request
 
     def batch(self, received: ReceivedMessage) -> Batch:
-        """Reads a batch.
+        """Decodes a batch.
 
         Raises:
-            WireError: It is none.
+            WireError: The message is malformed.
         """
         reader = received.reader
         record = BatchRecord.decode(reader)
@@ -96,12 +90,12 @@ class Requests:
     def _homogeneous(self, received: ReceivedMessage, length: int) -> list[InferenceRequest]:
         requested, rows, ids = message_records.decode_homogeneous(received.reader, length)
         lists = worker_inputs(*received.homogeneous_lists(length), length)
-        model, version, responder, by_number = self._name, self._version, self._responder, self._by_number
+        model, version, responder, by_number = self._name, self._version, self.responder, self._by_number
         requests: list[InferenceRequest] = []
         for (number, received_ns, queued, deadline, size, _), request_id, inputs in zip(
             rows, ids, lists, strict=True
         ):
-            request = HostRequest(model, version, inputs, responder, received_ns, request_id, requested)
+            request = HostedRequest(model, version, inputs, responder, received_ns, request_id, requested)
             request.number = number
             request.granted, request.spent = message_records.WINDOW, 0
             request.queued_ns = queued
@@ -112,7 +106,7 @@ class Requests:
             requests.append(request)
         return requests
 
-    def _request(self, received: ReceivedMessage) -> HostRequest:
+    def _request(self, received: ReceivedMessage) -> HostedRequest:
         record = RequestRecord.decode(received.reader)
         inputs = {tensor.name: tensor for tensor in received.tensors()}
         flags = record.flags
@@ -125,12 +119,12 @@ class Requests:
             request.inputs = inputs
             request.rescheduled = False
         else:
-            kind = HostFiller if flags & message_records.FILLER else HostRequest
+            kind = HostedFiller if flags & message_records.FILLER else HostedRequest
             request = kind(
                 self._name,
                 self._version,
                 inputs,
-                self._responder,
+                self.responder,
                 record.received_ns,
                 record.id,
                 record.requested,

@@ -1,14 +1,15 @@
-"""Where a worker process begins: ``python -X faulthandler main.py ROLE FD PACKAGE MODULE PATH...``.
+"""Entry point of a worker process: ``python -X faulthandler main.py ROLE FD PACKAGE MODULE PATH...``.
 
-The interpreter may be another one than the server's, in another environment. So the few packages that are
-needed are found at the paths that are given here, and of the server's environment nothing else is but the
-further paths, behind everything that is installed here.
+The interpreter may belong to another environment than the server's. conch's own packages are found at the
+given paths; further paths come behind everything that is installed there. Imports that need them are late.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -16,13 +17,11 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from types import ModuleType
 
+_PR_SET_PDEATHSIG = 1
+
 
 class Finder(MetaPathFinder):
-    """Finds a few top-level modules at the paths it was told.
-
-    Args:
-        paths: The file of a module, or the folder of a package, by name.
-    """
+    """Finds top-level modules by name at given files or package folders."""
 
     def __init__(self, paths: dict[str, str]) -> None:
         self._paths = paths
@@ -30,7 +29,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of one of the modules, or None."""
+        """Spec of a given module, or None."""
         place = self._paths.get(fullname)
         if place is None:
             return None
@@ -39,17 +38,29 @@ class Finder(MetaPathFinder):
         return spec_from_file_location(fullname, f"{place}/__init__.py", submodule_search_locations=[place])
 
 
+def end_with_parent() -> None:
+    """Makes the kernel kill this process when the thread that started it ends, even during C code.
+
+    If the server has died before, its end of the socket is closed, and reading ends the process.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Serves the socket whose descriptor is the second argument, until it is closed."""
+    """Runs the role on the socket whose descriptor is given."""
     role, descriptor, package, module, *paths = arguments
     own = os.path.dirname(os.path.realpath(__file__))  # Python, too, follows links on the way to a script
-    sys.path[:] = [path for path in sys.path if path != own]  # its modules have names that models' may have
+    sys.path[:] = [path for path in sys.path if path != own]  # models may have modules of the same names
     sys.path += [path for path in paths if path not in sys.path]
     stub = os.path.join(os.path.dirname(module), "c_python_backend_utils.py")
     found = {"conch": package, "triton_python_backend_utils": module, "c_python_backend_utils": stub}
     sys.meta_path.insert(0, Finder(found))
-    from conch.workers.host.parent import end_with_parent
-
     end_with_parent()
     from conch.core.process_setup import register_stack_dump
 
@@ -58,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
 
     set_single_model_process()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a model prints is in the log when it prints it
+        sys.stdout.reconfigure(line_buffering=True)  # the log shows lines when they are printed
     if role == "complete":
         from conch.workers.host.completion_role import complete
 

@@ -1,4 +1,7 @@
-"""What a worker's model answers, as messages to the server."""
+"""Writes outcomes of batches and responses of senders to the server.
+
+Threads: batches on the main thread, responses on the senders'. Used by: worker_loop.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError
-from conch.workers.host.host_reader import Reading
-from conch.workers.host.hosted_requests import HostRequest, Requests
+from conch.workers.host.host_reader import HostReader
+from conch.workers.host.hosted_requests import HostedRequest, HostedRequests
 from conch.workers.protocol import message_records
 from conch.workers.protocol.message_records import DoneRecord, ResponseRecord
 from conch.workers.protocol.tensor_transport import Payload
@@ -24,64 +27,54 @@ from conch.workers.protocol.wire import Kind
 Responses = Sequence[InferenceResponse | None]
 
 
-class Answering:
-    """Says what has become of batches, and sends what senders send.
-
-    Args:
-        spec: The model version.
-        exchange: Where answers go.
-        reading: Who reads what the server says.
+class ResponseWriter:
+    """Sends outcomes and responses.
 
     Attributes:
-        requests: The requests that the model has to answer.
+        requests: The open requests.
     """
 
-    def __init__(self, spec: ModelSpec, stream: MessageStream, reading: Reading) -> None:
+    def __init__(self, spec: ModelSpec, stream: MessageStream, reader: HostReader) -> None:
         self._name = spec.name
         self._decoupled = spec.decoupled
         self._stream = stream
-        self._reading = reading
-        self.requests = Requests(spec, self._respond)
+        self._reader = reader
+        self.requests = HostedRequests(spec, self._respond)
 
     # --- batches ------------------------------------------------------------------------------------------
 
     def fields(self, batch: Batch, outcome: Outcome) -> tuple[bytes, Payload | None]:
-        """What is to be sent when a batch has been executed: nothing of it refers to the batch any more."""
+        """Encodes the outcome of a batch; the result does not refer to the batch."""
         if not isinstance(outcome, BaseException):
             try:
                 try:
                     return self._responses(batch, outcome)
                 except Exception:
-                    if not self._blame(outcome):
+                    if not self._mark_faulty(outcome):
                         raise
                     return self._responses(batch, outcome)
-            except Exception as error:  # no memory for them, or they are not what they say they are
+            except Exception as error:  # no memory, or tensors that do not match their shapes
                 outcome = InternalError(f"responses can't be sent: {message_of(error)}")
         text = message_records.encode_error(as_conch_error(outcome))
         self.requests.remove_all(_requests(batch))
         return _times(batch, 0, len(text)) + text, None
 
     def send_done(self, number: int, fields: bytes, payload: Payload | None) -> None:
-        """Sends what came of a batch, or why that can't be sent.
-
-        Args:
-            number: The batch's number on the socket.
-            fields: See `fields`.
-            payload: Likewise.
+        """Sends an encoded outcome, or the error why that failed.
 
         Raises:
             ChannelClosedError: The server is gone.
         """
         try:
             self._stream.send(Kind.DONE, number, fields, payload)
-        except (OSError, MemoryError, ConchError) as error:  # there is no room for it
+        except (OSError, MemoryError, ConchError) as error:  # no memory or descriptor
             text = message_records.encode_error(
                 InternalError(f"responses can't be sent: {message_of(error)}")
             )
             self._stream.send(Kind.DONE, number, DoneRecord(0, 0, 0, 0, len(text)).encode() + text)
 
-    def _blame(self, responses: Responses | None) -> bool:
-        """Makes errors of the responses that can't be sent, so that the others can; whether there are any."""
+    def _mark_faulty(self, responses: Responses | None) -> bool:
+        """Turns responses that can't be sent into errors, so that the others can; True if there were any."""
         blamed = False
         for response in responses or ():
             error = at_fault(self._name, response)
@@ -110,11 +103,7 @@ class Answering:
         return b"".join(parts), payload
 
     def _only_tensors(self, batch: Batch, responses: Responses) -> list[Sequence[Tensor]] | None:
-        """The outputs of a batch where there is nothing else to say: the quick way for what most models do.
-
-        Returns:
-            None if there is; see `_heads` then.
-        """
+        """Outputs of a batch whose responses are nothing but tensors; otherwise None, see `_heads`."""
         requests = _requests(batch)
         lists: list[Sequence[Tensor]] = []
         for request, response in zip(requests, responses, strict=True):
@@ -127,7 +116,7 @@ class Answering:
     def _heads(
         self, batch: Batch, responses: Responses | None
     ) -> tuple[list[tuple[bytes, bool]], list[Sequence[Tensor]]]:
-        """What is to be said of each request, and whether tensors belong to it; and the tensors."""
+        """A record for each request and whether it has tensors; and the tensors."""
         requests = self.requests
         heads: list[tuple[bytes, bool]] = []
         lists: list[Sequence[Tensor]] = []
@@ -136,7 +125,7 @@ class Answering:
             if response is not None or (request.completed and not request.rescheduled):
                 requests.remove(request.number)
             elif request.rescheduled:
-                # Also if it has been answered: the server may not know that when it sends it again.
+                # Even if completed: the server may resend it before it knows.
                 requests.keep(request)
             record = _record(request, response)
             heads.append((record.encode(), record.has_tensors))
@@ -147,8 +136,8 @@ class Answering:
     # --- senders ------------------------------------------------------------------------------------------
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Sends a response that a sender sends, once the server has handed enough of the others on."""
-        assert isinstance(request, HostRequest), "they have been made here"
+        """Sends a response of a sender; blocks until the server has granted units for it."""
+        assert isinstance(request, HostedRequest), "made by `HostedRequests`"
         if request.filler:
             return
         if self._decoupled and request.granted <= request.spent and not self._has_credit(request):
@@ -163,55 +152,55 @@ class Answering:
                 self._send_response(request, record, outputs)
             except ChannelClosedError:
                 raise
-            except Exception as error:  # no memory for it, or it is not what it says it is
+            except Exception as error:  # no memory, or tensors that do not match their shapes
                 record.present, record.parameters = True, None
                 record.error = at_fault(self._name, response)
                 if record.error is None:
                     record.error = InternalError(f"a response can't be sent: {message_of(error)}")
-                # Nothing may follow an error; what the model goes on to send goes nowhere.
+                # Nothing may follow an error; later responses are dropped.
                 record.final = request.completed = True
                 self._send_response(request, record, ())
         except ChannelClosedError:
-            pass  # whoever reads notices, and ends the process
+            pass  # the thread that reads notices, and ends the process
 
-    def _has_credit(self, request: HostRequest) -> bool:
-        """Waits until the server wants more responses to a request; False if it wants none any more."""
+    def _has_credit(self, request: HostedRequest) -> bool:
+        """Waits until the server grants further units; False if the request has ended."""
         requests = self.requests
         number = request.number
         try:
-            self._reading.until(
-                lambda: request.granted > request.spent or requests.get(number) is not request
-            )
+            self._reader.until(lambda: request.granted > request.spent or requests.get(number) is not request)
         except ChannelClosedError:
             return False
         return requests.get(number) is request
 
-    def _send_response(self, request: HostRequest, record: ResponseRecord, outputs: Sequence[Tensor]) -> None:
+    def _send_response(
+        self, request: HostedRequest, record: ResponseRecord, outputs: Sequence[Tensor]
+    ) -> None:
         head = record.encode()
-        # Copies, also of outputs on GPUs: the model may go on to write to them at once.
+        # Copies, also from GPUs: the model may write to its outputs at once.
         payload = self._stream.pack([outputs] if record.has_tensors else [])
         if record.final:
             self.requests.remove(request.number)
             if request.rescheduled:
-                self.requests.keep(request)  # until the server says what becomes of it
+                self.requests.keep(request)  # until the server resends or forgets it
         fields = head + b"".join(payload.lists)
-        request.spent += message_records.units(outputs)  # nobody else does so: senders hold a lock
+        request.spent += message_records.units(outputs)  # senders hold a lock
         self._stream.send(Kind.RESPONSE, request.number, fields, payload)
 
 
-def _requests(batch: Batch) -> list[HostRequest]:
-    """The requests of a batch, which have been made here."""
-    return cast("list[HostRequest]", batch.requests)
+def _requests(batch: Batch) -> list[HostedRequest]:
+    """A batch's requests, which `HostedRequests` has made."""
+    return cast("list[HostedRequest]", batch.requests)
 
 
-def _record(request: HostRequest, response: InferenceResponse | None) -> ResponseRecord:
-    """What a batch says of a request."""
+def _record(request: HostedRequest, response: InferenceResponse | None) -> ResponseRecord:
+    """A request's record in the outcome of its batch."""
     failed = getattr(request, "failed", False)
     if response is None:
         return ResponseRecord(rescheduled=request.rescheduled, failed=failed)
     return ResponseRecord(True, response.error, response.parameters, failed=failed)
 
 
-def _times(batch: Batch, count: int, error: int, alike: bool = False) -> bytes:
+def _times(batch: Batch, count: int, error: int, homogeneous: bool = False) -> bytes:
     times = batch.compute_input_end_ns, batch.compute_output_start_ns
-    return DoneRecord(*times, batch.bytes_copied, count, error, alike).encode()
+    return DoneRecord(*times, batch.bytes_copied, count, error, homogeneous).encode()

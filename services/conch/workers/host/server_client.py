@@ -1,4 +1,8 @@
-"""The server that a worker belongs to, as its model calls it."""
+"""The server as a worker's model calls it: `conch.core.bls.ServerCalls` over the socket.
+
+Owns: open calls and queries by number, known models. Threads: any; replies arrive on the thread that reads.
+Used by: worker_loop.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,8 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError
-from conch.workers.host.host_reader import Reading, Watch
-from conch.workers.host.hosted_requests import HostRequest
+from conch.workers.host.host_reader import BackupReader, HostReader
+from conch.workers.host.hosted_requests import HostedRequest
 from conch.workers.protocol import message_records, wire
 from conch.workers.protocol.message_records import ResponseRecord
 from conch.workers.protocol.received_message import ReceivedMessage
@@ -29,44 +33,38 @@ _MOST_FOUND = 1000
 _GONE = "the server is gone"
 
 
-class _Answer:
-    """What a question to the server comes to."""
+class _Reply:
+    """The pending result of a query."""
 
-    __slots__ = ("error", "here", "value")
+    __slots__ = ("arrived", "error", "value")
 
     def __init__(self) -> None:
-        self.here = False
+        self.arrived = False
         self.error: Exception | None = None
         self.value: Any = None
 
 
-class WorkerCalls:
-    """`conch.core.bls.ServerCalls` over the socket.
+class ServerClient:
+    """Sends calls and queries, and matches replies to them."""
 
-    Args:
-        exchange: Where calls go.
-        reading: Who reads the answers.
-        watch: Reads while the main thread waits for something else.
-    """
-
-    def __init__(self, stream: MessageStream, reading: Reading, watch: Watch) -> None:
+    def __init__(self, stream: MessageStream, reader: HostReader, watch: BackupReader) -> None:
         self._stream = stream
-        self._reading = reading
-        self._watch = watch
+        self._reader = reader
+        self._backup_reader = watch
         self._numbers = itertools.count(1)
         self._open: dict[int, InferenceRequest] = {}
         self._by_request: dict[int, int] = {}
-        self._asked: dict[int, _Answer] = {}
+        self._queries: dict[int, _Reply] = {}
         self._found: dict[tuple[str, str], SimpleNamespace] = {}
         self.waiters: set[Waiter] = set()
 
-    # --- what models call ---------------------------------------------------------------------------------
+    # --- called by models ---------------------------------------------------------------------------------
 
     def find(self, request: InferenceRequest) -> Servable:
-        """The model that a request would go to: its ``spec.decoupled``, and nothing else of it.
+        """Finds the model of a request; only its ``spec.decoupled`` is valid.
 
-        What is known of it from an earlier call is believed, which saves a question: `submit` says what was
-        believed, and the server refuses the request if that is not so any more.
+        The result of an earlier call is assumed, which saves a query: `submit` sends the assumption, and the
+        server refuses the request if it no longer holds.
 
         Raises:
             ConchError: There is no such model.
@@ -74,7 +72,7 @@ class WorkerCalls:
         key = request.model_name, request.model_version
         found = None if request.correlation_id else self._found.get(key)
         if found is None:
-            value = self.ask(
+            value = self.query(
                 "find",
                 name=request.model_name,
                 version=request.model_version,
@@ -102,7 +100,7 @@ class WorkerCalls:
             (message_records.SEQUENCE_START if request.sequence_start else 0)
             | (message_records.SEQUENCE_END if request.sequence_end else 0)
             | (message_records.EMPTY_FINAL if request.empty_final else 0)
-            | _believed(model)
+            | _assumption(model)
         )
         head = message_records.encode_request(
             request, number, flags, (request.model_name, request.model_version)
@@ -120,12 +118,12 @@ class WorkerCalls:
             self._ended(number)
             raise
         if asyncio._get_running_loop() is not None:
-            # A coroutine is going to wait; a thread would receive by itself, see `wait`.
-            self._watch.attend()
+            # A coroutine will wait; a thread would read by itself, see `wait`.
+            self._backup_reader.read_now()
         return None
 
     def cancel(self, request: InferenceRequest) -> None:
-        """Says that nobody waits for a request any more."""
+        """Cancels a call."""
         request.cancelled = True
         number = self._by_request.get(id(request))
         if number is not None:
@@ -136,86 +134,86 @@ class WorkerCalls:
 
     def model_ready(self, name: str, version: str) -> bool:
         """See `ServerCalls.model_ready`."""
-        return bool(self.ask("ready", name=name, version=version)["ready"])
+        return bool(self.query("ready", name=name, version=version)["ready"])
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """See `ServerCalls.load`."""
-        self.ask("load", name=name, parameters=_pack_parameters(parameters))
+        self.query("load", name=name, parameters=_pack_parameters(parameters))
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """See `ServerCalls.unload`."""
-        self.ask("unload", name=name, dependents=unload_dependents)
+        self.query("unload", name=name, dependents=unload_dependents)
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Waits for what a reply brings on the calling thread, which receives meanwhile: the fastest way."""
+        """Waits until `done()`; the calling thread reads meanwhile, which is the fastest way."""
         try:
-            return self._reading.until(done, timeout_s)
+            return self._reader.until(done, timeout_s)
         except ChannelClosedError:
             raise UnavailableError(_GONE) from None
 
     def waits(
         self, request: InferenceRequest, parents: Sequence[InferenceRequest], has_come: Callable[[], bool]
     ) -> bool:
-        """Tells the server that the calling thread waits for a call; it answers one that would wait for ever.
+        """Reports to the server that the calling thread waits for a call; a deadlocked call is failed.
 
         Args:
             request: The call.
             parents: The requests that the thread executes, if it is the one that executes.
-            has_come: Whether something has come for the call that nobody has taken.
+            has_come: True if a response of the call has arrived.
 
         Returns:
-            Whether the call waits for calls only, so that it is worth to look again soon.
+            True if the call waits for other calls only; then it is worth to check again soon.
         """
-        numbers = [each.number for each in parents if isinstance(each, HostRequest)]
-        for _ in range(2):  # the server believes it the second time
+        numbers = [each.number for each in parents if isinstance(each, HostedRequest)]
+        for _ in range(2):  # the server accepts the second report
             number = self._by_request.get(id(request))
             if number is None or has_come():
                 return False
-            answer = self.ask("waits", call=number, requests=numbers)
-            if answer["known"]:
-                return bool(answer["found"])
+            reply = self.query("waits", call=number, requests=numbers)
+            if reply["known"]:
+                return bool(reply["found"])
         return False
 
-    # --- the other side ------------------------------------------------------------------------------------
+    # --- replies -------------------------------------------------------------------------------------------
 
-    def ask(self, question: str, **more: object) -> dict[str, Any]:
-        """Asks the server something, and waits for the answer.
+    def query(self, kind: str, /, **fields: object) -> dict[str, Any]:
+        """Sends a query and waits for its result.
 
         Raises:
-            ConchError: What the server says instead.
+            ConchError: The server replied with an error, or is gone.
         """
         number = next(self._numbers)
-        fields = wire.encode_json({"ask": question, **more})
-        answer = self._asked[number] = _Answer()
+        encoded = wire.encode_json({"ask": kind, **fields})
+        reply = self._queries[number] = _Reply()
         try:
-            self._stream.send(Kind.ASK, number, fields)
-            self._reading.until(lambda: answer.here)
+            self._stream.send(Kind.ASK, number, encoded)
+            self._reader.until(lambda: reply.arrived)
         except ChannelClosedError:
             raise UnavailableError(_GONE) from None
         finally:
-            self._asked.pop(number, None)
-        if answer.error is not None:
+            self._queries.pop(number, None)
+        if reply.error is not None:
             try:
-                raise answer.error
+                raise reply.error
             finally:
-                del answer  # else the error would keep this frame, and that the model's
-        value: dict[str, Any] = answer.value
+                del reply  # the error would keep this frame and the model's alive
+        value: dict[str, Any] = reply.value
         return value
 
     def on_answer(self, number: int, received: ReceivedMessage) -> None:
-        """Takes the answer to a question."""
-        answer = self._asked.pop(number, None)
-        if answer is None:
+        """Handles the result of a query."""
+        reply = self._queries.pop(number, None)
+        if reply is None:
             return
         fields = wire.decode_json(received.message.fields)
         if "code" in fields:
-            answer.error = message_records.decode_error(received.message.fields)
+            reply.error = message_records.decode_error(received.message.fields)
         else:
-            answer.value = fields
-        answer.here = True
+            reply.value = fields
+        reply.arrived = True
 
     def on_reply(self, number: int, received: ReceivedMessage) -> None:
-        """Takes a response of another model."""
+        """Handles a response of a called model."""
         record = ResponseRecord.decode(received.reader)
         try:
             outputs = received.tensors() if record.has_tensors else []
@@ -228,7 +226,7 @@ class WorkerCalls:
         if request is None:
             return
         error = record.error
-        if record.failed and error is not None:  # it was refused: perhaps something has changed
+        if record.failed and error is not None:  # refused: the assumption may be wrong
             self._found.pop((request.model_name, request.model_version), None)
             record.error = type(error)(refusal(request.model_name, error.message))
         parameters = None if record.parameters is None else dict(record.parameters)
@@ -236,12 +234,12 @@ class WorkerCalls:
         request.respond(response, record.final)
 
     def lost(self, number: int, kind: Kind, error: ConchError) -> None:
-        """Ends a call, or a question, whose answer could not be read."""
+        """Fails a call or query whose reply could not be read."""
         if kind is Kind.ANSWER:
-            answer = self._asked.pop(number, None)
-            if answer is not None:
-                answer.error = error
-                answer.here = True
+            reply = self._queries.pop(number, None)
+            if reply is not None:
+                reply.error = error
+                reply.arrived = True
             return
         request = self._open.get(number)
         if request is not None:
@@ -255,7 +253,7 @@ class WorkerCalls:
             self._by_request.pop(id(request), None)
 
 
-def _believed(model: Servable | None) -> int:
+def _assumption(model: Servable | None) -> int:
     if model is None:
         return 0
     return message_records.BELIEVED_DECOUPLED if model.spec.decoupled else message_records.BELIEVED_SINGLE

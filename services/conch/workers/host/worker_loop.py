@@ -1,4 +1,8 @@
-"""A worker's main thread: it loads the model, executes its batches, and ends when the server says so."""
+"""The worker's main loop: loads the model, executes batches, ends when the server says so.
+
+Owns: the channel, queued batches, the instance. Threads: the main thread loads and executes; whichever thread
+reads (see host_reader) handles messages. Used by: host.main.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,11 @@ from conch.core.spec import ModelSpec
 from conch.workers.connection.busy_poll import BusyPoll
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
-from conch.workers.host.host_reader import Reading, Watch
+from conch.workers.host.host_reader import BackupReader, HostReader
 from conch.workers.host.hosted_metrics import RemoteFamilies
-from conch.workers.host.hosted_requests import Requests
-from conch.workers.host.response_writer import Answering
-from conch.workers.host.server_client import WorkerCalls
+from conch.workers.host.hosted_requests import HostedRequests
+from conch.workers.host.response_writer import ResponseWriter
+from conch.workers.host.server_client import ServerClient
 from conch.workers.protocol import message_records, wire
 from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.spec_json import placement_from_json, spec_from_json
@@ -39,15 +43,15 @@ from conch.workers.protocol.wire import Kind, WireError
 from conch.workers.protocol.worker_log import log_to_server
 
 SERVER_GONE = 3
-"""The exit status of a worker whose server has gone."""
+"""Exit status: the server is gone."""
 BAD_MESSAGE = 4
-"""The exit status of a worker that could not understand its server."""
+"""Exit status: a message of the server was malformed."""
 FAILED = 5
-"""The exit status of a worker that failed with a message of its server's."""
+"""Exit status: handling a message of the server failed."""
 
 
 def serve(descriptor: int) -> None:
-    """Serves a socket until the server closes it or says that it is enough."""
+    """Serves a socket until the server closes it or sends CLOSE."""
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     host = Host(PacketChannel(sock))
@@ -56,24 +60,20 @@ def serve(descriptor: int) -> None:
 
 
 class Host:
-    """One instance of a model, and the server that it works for.
-
-    Args:
-        channel: The socket to the server.
-    """
+    """One instance of a model, and its connection to the server."""
 
     def __init__(self, channel: PacketChannel) -> None:
         self._channel = channel
         self._stream = MessageStream(channel, in_worker=True)
-        self._reading = Reading(self._step, channel.ready)
-        self._watch = Watch(self._reading)
-        self._calls = WorkerCalls(self._stream, self._reading, self._watch)
+        self._reader = HostReader(self._step, channel.ready)
+        self._backup_reader = BackupReader(self._reader)
+        self._calls = ServerClient(self._stream, self._reader, self._backup_reader)
         self._families = RemoteFamilies(self)
         self._todo: deque[tuple[int, Batch] | None] = deque()
         self._load: tuple[ModelSpec, Placement] | None = None
-        self._answering: Answering | None = None
+        self._writer: ResponseWriter | None = None
         self._instance: PythonInstance | None = None
-        self._over = False  # nothing is said any more, and threads that wait for something are told
+        self._over = False  # the conversation has ended
         self._forked = False
         self._handlers: dict[Kind, Callable[[int, ReceivedMessage], None]] = {
             Kind.EXECUTE: self._on_execute,
@@ -93,32 +93,32 @@ class Host:
         }
 
     def run(self) -> None:
-        """Works until the server says that it is enough."""
+        """Loads and executes until the server sends CLOSE."""
         try:
             self._stream.send(Kind.HELLO, 0, wire.encode_hello(os.getpid()))
-            self._reading.until(lambda: self._load is not None or bool(self._todo))
+            self._reader.until(lambda: self._load is not None or bool(self._todo))
             if self._load is not None and self._open(*self._load):
                 self._serve()
         except ChannelClosedError:
             self._server_gone()
-        # From here on the end of the conversation is no reason to end at once: what the model has for the
-        # end of the interpreter is still to run. Others may hold the socket open: children of the model's.
+        # From here on a closed channel does not end the process: exit handlers of the model still run. The
+        # model's children may hold the socket open.
         self._over = True
         self._channel.shut_down()
 
     def forked(self) -> None:
-        """Says that this process is a fork of the worker: the conversation is not its own."""
+        """Detaches a fork of the worker from the connection."""
         self._over = self._forked = True
         self._stream.forked()
-        self._reading.forked()
+        self._reader.forked()
 
-    # --- for the parts ----------------------------------------------------------------------------------
+    # --- used by parts ------------------------------------------------------------------------------------
 
-    def ask(self, question: str, **more: object) -> dict[str, object]:
-        """Asks the server something, and waits for the answer."""
-        return self._calls.ask(question, **more)
+    def query(self, kind: str, /, **fields: object) -> dict[str, object]:
+        """Sends a query to the server and waits for the result."""
+        return self._calls.query(kind, **fields)
 
-    def tell(self, kind: Kind, subject: int, fields: bytes) -> None:
+    def notify(self, kind: Kind, subject: int, fields: bytes) -> None:
         """Sends a message without tensors."""
         self._stream.send(kind, subject, fields)
 
@@ -128,14 +128,14 @@ class Host:
         except ChannelClosedError:
             pass  # the server has closed its end
 
-    # --- what the main thread does ------------------------------------------------------------------------
+    # --- on the main thread -------------------------------------------------------------------------------
 
     def _open(self, spec: ModelSpec, placement: Placement) -> bool:
         use_metric_families(self._families)
         settings = Settings.of(spec)
         if settings.memory_limit_mb is not None:
             limit_memory(settings.memory_limit_mb)
-        self._watch.begin()  # an `initialize` may take long, and ask the server for something
+        self._backup_reader.begin()  # `initialize` may take long and query the server
         try:
             instance = open_instance(spec, placement, self._calls, self._note)
         except ConchError as error:
@@ -144,10 +144,10 @@ class Host:
             self._stream.send(Kind.FAILED, 0, message_records.encode_error(error))
             return False
         finally:
-            self._watch.end()
+            self._backup_reader.end()
         instance.leave_shaping(spec)
         self._instance = instance
-        self._answering = Answering(spec, self._stream, self._reading)
+        self._writer = ResponseWriter(spec, self._stream, self._reader)
         facts = {
             "readiness": instance.readiness is not None,
             "concurrent": isinstance(instance, AsyncPythonInstance),
@@ -156,53 +156,53 @@ class Host:
         return True
 
     def _serve(self) -> None:
-        todo, reading, watch = self._todo, self._reading, self._watch
-        instance, answering = self._instance, self._answering
-        assert instance is not None and answering is not None, "it has been loaded"
+        todo, reader, watch = self._todo, self._reader, self._backup_reader
+        instance, writer = self._instance, self._writer
+        assert instance is not None and writer is not None, "it has been loaded"
 
         def something() -> bool:
             return bool(todo)
 
         arrivals = select.poll()
         arrivals.register(self._channel.fileno(), select.POLLIN)
-        spinning = BusyPoll(partial(arrivals.poll, 0))
+        busy_poll = BusyPoll(partial(arrivals.poll, 0))
         while True:
             since_ns = monotonic_ns()
             if not todo:
-                spinning.wait()
-            reading.until(something)
+                busy_poll.wait()
+            reader.until(something)
             watch.begin()
             if todo[0] is None:
                 break
-            spinning.record_arrival(len(todo[0][1].requests), since_ns)
-            self._execute(instance, answering)
+            busy_poll.record_arrival(len(todo[0][1].requests), since_ns)
+            self._execute(instance, writer)
             watch.end()
         instance.close()
         self._families.flush()
         if self._stream.devices is not None:
             self._stream.devices.close()
 
-    def _execute(self, instance: PythonInstance, answering: Answering) -> None:
+    def _execute(self, instance: PythonInstance, writer: ResponseWriter) -> None:
         item = self._todo.popleft()
-        assert item is not None, "the end has been looked for"
+        assert item is not None, "`_serve` has checked"
         number, batch = item
         outcome: Outcome
         try:
             outcome = instance.execute(batch)
-        except BaseException as error:  # the process ends when the server says so, not when a model raises
+        except BaseException as error:  # the server ends the process, not a model that raises
             outcome = error
-        if self._forked:  # a child that the model has not ended goes where a program of its own would
+        if self._forked:  # a child process that `execute` returned in
             raise outcome if isinstance(outcome, BaseException) else SystemExit(0)
-        fields, payload = answering.fields(batch, outcome)
-        # The memory of the inputs goes back with this message, unless the model has kept it.
+        fields, payload = writer.fields(batch, outcome)
+        # The memory of the inputs returns with this message, unless the model keeps it.
         del item, batch, outcome
-        answering.send_done(number, fields, payload)
+        writer.send_done(number, fields, payload)
         self._families.flush()
 
-    # --- what any thread does -----------------------------------------------------------------------------
+    # --- on the thread that reads -------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Receives one message and does what it says."""
+        """Receives and handles one message."""
         received = None
         try:
             received = self._stream.receive()
@@ -218,14 +218,14 @@ class Host:
         except BaseException as error:
             nothing = received is None and not self._stream.interrupted()
             if nothing and not isinstance(error, MemoryError):
-                raise  # by a handler of a signal, which the model has: nothing had been received
-            # A message is lost, and perhaps with it whoever has read so far: better a new worker than that.
+                raise  # from a signal handler of the model; nothing was received
+            # A message is lost, and perhaps the thread that read: a new worker is safer.
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(FAILED)
 
     def _server_gone(self) -> None:
-        """Ends the process at once: a model may be in the middle of something that never ends."""
+        """Ends the process at once, because `execute` may never return."""
         if not self._over:
             os._exit(SERVER_GONE)
 
@@ -241,12 +241,12 @@ class Host:
             batch = self._received.batch(received)
         except UnreachableError as error:
             sys.stderr.write(f"conch worker: {error.message}\n")
-            self._stream.send(Kind.UNREACHABLE, subject)  # the server sends it again
+            self._stream.send(Kind.UNREACHABLE, subject)  # the server resends it
             return
         self._todo.append((subject, batch))
 
     def _on_devices(self, subject: int, received: ReceivedMessage) -> None:
-        # Only a server that uses GPUs says so, and few do.
+        # Sent only by servers that use GPUs; the import is heavy.
         from conch.memory.cuda import cuda_devices
         from conch.workers.protocol.devices import use_in_worker
 
@@ -260,10 +260,10 @@ class Host:
             devices.gone(bytes(received.message.fields))
 
     def _on_message_lost(self, subject: int, received: ReceivedMessage) -> None:
-        """Answers a message that could not be read."""
+        """Reports a message that could not be read."""
         kind = wire.lost_kind(received.message.fields)
         if kind is Kind.EXECUTE:
-            self._stream.send(Kind.UNREACHABLE, subject)  # the server sends it again
+            self._stream.send(Kind.UNREACHABLE, subject)  # the server resends it
         elif kind is Kind.REPLY or kind is Kind.ANSWER:
             self._calls.lost(subject, kind, unmapped_error())
         else:
@@ -289,9 +289,11 @@ class Host:
 
     def _on_ready(self, subject: int, received: ReceivedMessage) -> None:
         try:
-            threading.Thread(target=self._say_ready, args=(subject,), name="conch-ready", daemon=True).start()
-        except RuntimeError:  # there is no memory for one, or too many are there
-            self._answer_ready(subject, False)
+            threading.Thread(
+                target=self._check_ready, args=(subject,), name="conch-ready", daemon=True
+            ).start()
+        except RuntimeError:  # no memory, or too many threads
+            self._reply_ready(subject, False)
 
     def _on_close(self, subject: int, received: ReceivedMessage) -> None:
         self._todo.append(None)
@@ -305,8 +307,7 @@ class Host:
         fields = wire.decode_json(received.message.fields)
         spec, placement = spec_from_json(fields.get("spec")), placement_from_json(fields.get("placement"))
         level = fields.get("level")
-        tell = partial(self.tell, Kind.LOG, 0)
-        log_to_server(tell, level if isinstance(level, int) else logging.NOTSET)
+        log_to_server(partial(self.notify, Kind.LOG, 0), level if isinstance(level, int) else logging.NOTSET)
         self._load = spec, placement
 
     def _on_level(self, subject: int, received: ReceivedMessage) -> None:
@@ -315,20 +316,20 @@ class Host:
             logging.getLogger().setLevel(level)
 
     @property
-    def _received(self) -> Requests:
-        if self._answering is None:
+    def _received(self) -> HostedRequests:
+        if self._writer is None:
             raise WireError("there is no model yet")
-        return self._answering.requests
+        return self._writer.requests
 
-    def _say_ready(self, subject: int) -> None:
+    def _check_ready(self, subject: int) -> None:
         check = None if self._instance is None else self._instance.readiness
         ready = False
         if check is not None:
             check.start()
             ready = check.result()
-        self._answer_ready(subject, ready)
+        self._reply_ready(subject, ready)
 
-    def _answer_ready(self, subject: int, ready: bool) -> None:
+    def _reply_ready(self, subject: int, ready: bool) -> None:
         try:
             self._stream.send(Kind.READY, subject, wire.encode_json({"ready": ready}))
         except ChannelClosedError:

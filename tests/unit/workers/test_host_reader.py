@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.support.core import WAIT_S
 
-from conch.workers.host.host_reader import Reading
+from conch.workers.host.host_reader import HostReader
 
 
 class Messages:
@@ -21,7 +21,7 @@ class Messages:
         self.began = threading.Event()
         self.may_come = threading.Semaphore(0)
         self._alone = threading.Lock()
-        self.reading = Reading(self._step, self._ready)
+        self.reading = HostReader(self._step, self._ready)
 
     def _step(self) -> None:
         assert self._alone.acquire(blocking=False), "two threads read"
@@ -110,7 +110,7 @@ def test_others_read_when_a_reader_has_failed() -> None:
         if len(calls) == 1:
             raise KeyboardInterrupt
 
-    reading = Reading(step, lambda left_s: True)
+    reading = HostReader(step, lambda left_s: True)
     with pytest.raises(KeyboardInterrupt):
         reading.until(lambda: False)
     assert not reading.busy

@@ -17,7 +17,7 @@ SERVICES = Path(conch.__file__).parents[1]
 
 LOOK = """
 import importlib.util, json, sys
-print(json.dumps([sys.path, importlib.util.find_spec("parent") is not None]))
+print(json.dumps([sys.path, importlib.util.find_spec("hosted_requests") is not None]))
 sys.exit()
 """
 
@@ -26,11 +26,10 @@ sys.exit()
 def package(tmp_path: Path) -> Path:
     """A package in conch's place that says what the first of its modules that is imported sees."""
     folder = tmp_path / "package"
-    host = folder / "workers" / "host"
-    host.mkdir(parents=True)
-    for each in (folder, folder / "workers", host):
+    (folder / "core").mkdir(parents=True)
+    for each in (folder, folder / "core"):
         (each / "__init__.py").write_text("")
-    (host / "parent.py").write_text(LOOK)
+    (folder / "core" / "process_setup.py").write_text(LOOK)
     return folder
 
 
