@@ -161,7 +161,7 @@ def test_a_worker_that_can_not_handle_a_message_ends(
 INTERRUPTED = """
     def execute(self, requests):
         host = next(each for each in gc.get_objects() if type(each).__name__ == "Host")
-        host._watch.end()  # so that this thread reads
+        host._backup_reader.end()  # so that this thread reads
         channel, real = host._channel, host._channel.receive
         class Alarm(Exception):
             pass

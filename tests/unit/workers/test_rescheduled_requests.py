@@ -106,7 +106,7 @@ def test_what_a_client_allows_while_a_response_is_sent_is_not_lost(tmp_path: Pat
             class message:
                 fields = message_records.encode_credit(1)
         def allowed(outputs):
-            for number in list(host._answering.requests._by_number):
+            for number in list(host._writer.requests._by_number):
                 host._on_credit(number, Allowed)
             return units(outputs)
         message_records.units = allowed
