@@ -85,7 +85,7 @@ class ArrayInstance(BackendInstance):
         self._gather = gather_for(spec)
         self._scatter = scatter_for(spec).split
         device_id = getattr(function, "device_id", None)
-        self._near = None if device_id is None else DeviceGatherer(spec, device_id)
+        self._device_gatherer = None if device_id is None else DeviceGatherer(spec, device_id)
         self._in_place = InPlaceOutputs(spec, function) if isinstance(function, WritesInPlace) else None
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
@@ -103,8 +103,8 @@ class ArrayInstance(BackendInstance):
 
     def _run(self, batch: Batch, requests: list[InferenceRequest]) -> list[InferenceResponse]:
         wanted = self._wanted(requests)
-        if self._near is not None:
-            return self._run_near(self._near, batch, requests, wanted)
+        if self._device_gatherer is not None:
+            return self._run_on_device(self._device_gatherer, batch, requests, wanted)
         inputs = self._gather(batch, requests)
         batch.compute_input_end_ns = monotonic_ns()
         places = None
@@ -114,13 +114,13 @@ class ArrayInstance(BackendInstance):
         batch.compute_output_start_ns = monotonic_ns()
         return self._scatter(requests, wanted, results)
 
-    def _run_near(
-        self, near: DeviceGatherer, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...]
+    def _run_on_device(
+        self, gather: DeviceGatherer, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...]
     ) -> list[InferenceResponse]:
         """Runs with inputs and outputs in device memory where possible."""
         function = cast(DeviceFunction, self._function)
-        inputs = near.inputs(batch, requests)
-        places = near.places(requests, wanted)
+        inputs = gather.inputs(batch, requests)
+        places = gather.places(requests, wanted)
         batch.compute_input_end_ns = monotonic_ns()
         results = function.on_device(inputs, wanted, places)
         batch.compute_output_start_ns = monotonic_ns()

@@ -61,17 +61,17 @@ class DeviceGatherer:
 
     def inputs(self, batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array | DeviceTensor]:
         """The inputs of a batch; those at least partly on the device are joined there."""
-        near: dict[str, DeviceTensor] = {}
+        on_device: dict[str, DeviceTensor] = {}
         if self._joins:
             for name in requests[0].inputs:
                 tensor = self._joined(batch, requests, name)
                 if tensor is not None:
-                    near[name] = tensor
-        if not near:
+                    on_device[name] = tensor
+        if not on_device:
             return {**self._gather(batch, requests)}
-        values: dict[str, Array | DeviceTensor] = {**near}
+        values: dict[str, Array | DeviceTensor] = {**on_device}
         for name in requests[0].inputs:
-            if name not in near:
+            if name not in on_device:
                 batch.bytes_copied += sum([request.inputs[name].fetch() for request in requests])
                 values[name] = join_rows(batch, requests, name)
         return values
@@ -88,7 +88,7 @@ class DeviceGatherer:
             if request.region_bindings is not None and request.responder is request.region_bindings
         ]
         for name in outputs:
-            wanted = tuple([memory for use in bindings if (memory := use.device(name)) is not None])
+            wanted = tuple([memory for binding in bindings if (memory := binding.device(name)) is not None])
             if len(wanted) == len(requests) and all(m.device_id == self._device_id for m in wanted):
                 places[name] = wanted
         return places
@@ -104,8 +104,8 @@ class DeviceGatherer:
             len(tensors) == 1
             and isinstance(first, DeviceTensor)
             and not first.memory.pointer % ALIGNMENT
-            and first.datatype
-            not in POSITIONS  # kernels check positions before use, so the client must not change them
+            # Kernels check positions before use, so the client must not change them.
+            and first.datatype not in POSITIONS
         ):
             return first
         joined = concatenated(name, tensors, device_id)

@@ -64,7 +64,7 @@ class _Gatherer:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._ragged = frozenset(tensor.name for tensor in spec.inputs if tensor.ragged)
-        self._made = tuple(
+        self._batch_inputs = tuple(
             (made.source, KINDS[made.kind], NUMPY_DTYPES[made.datatype], made.names)
             for made in spec.batch_inputs
         )
@@ -82,7 +82,7 @@ class _Gatherer:
                 batch.bytes_copied += array.nbytes
             else:
                 arrays[name] = join_rows(batch, requests, name)
-        for source, make, dtype, names in self._made:
+        for source, make, dtype, names in self._batch_inputs:
             made = make([request.inputs[source].shape for request in requests]).astype(dtype)
             arrays.update(dict.fromkeys(names, made))
         if padder is not None:
@@ -135,7 +135,7 @@ class Padder:
         self._rules: dict[str, tuple[PaddedInput, ...]] = {}
         for rule in padding.inputs:
             self._rules[rule.name] = (*self._rules.get(rule.name, ()), rule)
-        self._making = tuple(rule for rule in padding.inputs if rule.lengths or rule.mask)
+        self._generated = tuple(rule for rule in padding.inputs if rule.lengths or rule.mask)
 
     def pads(self, requests: Sequence[InferenceRequest], name: str) -> bool:
         """True if the input is padded and any request is shorter than its bucket."""
@@ -173,7 +173,7 @@ class Padder:
     def made(self, requests: Sequence[InferenceRequest]) -> dict[str, Array]:
         """Length and mask inputs; none for a padded input that was left out."""
         arrays: dict[str, Array] = {}
-        for rule in self._making:
+        for rule in self._generated:
             if rule.name not in requests[0].inputs:
                 continue
             shapes = [request.inputs[rule.name].shape for request in requests]

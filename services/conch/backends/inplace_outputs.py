@@ -33,11 +33,7 @@ class WritesInPlace(Protocol):
 
 
 class InPlaceOutputs:
-    """Finds the output memory for a model that can write in place.
-
-    Attributes:
-        function: The model.
-    """
+    """Finds the output memory for a model that can write in place."""
 
     def __init__(self, spec: ModelSpec, function: WritesInPlace) -> None:
         self.function = function
@@ -58,9 +54,9 @@ class InPlaceOutputs:
         self, request: InferenceRequest, wanted: tuple[str, ...], inputs: dict[str, Array]
     ) -> dict[str, Array] | None:
         """Where all outputs of a batch's only request are to be written; None unless all of them can be."""
-        uses = request.region_bindings
+        bindings = request.region_bindings
         # Another consumer of the response, such as a cache, must not see client memory.
-        if uses is None or request.responder is not uses:
+        if bindings is None or request.responder is not bindings:
             return None
         first = next(iter(request.inputs.values()), None)
         if self._batches and first is None:
@@ -75,7 +71,7 @@ class InPlaceOutputs:
             dims, datatype = found
             shape = (*rows, *dims)
             size = prod(shape) * ELEMENT_SIZES[datatype]
-            buffer = uses.buffer(name, size)
+            buffer = bindings.buffer(name, size)
             if buffer is None or not size:
                 return None
             place = np.frombuffer(buffer, NUMPY_DTYPES[datatype]).reshape(shape)

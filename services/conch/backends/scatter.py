@@ -40,17 +40,12 @@ class Scatterer:
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
         # Most outputs repeat the datatype and dims of the last valid one.
-        self._passed: dict[str, tuple[np.dtype[Any] | None, tuple[int, ...]]] = {}
+        self._last_valid: dict[str, tuple[np.dtype[Any] | None, tuple[int, ...]]] = {}
 
     def split(
         self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Value]
     ) -> list[InferenceResponse]:
-        """Returns the responses in the order of the requests.
-
-        Args:
-            requests: The requests of the batch.
-            wanted: Outputs that any of them asks for.
-            results: The function's outputs.
+        """The responses in the order of the requests; `wanted` are the outputs that any of them asks for.
 
         Raises:
             InternalError: An output is missing or contradicts the config.
@@ -83,10 +78,10 @@ class Scatterer:
         array = self._found(name, results)
         shape = array.shape
         tail = shape if rows is None else shape[1:]
-        if (array.dtype, tail) == self._passed.get(name) and (rows is None or shape[0] == rows):
+        if (array.dtype, tail) == self._last_valid.get(name) and (rows is None or shape[0] == rows):
             return spec, array
         self._check(spec, array, rows)
-        self._passed[name] = (array.dtype, tail)
+        self._last_valid[name] = (array.dtype, tail)
         return spec, array
 
     def _found(self, name: str, results: Mapping[str, Value]) -> Value:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.support.servers import eventually
 
-from conch.backends.python.api.pb_logger import Logger
+from conch.backends.python.api.pb_utils import Logger
 from conch.observability.logging.log_handler import LogHandler, configure, unconfigure
 from conch.observability.logging.log_settings import AccessLogOptions, LogControl, LogOptions
 from conch.observability.logging.log_sinks import StreamSink

@@ -77,9 +77,8 @@ class OnnxRuntimeBackend(ArrayBackend):
         """Compares the config with the model and validates session settings."""
         session_options(self._ort, spec)
         for placement in place(replace(group, count=1) for group in spec.instance_groups):
-            if (
-                placement.kind != "GPU"
-            ):  # GPU instances may belong to another machine with another ONNX Runtime
+            # GPU instances may belong to another machine with another ONNX Runtime.
+            if placement.kind != "GPU":
                 execution_providers(self._ort, spec, placement)
         validate(spec, self._signature(_model_path(spec.version_directory, spec.model_file, spec.name)))
 
@@ -145,15 +144,15 @@ class _OnnxModel(BackendModel):
         self._path = _model_path(spec.version_directory, spec.model_file, spec.name)
         self._content: bytes | None = self._path.read_bytes()
         self._lock = threading.Lock()  # guards the content and the count of instances to make
-        self._missing = len(place(spec.instance_groups))
+        self._uncreated = len(place(spec.instance_groups))
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         with self._lock:
             content = self._content
         function = self._backend._open(self._spec, placement, self._path, content)
         with self._lock:
-            self._missing -= 1
-            if self._missing <= 0:
+            self._uncreated -= 1
+            if self._uncreated <= 0:
                 self._content = None
         return ArrayInstance(self._spec, function)
 

@@ -15,14 +15,7 @@ from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
 
 class Binder:
-    """Binds session inputs and outputs to memory.
-
-    Args:
-        spec: The model.
-        session: The session.
-        device: ONNX Runtime's name for the kind of device.
-        device_id: Number of the device.
-    """
+    """Binds session inputs and outputs to memory; `device` is ONNX Runtime's name for the kind of device."""
 
     def __init__(self, spec: ModelSpec, session: Any, device: str, device_id: int) -> None:
         self._session = session

@@ -45,13 +45,7 @@ _FIXES = {
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """One input or output of an ONNX model.
-
-    Attributes:
-        name: Its name.
-        onnx_type: The type as ONNX Runtime prints it.
-        dims: All dimensions; -1 for a variable one.
-    """
+    """One input or output of an ONNX model: its type as ONNX Runtime prints it, all dims, -1 for variable."""
 
     name: str
     onnx_type: str

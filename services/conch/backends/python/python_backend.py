@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -57,14 +60,13 @@ class PythonBackend(Backend):
 
     def doubts(self, spec: ModelSpec) -> Iterator[str]:
         """Yields the model file's imports that are not installed."""
-        from conch.backends.python.import_check import missing_imports
         from conch.workers.environments.environment_spec import EnvironmentSpec
 
-        asked = EnvironmentSpec.of(spec)
-        if asked.prepared is not None or asked.packages is not None:
+        environment = EnvironmentSpec.of(spec)
+        if environment.prepared is not None or environment.packages is not None:
             return  # the environment has its own packages
         source = spec.version_directory / spec.model_file
-        for line, name in missing_imports(source, (spec.version_directory, spec.directory)):
+        for line, name in _missing_imports(source, (spec.version_directory, spec.directory)):
             yield (
                 f"{source.name}:{line}: imports '{name}', which is not installed: install it beside conch, "
                 f"or list its package in '{spec.directory.name}/requirements.txt', and the model gets an "
@@ -116,3 +118,41 @@ class _PythonModel(BackendModel):
         from conch.backends.python.runtime.python_instance import open_instance
 
         return open_instance(self._spec, placement, self._calls, self.notes.add)
+
+
+def _missing_imports(source: Path, directories: Sequence[Path]) -> Iterator[tuple[int, str]]:
+    """Yields line and top-level name of each missing import; nothing for a file with syntax errors.
+
+    Counts only module-level imports outside `try`, functions and conditions, which always run. `directories`
+    hold the model's own modules. Runs no code of the model.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings about the model's code
+            tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    seen: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            top = name.partition(".")[0]
+            if top not in seen and not _is_importable(top, directories):
+                yield node.lineno, top
+            seen.add(top)
+
+
+def _is_importable(name: str, directories: Sequence[Path]) -> bool:
+    if any((each / f"{name}.py").is_file() or (each / name).is_dir() for each in directories):
+        return True
+    if any(next(each.glob(f"{name}.*.so"), None) for each in directories):
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False

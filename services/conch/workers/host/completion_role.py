@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from conch.backends.python.api.pb_model_config import auto_complete
-from conch.backends.python.runtime.memory_limit import limit_memory
 from conch.backends.python.runtime.python_instance import load_code
+from conch.backends.python.runtime.tracebacks import limit_memory
 from conch.core.errors import ConchError
 from conch.workers.protocol import wire
 from conch.workers.protocol.worker_log import log_to_server

@@ -19,8 +19,8 @@ from functools import partial
 
 from conch.backends.python.api.pb_metrics import use_metric_families
 from conch.backends.python.python_settings import Settings
-from conch.backends.python.runtime.memory_limit import limit_memory
 from conch.backends.python.runtime.python_instance import AsyncPythonInstance, PythonInstance, open_instance
+from conch.backends.python.runtime.tracebacks import limit_memory
 from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError

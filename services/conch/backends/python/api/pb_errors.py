@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from conch.backends.python.api.argument_checks import text_of, whole_of
+from conch.backends.python.api.pb_types import text_of, whole_of
 from conch.core.errors import (
     AlreadyExistsError,
     CancelledError,

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet
 
-from conch.backends.python.api.argument_checks import number_of, text_of
 from conch.backends.python.api.pb_errors import TritonModelException
+from conch.backends.python.api.pb_types import number_of, text_of
 from conch.core.custom_metrics import CustomFamilies, CustomMetric, Kind, current_families
 from conch.core.errors import ConchError, InvalidArgumentError
 

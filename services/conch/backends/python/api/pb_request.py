@@ -10,7 +10,6 @@ from operator import index
 from typing import Any, SupportsIndex
 
 from conch.backends.gather import Padder
-from conch.backends.python.api.argument_checks import text_of, texts_of, whole_of
 from conch.backends.python.api.pb_errors import TritonModelException
 from conch.backends.python.api.pb_response import InferenceResponse, as_json, check_parameters
 from conch.backends.python.api.pb_tensor import Tensor
@@ -21,6 +20,9 @@ from conch.backends.python.api.pb_types import (
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     PreferredMemory,
+    text_of,
+    texts_of,
+    whole_of,
 )
 from conch.backends.python.api.response_sender import ResponseSender, SenderContext
 from conch.backends.python.calls.async_calls import start_async_call, start_async_stream

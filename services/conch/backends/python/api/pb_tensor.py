@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from conch.backends.python.api.argument_checks import text_of
 from conch.backends.python.api.pb_errors import TritonModelException
+from conch.backends.python.api.pb_types import text_of
 from conch.core import dlpack
 from conch.core.device import DeviceTensor
 from conch.core.errors import UnsupportedError
@@ -77,12 +77,7 @@ class Tensor:
 
     @classmethod
     def _from_response(cls, core: CoreTensor, on_device: bool) -> Tensor:
-        """A private copy of a tensor of another model's response.
-
-        Args:
-            core: The tensor.
-            on_device: Whether it may stay on its device.
-        """
+        """A private copy of a tensor of another model's response, which may stay on its device."""
         tensor = cls._of(core)
         if core.writable:
             tensor._batch = _Uncounted()

@@ -1,9 +1,15 @@
-"""Constants and datatype conversions of `triton_python_backend_utils`."""
+"""Constants and datatype conversions of `triton_python_backend_utils`, and checks of its arguments.
+
+Arguments are checked at the call, where the model sees the error. As in Triton, texts may be bytes, and
+numbers numpy's.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -135,3 +141,41 @@ def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bo
     """True if the config has the decoupled transaction policy."""
     policy = model_config.get("model_transaction_policy", {})
     return bool(policy.get("decoupled", False))
+
+
+def text_of(value: object, what: str) -> str:
+    """The value as text; `what` is its role. Raises TypeError: it is no text."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise TypeError(f"{what} must be a string, not bytes that are no UTF-8") from None
+    raise TypeError(f"{what} must be a string, not {type(value)}")
+
+
+def texts_of(values: object, what: str) -> list[str]:
+    """The values as a list of texts. Raises TypeError: they are none."""
+    # `isinstance` is slow for other types.
+    if type(values) is not list and (isinstance(values, str | bytes) or not isinstance(values, Iterable)):
+        raise TypeError(f"{what} must be a list of strings, not {type(values)}")
+    return [value if type(value) is str else text_of(value, f"an element of {what}") for value in values]
+
+
+def whole_of(value: object, what: str) -> int:
+    """The value as an integer. Raises TypeError: it is none."""
+    if type(value) is int:
+        return value
+    try:
+        return int(index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{what} must be a whole number, not {type(value)}") from None
+
+
+def number_of(value: object, what: str) -> float:
+    """The value as a float. Raises TypeError: it is no number."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be a number, not {type(value)}") from None

@@ -24,17 +24,10 @@ from conch.core.spec import ModelSpec
 class SenderContext:
     """State that the senders of one instance share.
 
-    Args:
-        converter: Converts the model's responses.
-        shaper: Gives outputs their shapes for clients.
-        decoupled: Whether a request may have any number of responses.
-        name: The instance's name.
-        output_names: The names of the model's outputs.
+    Attributes:
         states: Takes sequence states out of responses; None without states.
         reschedules: Whether the model may reschedule a request in `execute`.
         takes_gpu_tensors: Whether inputs on a GPU are passed as they are.
-
-    Attributes:
         rescheduled: Whether a request of the running batch has been rescheduled.
     """
 

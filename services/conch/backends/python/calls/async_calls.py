@@ -13,28 +13,19 @@ from conch.backends.python.calls.response_iterator import ResponseIterator, call
 
 
 class AsyncCall(Call):
-    """A call that completes a future; cancelling the future cancels the call.
+    """A call that completes `future` with its response; cancelling the future cancels the call."""
 
-    Args:
-        caller: The calling instance.
-        request: The request.
-        loop: The loop of the calling thread.
-
-    Attributes:
-        future: Completed with the response.
-    """
-
-    __slots__ = ("_look_again", "_loop", "future")
+    __slots__ = ("_loop", "_next_check", "future")
 
     def __init__(self, caller: CallContext, request: BlsRequest, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.future: asyncio.Future[InferenceResponse] = loop.create_future()
         super().__init__(caller, request, False)
-        self._look_again = loop.call_later(MAX_POLL_S, self._watch)
+        self._next_check = loop.call_later(MAX_POLL_S, self._check)
         self.future.add_done_callback(self._done)
 
     def receive(self, answer: Answer) -> None:
-        """See `Call.take`."""
+        """See `Call.receive`."""
         call_in_loop(self._loop, partial(self._set, answer))
 
     def _set(self, answer: Answer) -> None:
@@ -42,12 +33,12 @@ class AsyncCall(Call):
             self.future.set_result(answer[0] or InferenceResponse())
 
     def _done(self, future: asyncio.Future[InferenceResponse]) -> None:
-        self._look_again.cancel()
+        self._next_check.cancel()
         if future.cancelled():
             self.caller.remove_open_call(self)
             self.caller.cancel(self.core)
 
-    def _watch(self) -> None:
+    def _check(self) -> None:
         if self.future.done():
             return
         try:
@@ -55,7 +46,7 @@ class AsyncCall(Call):
         except (CallsEndedError, TritonModelException) as ended:
             self.future.set_exception(ended)
         else:
-            self._look_again = self._loop.call_later(MAX_POLL_S, self._watch)
+            self._next_check = self._loop.call_later(MAX_POLL_S, self._check)
 
 
 def start_async_call(caller: CallContext, request: BlsRequest) -> asyncio.Future[InferenceResponse]:

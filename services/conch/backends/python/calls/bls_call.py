@@ -64,7 +64,7 @@ Wait = Callable[[Callable[[], bool], float], object]
 """Waits until a condition holds, at most for some seconds."""
 
 ReportWait = Callable[[CoreRequest, Sequence[CoreRequest], Callable[[], bool]], bool]
-"""Reports that a thread waits for a call; see `conch.workers.host.server_client.WorkerCalls.waits`."""
+"""Reports that a thread waits for a call; see `conch.workers.host.server_client.ServerClient.waits`."""
 
 
 def refusal(model_name: str, message: str) -> str:
@@ -136,9 +136,9 @@ class Call:
         self.check_abandoned()
         if not self.caller.add_open_call(self):
             return None
-        lead = EnsembleClaim.current()
-        if lead is not None:
-            lead.release()
+        ensemble_claim = EnsembleClaim.current()
+        if ensemble_claim is not None:
+            ensemble_claim.release()
         core = self.core
         name = core.model_name
         try:
@@ -242,7 +242,7 @@ class WaitingCall(Call):
         super().__init__(caller, request, decoupled)
 
     def receive(self, answer: Answer) -> None:
-        """See `Call.take`."""
+        """See `Call.receive`."""
         self._answers.put(answer)
 
     def run(self) -> InferenceResponse:
@@ -294,43 +294,43 @@ class WaitingCall(Call):
         # After one call in a cycle the next is likely in one too. Each takes this long to fail, one after the
         # other, and the first waiter may wait for hundreds of them.
         caller = self.caller
-        patience = CONFIRM_S if caller.in_cycle else FIRST_POLL_S
+        poll_s = CONFIRM_S if caller.in_cycle else FIRST_POLL_S
         in_cycle = False
         while True:
-            answer = self._get(patience)
+            answer = self._get(poll_s)
             if answer is not None:
                 caller.in_cycle = in_cycle
                 return answer
-            patience = min(2 * patience, MAX_POLL_S)
+            poll_s = min(2 * poll_s, MAX_POLL_S)
             self.check_abandoned()
-            tell: ReportWait | None = getattr(caller.known_server, "waits", None)
-            if tell is not None:
+            report_wait: ReportWait | None = getattr(caller.known_server, "waits", None)
+            if report_wait is not None:
                 # In a worker: the server looks for deadlocks and completes the call if it is in one.
                 parents = self.parents if caller.waiting is self else None
-                in_cycle = tell(self.core, parents or (), self._has_come)
+                in_cycle = report_wait(self.core, parents or (), self._has_answer)
                 if in_cycle:
-                    patience = CONFIRM_S
+                    poll_s = CONFIRM_S
                 continue
-            self._seen, for_ever = is_deadlocked(self, self._seen)
+            self._seen, deadlocked = is_deadlocked(self, self._seen)
             in_cycle = bool(self._seen)
             if in_cycle:
-                patience = CONFIRM_S  # others in the cycle wait too
-            if for_ever:
+                poll_s = CONFIRM_S  # others in the cycle wait too
+            if deadlocked:
                 text = DEADLOCK.format(model=self.core.model_name)
                 self.end(TritonError(text, TritonError.UNAVAILABLE))
                 self.cancel()
 
-    def _get(self, patience_s: float) -> Answer | None:
+    def _get(self, timeout_s: float) -> Answer | None:
         """The next response; None on timeout."""
         wait: Wait | None = getattr(self.caller.known_server, "wait", None)
         try:
             if wait is None:
-                return self._answers.get(timeout=patience_s)
+                return self._answers.get(timeout=timeout_s)
             # In a worker: the waiting thread also reads the connection, which saves a thread switch.
-            wait(self._has_come, patience_s)
+            wait(self._has_answer, timeout_s)
             return self._answers.get_nowait()
         except queue.Empty:
             return None
 
-    def _has_come(self) -> bool:
+    def _has_answer(self) -> bool:
         return not self._answers.empty()

@@ -63,14 +63,8 @@ class OpenCall(Protocol):
 class CallContext:
     """One model instance as a caller of the server.
 
-    Args:
-        server: The server; None if it cannot be called.
-        name: The instance's name.
-        spec: The model; None for a caller without one.
-
     Attributes:
-        known_server: The server, also after the instance has been closed.
-        name: The instance's name.
+        known_server: The server, also after the instance has been closed; None if it cannot be called.
         model: The model's identifier and version.
         running: The batch that `thread` executes; set around `execute` unless that is a coroutine.
         thread: Identifier of the executing thread.
@@ -129,11 +123,7 @@ class CallContext:
         return self.known_server
 
     def check_process(self) -> None:
-        """Rejects calls from a fork of the instance's process, where no thread would complete them.
-
-        Raises:
-            TritonModelException: This is a fork.
-        """
+        """Raises TritonModelException in a fork of the process, where no thread would complete calls."""
         if self._forks != _forks:
             raise TritonModelException(FORKED.format(name=self.name))
 
@@ -185,11 +175,7 @@ class CallContext:
         return known_as, known_as.removeprefix(f"{self._namespace}::")
 
     def add_open_call(self, call: OpenCall) -> bool:
-        """Registers a call, which `close` abandons if it is still open.
-
-        Returns:
-            False if the context is closed; the call has then been abandoned.
-        """
+        """Registers a call, which `close` abandons if it is still open; False if closed: it is abandoned."""
         with self._lock:
             self._open.add(call)
             closed = self._closed
@@ -212,12 +198,7 @@ class CallContext:
 
 
 class Opening(Waiter, Protocol):
-    """An instance that may be in creation.
-
-    Attributes:
-        opening: Whether it is.
-        loads: See `Waiter`.
-    """
+    """An instance that may be in creation (`opening`)."""
 
     opening: bool
     loads: str
@@ -225,13 +206,7 @@ class Opening(Waiter, Protocol):
 
 @contextmanager
 def loading(waiter: Opening, name: str, error: Callable[[str], Exception]) -> Iterator[None]:
-    """Guards the load of a model by an instance: rejects it if it would wait for that instance's creation.
-
-    Args:
-        waiter: The instance.
-        name: The model.
-        error: Makes the exception for a rejected load from its reason.
-    """
+    """Guards a load by an instance: raises `error(reason)` if it would wait for that instance's creation."""
     if not waiter.opening:
         yield
         return

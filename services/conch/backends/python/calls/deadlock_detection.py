@@ -35,9 +35,8 @@ def is_deadlocked(call: Wait, before: frozenset[Wait]) -> tuple[frozenset[Wait],
         before: The set that the previous look at this call returned.
 
     Returns:
-        All calls it transitively waits for, itself included, or an empty set if anything else can make
-        progress; and
-        whether it has to fail.
+        All calls it transitively waits for, itself included, empty if anything can make progress; and whether
+        it has to fail.
     """
     found = frozenset(_Look(call).calls())
     if not found or found != before or call.core.state is not RequestState.QUEUED:

@@ -30,7 +30,7 @@ class _StreamCall(WaitingCall):
         super().__init__(caller, request, True)
 
     def receive(self, answer: Answer) -> None:
-        """See `Call.take`."""
+        """See `Call.receive`."""
         if self.unread:
             return
         super().receive(answer)
@@ -44,7 +44,7 @@ class _StreamCall(WaitingCall):
         while (answer := self.next_nowait()) is None:
             came: asyncio.Future[None] = loop.create_future()
             self._waiter = loop, came
-            look = loop.call_later(MAX_POLL_S, _wake, came)
+            timer = loop.call_later(MAX_POLL_S, _wake, came)
             try:
                 # Re-check: a response that arrived before `_waiter` was set woke nothing; each later one
                 # wakes this.
@@ -53,7 +53,7 @@ class _StreamCall(WaitingCall):
                 await came
             finally:
                 self._waiter = None
-                look.cancel()
+                timer.cancel()
             self.check_abandoned()
         return answer
 

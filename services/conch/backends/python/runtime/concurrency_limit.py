@@ -82,13 +82,7 @@ class ConcurrencyLimit:
 
 
 class _RunningCoroutine:
-    """One running coroutine.
-
-    Attributes:
-        detached: Whether `run` has returned without the outcome.
-        delivered: Whether the coroutine ended before that.
-        outcome: Its outcome.
-    """
+    """One running coroutine: `delivered` if it ended before `run` returned, else `detached`."""
 
     __slots__ = ("delivered", "detached", "outcome")
 

@@ -38,8 +38,8 @@ _packages: dict[str, ModelCode] = {}
 _plain_names: set[str] = set()
 _directory_users: dict[str, int] = {}
 _added_to_path: set[str] = set()
-_only_one = False
-_OURS = ("conch", "triton_python_backend_utils", "c_python_backend_utils")
+_single_model = False
+_RESERVED = ("conch", "triton_python_backend_utils", "c_python_backend_utils")
 _lock = threading.RLock()  # garbage collection inside may import
 _numbers = itertools.count()
 
@@ -61,17 +61,10 @@ current_execution: ContextVar[Execution | None] = ContextVar("conch_caller", def
 class ModelCode:
     """The modules of one load of a model.
 
-    Args:
-        name: The model's name.
-        version_directory: Directory of the model's file.
-        file_name: Name of the file.
-        owner: The object that `owner_of` returns for the modules: the instance's `CallContext`.
-
     Attributes:
-        version_directory: As given.
         module: The model's module.
         main: Name of that module inside the package.
-        owner: As given.
+        owner: Returned by `owner_of` for the modules: the instance's `CallContext`.
 
     Raises:
         FileNotFoundError: The file is missing.
@@ -97,7 +90,7 @@ class ModelCode:
             if _FINDER not in sys.meta_path:
                 # First: the standard finder would find the same files.
                 sys.meta_path.insert(0, _FINDER)
-            _add_directories(self._directories, for_all=_only_one)
+            _add_directories(self._directories, for_all=_single_model)
             _packages[self.package] = self
             # The importer's directory cache may predate a file written just before the load. Under the lock:
             # two loads may drop the same directory.
@@ -138,11 +131,7 @@ class ModelCode:
         return ModuleSpec(f"{self.package}.{name}:plain", _PlainLoader(self, name))
 
     def publish_plain(self, name: str) -> bool:
-        """Publishes an imported module of the package in `sys.modules` under its plain name.
-
-        Returns:
-            True if published; False if another module has the name.
-        """
+        """Publishes a module in `sys.modules` under its plain name; False if another module has the name."""
         top, *inner = name.split(".")
         names = [top]
         for each in inner:
@@ -155,7 +144,7 @@ class ModelCode:
             for each in names:
                 if each not in sys.modules:
                     module = sys.modules[f"{self.package}.{each}"]
-                    sys.modules[each] = module if _only_one else ModuleProxy(each, _module_of_caller)
+                    sys.modules[each] = module if _single_model else ModuleProxy(each, _module_of_caller)
                     _plain_names.add(each)
             return name in _plain_names
 
@@ -198,7 +187,7 @@ class ModelCode:
         owned = self._owned.get(top)
         if owned is None:
             found = PathFinder.find_spec(top, self._directories) is not None
-            owned = found and not (top in sys.builtin_module_names or top in _OURS or _is_installed(top))
+            owned = found and not (top in sys.builtin_module_names or top in _RESERVED or _is_installed(top))
             if found or top in sys.modules:  # otherwise the file may still be written
                 self._owned[top] = owned
         return owned
@@ -267,8 +256,8 @@ _FINDER = _Finder()
 
 def set_single_model_process() -> None:
     """Declares that this process has one model: it gets the plain names and `sys.argv`."""
-    global _only_one
-    _only_one = True
+    global _single_model
+    _single_model = True
     sys.argv = [""]
 
 

@@ -29,12 +29,7 @@ class NotOwnedError(UnknownError):
 
 
 class ModuleProxy(ModuleType):
-    """Stands for a plain module name that several models share.
-
-    Args:
-        name: The name.
-        find: Finds the caller's module, or raises `UnknownError`.
-    """
+    """Stands for a plain module name that several models share; `find` may raise `UnknownError`."""
 
     def __init__(self, name: str, find: Find) -> None:
         super().__init__(name)
@@ -61,9 +56,8 @@ class ModuleProxy(ModuleType):
         return getattr(module, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not isinstance(
-            value, ModuleProxy
-        ):  # set by the import system; the module itself has the submodule
+        # The import system sets proxies of submodules, which the module itself has.
+        if not isinstance(value, ModuleProxy):
             setattr(_module(self), name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -77,10 +71,10 @@ class ModuleProxy(ModuleType):
         return f"<module {plain!r} of whichever model asks>"
 
 
-def _module(stand_in: ModuleProxy) -> ModuleType:
-    plain = object.__getattribute__(stand_in, "__name__")
+def _module(proxy: ModuleProxy) -> ModuleType:
+    plain = object.__getattribute__(proxy, "__name__")
     try:
-        module: ModuleType = object.__getattribute__(stand_in, "_find")(plain, True)
+        module: ModuleType = object.__getattribute__(proxy, "_find")(plain, True)
     except UnknownError as error:
         raise AttributeError(str(error)) from None
     return module

@@ -217,7 +217,7 @@ class PythonInstance(BackendInstance):
         try:
             returned = self._execute(requests)
             if type(returned) is not list and returned is not None:
-                outcome = self._drive(batch, requests, returned)
+                outcome = self._run_returned(batch, requests, returned)
                 if outcome is None:
                     return None if self._decoupled else [None] * len(requests)
                 returned, error = outcome
@@ -257,7 +257,7 @@ class PythonInstance(BackendInstance):
             del self._model, self._execute
             self._code.close()
 
-    def _drive(self, batch: Batch, requests: list[ReceivedRequest], returned: Any) -> Outcome | None:
+    def _run_returned(self, batch: Batch, requests: list[ReceivedRequest], returned: Any) -> Outcome | None:
         """Runs a returned awaitable or generator; None for a coroutine that is still running."""
         if isinstance(returned, Generator):
             return GeneratorExecution(requests, self._decoupled).run(returned), None
@@ -402,6 +402,6 @@ def _resume(requests: list[ReceivedRequest]) -> None:
 
 
 class AsyncPythonInstance(PythonInstance):
-    """An instance whose `execute` is a coroutine: the calling thread only waits, so it does not lead."""
+    """An instance whose `execute` is a coroutine: the calling thread only waits, so nothing runs inline."""
 
     allows_inline: ClassVar[bool] = False

@@ -50,14 +50,14 @@ class ReadinessCheck:
         self._thread: threading.Thread | None = None
         self._started = 0.0
         self._answer = False
-        self._said = True
+        self._last_reported = True
 
     def start(self) -> None:
         """Starts a check unless one is running."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
-                    target=self._ask, name=f"conch-{self._name}-ready", daemon=True
+                    target=self._check, name=f"conch-{self._name}-ready", daemon=True
                 )
                 self._started = time.monotonic()
                 try:
@@ -70,7 +70,7 @@ class ReadinessCheck:
         """True if the instance reports ready within the time limit."""
         ready = self._ended() and self._answer
         with self._lock:
-            changed, self._said = self._said != ready, ready
+            changed, self._last_reported = self._last_reported != ready, ready
         if changed:
             log.warning("model '%s' says that it is %s", self._name, "ready" if ready else "not ready")
         return ready
@@ -88,7 +88,7 @@ class ReadinessCheck:
         return not thread.is_alive()
 
     def _await(self, awaitable: Awaitable[Any]) -> Any:
-        assert self._loop is not None, "only a coroutine function is start_async_call"
+        assert self._loop is not None, "coroutine functions have a loop"
         future = self._loop.run(awaitable)
         try:
             answer, error = future.result(self._budget_s)
@@ -99,7 +99,7 @@ class ReadinessCheck:
             raise error
         return answer
 
-    def _ask(self) -> None:
+    def _check(self) -> None:
         self._answer = False
         try:
             answer = self._is_ready()

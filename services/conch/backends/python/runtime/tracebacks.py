@@ -1,25 +1,29 @@
-"""Formats exceptions of models for clients and logs.
+"""Formats exceptions of models for clients and logs; sets the memory limit that a `MemoryError` names.
 
-Shows only frames of the model and the code it calls; frames of the server would mislead.
+Shows only frames of the model and the code it calls; frames of the server would mislead. Owns: the hint of
+the process's memory limit. Used by: `python_instance`, `event_loop`, `readiness_check`, the worker host.
 """
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from conch.backends.python.api.pb_errors import TritonModelException
-from conch.backends.python.runtime.memory_limit import memory_hint
 from conch.core.errors import message_of
 
 _SERVER_CODE = str(Path(__file__).parents[1])
 _HIDDEN = (_SERVER_CODE, "<frozen importlib")
+_MEBIBYTE = 1 << 20
+_memory_hints: list[str] = []
+"""The suffix of a `MemoryError` where this process has a limit."""
 
 
 def describe(error: BaseException) -> str:
     """Type, text and model frames of an exception, innermost frame first."""
-    text = f"{type(error).__name__}: {message_of(error)}{memory_hint(error)}"
+    text = f"{type(error).__name__}: {message_of(error)}{_memory_hint(error)}"
     frames = _frames(error)
     return f"{text}\n\nAt:\n{frames}" if frames else text
 
@@ -63,3 +67,21 @@ def _traces(error: BaseException) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
+
+
+def _memory_hint(error: BaseException) -> str:
+    return _memory_hints[0] if _memory_hints and isinstance(error, MemoryError) else ""
+
+
+def limit_memory(mebibytes: int) -> None:
+    """Limits the allocations of this process, so that a model gets a `MemoryError`.
+
+    Sets ``RLIMIT_DATA``. Reserved address space (as of GPU libraries), library files and tensors shared with
+    the server do not count.
+    """
+    most = mebibytes * _MEBIBYTE
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    _memory_hints[:] = [f" (the model's process may use {mebibytes} MiB: parameter 'CONCH_MEMORY_LIMIT_MB')"]
