@@ -1,4 +1,4 @@
-"""Which interpreter a worker of a Python model runs in, with which variables and modules."""
+"""Environments of worker processes: interpreter, variables and packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unpacks packed environments, without letting an archive write anywhere but into its own folder."""
+"""Unpacks packed environments; members can't write outside of their folder. Used by: resolve, building."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ _CHUNK = 1 << 20
 
 
 def digest(path: Path, memory: Path, stopped: LoadCancelled = never) -> str:
-    """The hash of a file's contents, remembered as long as the file looks the same.
-
-    Args:
-        path: The file.
-        memory: A folder to remember it in.
-        stopped: Asked now and then.
+    """Hash of a file's contents, cached in folder `memory` while size, time and inode stay the same.
 
     Raises:
         OSError: The file can't be read.
@@ -41,7 +36,7 @@ def digest(path: Path, memory: Path, stopped: LoadCancelled = never) -> str:
         if known["state"] == state:
             return str(known["digest"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # it is only a note
+        pass  # hashed anew
     hashed = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(_CHUNK):
@@ -62,8 +57,8 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
     """Unpacks a tar archive into an empty folder, with its links and permissions.
 
     Raises:
-        InvalidArgumentError: It is no archive that can be read, or has members that it must not have.
-        OSError: There is no room, for example.
+        InvalidArgumentError: The archive can't be read, or has forbidden members.
+        OSError: The disk is full, for example.
     """
     with archive.open("rb") as file:
         start = file.read(4)
@@ -88,10 +83,10 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
 
 
 class _Members:
-    """The rules for members; what they are not is refused as a whole.
+    """Checks members; one forbidden member refuses the archive.
 
-    Links may lead to absolute paths, as that of a venv to its interpreter does. What they must not do is
-    give anything to be written a way out, so nothing may lie behind a link or take the place of one.
+    Links may have absolute targets, such as a venv's interpreter. To keep writes inside, no member may lie
+    behind a link or replace one.
     """
 
     def __init__(self, label: str, archive: Path, stopped: LoadCancelled) -> None:
@@ -102,7 +97,7 @@ class _Members:
         self._files: set[PurePosixPath] = set()
 
     def checked(self, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-        """The members, each with no more rights than it may have, when it is its turn."""
+        """Yields the members with reduced permissions."""
         for member in tar:
             _check(self._stopped, self._archive)
             name = self._path(member, member.name)
@@ -121,7 +116,7 @@ class _Members:
                 self._files.add(name)
             elif not member.isdir():
                 raise self._refused(member, "is neither a file nor a directory nor a link")
-            # Not another user's, nor with another user's rights; and a folder can be filled, and removed.
+            # Owned by this user, without setuid bits; folders stay writable, so they can be removed.
             member.mode = (member.mode & 0o777) | (0o700 if member.isdir() else 0o400)
             member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
             yield member
@@ -135,7 +130,7 @@ class _Members:
         return path
 
     def _check_target(self, member: tarfile.TarInfo, name: PurePosixPath) -> None:
-        """A relative link stays within the archive."""
+        """Refuses relative links that leave the archive."""
         if PurePosixPath(member.linkname).is_absolute():
             return
         target = os.path.normpath(os.path.join(name.parent, member.linkname))

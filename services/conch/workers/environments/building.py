@@ -1,4 +1,7 @@
-"""Builds an environment from a list of packages, with uv where it is there, else with venv and pip."""
+"""Builds an environment from a list of packages: with uv if available, otherwise with venv and pip.
+
+Used by: resolve.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from conch.workers.environments.interpreter import OLDEST, interpreter_in, witho
 from conch.workers.environments.tools import run_tool
 
 _FORMAT = 2
-"""Part of every key: to be raised when environments are built in another way."""
+"""Part of every key; incremented when the way of building changes."""
 
 _LOCKED = frozenset({"uv-lock", "pylock"})
 _GENERATED = "requirements.txt"
@@ -31,11 +34,11 @@ _GENERATED = "requirements.txt"
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What environments are built with.
+    """Available tools.
 
     Attributes:
-        uv: The command of uv, or nothing.
-        pip: Whether this interpreter has a pip that can install into another environment.
+        uv: Command of uv, or empty.
+        pip: True if this interpreter's pip can install into another environment.
     """
 
     uv: tuple[str, ...] = ()
@@ -43,7 +46,7 @@ class Tools:
 
     @classmethod
     def here(cls) -> Tools:
-        """What is there."""
+        """Detects the tools."""
         found = shutil.which("uv")
         if found is not None:
             return cls((found,))
@@ -53,15 +56,10 @@ class Tools:
 
 
 def key_of(packages: Packages, notes: Path, stopped: LoadCancelled = never) -> str:
-    """The key of the environment: the same for the same packages on the same interpreter and platform.
-
-    Args:
-        packages: What is to be in it.
-        notes: A folder in which hashes of wheels are remembered.
-        stopped: Asked now and then.
+    """Cache key: equal for equal packages, interpreter and platform. `notes` caches digests of wheels.
 
     Raises:
-        ConchError: A wheel can't be read, or it was stopped.
+        ConchError: A wheel can't be read, or the load was stopped.
     """
     hashed = hashlib.sha256()
     facts = [
@@ -95,19 +93,19 @@ def build(
     """Builds the environment in ``folder/env``.
 
     Args:
-        packages: What is to be in it.
+        packages: The packages.
         folder: An empty folder.
-        label: What it is, for messages.
-        tools: What it is built with.
-        lock: A descriptor that the tools hold until they end.
-        stopped: Asked now and then.
-        added: The model's variables, with which the new interpreter is tried.
+        label: Description for messages.
+        tools: Available tools.
+        lock: A descriptor that the tools inherit.
+        stopped: Polled.
+        added: The model's variables, for the trial of the new interpreter.
 
     Returns:
-        What to keep about it.
+        Facts for the cache's record.
 
     Raises:
-        ConchError: It can't be built, or was stopped.
+        ConchError: The build failed or was stopped.
     """
     python = _python_for(packages, label, tools)
     _check_tools(packages, label, tools)
@@ -121,7 +119,7 @@ def build(
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_INPUT": "1",
         "NO_COLOR": "1",
-        "TMPDIR": str(scratch),  # what a killed tool leaves there goes with the folder
+        "TMPDIR": str(scratch),  # removed with the folder if a tool is killed
         "UV_PROJECT_ENVIRONMENT": str(prefix),
     }
     base = packages.file.parent
@@ -135,7 +133,7 @@ def build(
 
 
 def _python_for(packages: Packages, label: str, tools: Tools) -> str:
-    """The interpreter to build with: this one, or what uv is to find."""
+    """The interpreter to build with: this one, or a specifier for uv."""
     wanted = packages.requires_python
     try:
         if allows(wanted, tuple(sys.version_info[:3])):
@@ -168,7 +166,7 @@ def _check_tools(packages: Packages, label: str, tools: Tools) -> None:
 def _commands(
     packages: Packages, folder: Path, prefix: Path, python: str, tools: Tools
 ) -> list[tuple[str, ...]]:
-    """What is run, in order. numpy comes along with whatever else there is, so that one version suits all."""
+    """Commands in order. numpy is resolved together with the packages, so that one version suits all."""
     inside = str(prefix / "bin" / "python")
     requirements = packages.file
     if packages.kind in ("script", "project"):
@@ -178,14 +176,14 @@ def _commands(
         make = (*tools.uv, "venv", "--no-project", "--python", python, str(prefix))
         install = (*tools.uv, "pip", "install", "--python", inside)
         if packages.kind == "uv-lock":
-            # Else a file .python-version would have it take another one.
+            # A file .python-version would select another interpreter.
             project = ("--python", inside, "--project", str(packages.file.parent))
             sync = (*tools.uv, "sync", "--frozen", "--no-dev", "--no-install-project", *project)
             return [make, sync, (*install, "numpy")]
         if packages.kind == "pylock":
             return [make, (*install, "-r", str(packages.file)), (*install, "numpy")]
         if packages.kind == "project" and _has_name(packages):
-            requirements = packages.file  # for its [tool.uv], such as the indexes of packages
+            requirements = packages.file  # uv reads its [tool.uv], such as package indexes
         return [make, (*install, "-r", str(requirements), *_numpy(packages))]
     if tools.pip:
         make = (python, "-m", "venv", "--without-pip", str(prefix))
@@ -197,12 +195,12 @@ def _commands(
 
 
 def _has_name(packages: Packages) -> bool:
-    """Whether a project has one; else uv would not read it, while its dependencies can be installed."""
+    """True if a project has a name; uv does not read one without."""
     return "name" in tomllib.loads(packages.contents[0][1].decode())["project"]
 
 
 def _numpy(packages: Packages) -> tuple[str, ...]:
-    """numpy, unless all must have hashes: then a list without it is found wanting when it has been built."""
+    """numpy, unless all packages need hashes; a list without numpy then fails after the build."""
     hashed = any(b"--hash" in data or b"--require-hashes" in data for _, data in packages.contents)
     return () if packages.kind == "requirements" and hashed else ("numpy",)
 
@@ -231,14 +229,10 @@ _COMPARISONS: Mapping[str, Callable[[Version, Version], bool]] = {
 
 
 def allows(specifier: str, version: Version) -> bool:
-    """Whether all clauses of a specifier hold for a version.
-
-    Args:
-        specifier: Such as ``>=3.10,<3.13`` or ``==3.12.*``; empty for any version.
-        version: Three numbers.
+    """True if a version (three numbers) satisfies a specifier such as ``>=3.10,<3.13``; empty allows any.
 
     Raises:
-        ValueError: A clause is none; those of pre-releases are not known.
+        ValueError: A clause is malformed or names a pre-release.
     """
     return all(_holds(clause.strip(), version) for clause in specifier.split(",") if clause.strip())
 

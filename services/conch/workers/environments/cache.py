@@ -1,10 +1,11 @@
-"""Environments that were unpacked or built, kept on disk for the next load and the next server.
+"""Caches unpacked and built environments on disk, for later loads and servers.
 
-An entry is a folder named by what the environment is made from, with the environment in ``env``, and beside
-the folder a lock file. A record in the folder, written last, says that the environment is whole. It is made
-where it stays, and not renamed into place: scripts, ``conda-unpack`` and venvs write their own absolute path
-into their files. The maker and its child processes hold the lock exclusively, so an incomplete environment is
-never visible; what a crash leaves behind has no record and is made anew.
+An entry is a folder named by its key, with the environment in ``env``, and a lock file beside it. A record,
+written last, marks the environment as complete. Environments are made in place, because scripts and venvs
+contain absolute paths. The maker and its children hold the lock exclusively, so an incomplete environment is
+never visible; an entry without a record is made anew.
+
+Owns: the directory. Threads and locks: any thread and process; a `FileLock` per entry. Used by: resolve.
 """
 
 from __future__ import annotations
@@ -31,25 +32,24 @@ _MIB = 1024 * 1024
 _RECORD = "complete.json"
 _LOCK = ".lock"
 _MOST_LOST = 3
-"""How often one without a record is found in use until that is no moment in the life of another one."""
+"""Tries until an entry that is in use but has no record counts as damaged."""
 _UNUSED = "has not been used for longest and is removed"
 
 Make = Callable[[Path, int], Mapping[str, str]]
-"""Makes an environment in an empty folder, and says what is worth keeping about it.
+"""Makes an environment in an empty folder; returns facts for the record.
 
-The number is the lock's descriptor, inherited by the processes that make the environment: the folder stays
-locked while one of them lives.
+The number is the lock's descriptor, which the tools inherit: the folder stays locked while one of them lives.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An environment in the cache, in use until it is released.
+    """An entry in use.
 
     Attributes:
-        folder: The folder of the entry.
-        facts: What was said about it when it was made.
-        release: Gives it up.
+        folder: Its folder.
+        facts: Its record.
+        release: Ends the use.
     """
 
     folder: Path
@@ -62,8 +62,8 @@ class EnvironmentCache:
     """A directory of environments.
 
     Attributes:
-        directory: Where they are; made when the first one is.
-        limit_mb: How much of them is kept when a new one comes, in MiB; what is in use stays in any case.
+        directory: Their directory; created with the first one.
+        limit_mb: Total size in MiB that remains when an entry is added; entries in use always stay.
     """
 
     directory: Path
@@ -71,10 +71,10 @@ class EnvironmentCache:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> EnvironmentCache:
-        """The cache that the options of the backend say, else the one in the user's cache directory.
+        """The cache of the backend's options, otherwise the one in the user's cache directory.
 
         Raises:
-            ConchError: An option can't be used, or there is neither an option nor a home directory.
+            ConchError: An option is invalid, or there is no home directory.
         """
         limit = options.get(LIMIT, str(_DEFAULT_MB))
         if not (limit.isascii() and limit.isdecimal()):
@@ -89,21 +89,21 @@ class EnvironmentCache:
         return cls(Path(given).absolute(), int(limit))
 
     def obtain(self, key: str, make: Make, label: str, stopped: LoadCancelled = never) -> Kept:
-        """An environment, made if it is not there.
+        """Finds or makes an environment.
 
         Args:
-            key: What it is made from, as a name for a file.
-            make: Makes it; what it raises is raised here, and nothing is kept.
-            label: What it is, for messages.
-            stopped: Asked while another process or thread makes it.
+            key: Name of the entry.
+            make: Makes it; its errors are raised here, and nothing is kept.
+            label: Description for messages.
+            stopped: Polled while another process or thread makes it.
 
         Raises:
-            ConchError: It could not be made, or it was stopped.
+            ConchError: It could not be made, or the load was stopped.
         """
         folder, lock_file = self.directory / key, self.directory / f"{key}{_LOCK}"
 
         def missing() -> bool:
-            # Asked for each try: another one may have made it meanwhile, and be using it from then on.
+            # Evaluated for each try: another process may have made it meanwhile.
             return _facts(folder) is None
 
         def waits() -> None:
@@ -119,7 +119,7 @@ class EnvironmentCache:
                     if lock.exclusive and missing():
                         _make(folder, lock, make)
                         self._prune(key)
-                    # Another process may have pruned it just now, or cleared it away while it was in use.
+                    # Another process may have pruned or cleared it just now.
                     kept = _use(folder, lock) if not lock.exclusive or lock.share() else None
                 except BaseException:
                     lock.close()
@@ -142,7 +142,7 @@ class EnvironmentCache:
             ) from error
 
     def _prune(self, made: str) -> None:
-        """Removes what has not been used for longest, until the rest is within the limit."""
+        """Removes the least recently used entries beyond the limit."""
         entries = sorted(self._entries(), key=lambda entry: entry[0], reverse=True)
         left = self.limit_mb * _MIB
         for _, key, size in entries:
@@ -152,12 +152,12 @@ class EnvironmentCache:
             if key == made:
                 continue
             left -= size
-            # Without a record it is what a crash has left behind.
+            # An entry without a record is the rest of a crash.
             if left < 0 or used_ns == 0:
                 left += size if self.remove(key, _UNUSED) else 0
 
     def _entries(self) -> Iterator[tuple[int, str, int]]:
-        """When each one was used last, 0 for those that are not whole; its key and its size."""
+        """Yields time of last use (0 if incomplete), key and size in bytes."""
         for path in self.directory.iterdir():
             if path.suffix == _LOCK and (path.with_suffix("")).is_dir():
                 record = path.with_suffix("") / _RECORD
@@ -167,12 +167,7 @@ class EnvironmentCache:
                     yield 0, path.stem, 0
 
     def remove(self, key: str, why: str) -> bool:
-        """Removes an entry unless it is in use or being made.
-
-        Args:
-            key: Its key, or the name of its folder.
-            why: The reason, for the log.
-        """
+        """Removes an entry unless it is in use or being made; `why` goes to the log."""
         try:
             lock = FileLock.try_exclusive(self.directory / f"{key}{_LOCK}")
             if lock is None:
@@ -188,13 +183,13 @@ class EnvironmentCache:
 
 
 def _beside(key: str) -> str:
-    """The key of the next one of the same contents: ``x~2`` for ``x``, and ``x~3`` for that."""
+    """Next key for the same contents: ``x~2`` for ``x``, ``x~3`` for ``x~2``."""
     first, _, number = key.partition("~")
     return f"{first}~{int(number or 1) + 1}"
 
 
 def clear(folder: Path) -> None:
-    """Removes a folder, also one in which nothing may be written; its record first."""
+    """Removes a folder, even a read-only one; its record first."""
     (folder / _RECORD).unlink(missing_ok=True)
     if not folder.is_dir():
         return
@@ -212,8 +207,8 @@ def _make(folder: Path, lock: FileLock, make: Make) -> None:
         record = {**facts, "bytes": str(_size(folder))}
         unfinished = folder / f"{_RECORD}.new"
         unfinished.write_text(json.dumps(record, indent=1))
-        # Nothing is synced to disk: that takes minutes where others write, and as pip and uv do not either, a
-        # loss of power soon afterwards is the one accident after which a record may vouch for too much.
+        # No fsync, which can take minutes; pip and uv do none either. After a power loss a record may vouch
+        # for files that were lost.
         unfinished.rename(folder / _RECORD)
     except BaseException:
         clear(folder)
@@ -222,19 +217,19 @@ def _make(folder: Path, lock: FileLock, make: Make) -> None:
 
 
 def _use(folder: Path, lock: FileLock) -> Kept | None:
-    """The environment of a folder whose lock is held, if it is whole."""
+    """The entry of a folder whose lock is held; None if incomplete."""
     facts = _facts(folder)
     if facts is None:
         return None
     try:
-        os.utime(folder / _RECORD)  # used now
+        os.utime(folder / _RECORD)  # last use
     except OSError:
-        pass  # a cache that may only be read is not pruned either
+        pass  # a read-only cache is not pruned
     return Kept(folder, facts, lock.close)
 
 
 def _facts(folder: Path) -> Mapping[str, str] | None:
-    """What the record of a folder says; None if there is none that can be read."""
+    """The record of a folder; None if missing or malformed."""
     try:
         facts = json.loads((folder / _RECORD).read_text())
     except (FileNotFoundError, ValueError):
@@ -243,7 +238,7 @@ def _facts(folder: Path) -> Mapping[str, str] | None:
 
 
 def _size(folder: Path) -> int:
-    """What its files take, those with several names once."""
+    """Size of its files, hard links counted once."""
     seen: set[tuple[int, int]] = set()
     size = 0
     for parent, _, names in os.walk(folder):
@@ -257,7 +252,7 @@ def _size(folder: Path) -> int:
 
 
 def _user_cache() -> Path:
-    # As the XDG base directory specification has it: a relative path there is to be ignored.
+    # The XDG base directory specification says to ignore a relative path.
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".cache")

@@ -1,4 +1,4 @@
-"""What a worker process is started with: an interpreter, its variables, and further places of modules."""
+"""The environment of a worker process: interpreter, variables, further module paths. Used by: supervision."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ NAMES = frozenset(_NAMES.split())
 """Variables that workers inherit."""
 
 PREFIXES = tuple(_PREFIXES.split())
-"""Variables whose names begin so are inherited too, unless the name sounds like that of a secret."""
+"""Prefixes of further inherited variables, unless the name looks like a secret's."""
 
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def is_inherited(name: str) -> bool:
-    """Whether workers inherit a variable that nothing names."""
+    """True if workers inherit a variable without being configured to."""
     return name in NAMES or (name.startswith(PREFIXES) and _SECRET.search(name) is None)
 
 
 def inherited() -> dict[str, str]:
-    """The variables that all workers inherit."""
+    """Variables of the server that all workers inherit."""
     return {name: value for name, value in os.environ.items() if is_inherited(name)}
 
 
 def named(patterns: Iterable[str]) -> dict[str, str]:
-    """The other variables of the server that are named, by their names or by patterns such as ``AWS_*``."""
+    """Other variables of the server, selected by name or by patterns such as ``AWS_*``."""
     wanted = list(patterns)
     return {
         name: value
@@ -55,22 +55,21 @@ def named(patterns: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where a worker of a model runs.
+    """An environment for workers of a model.
 
-    A worker is started as ``python -X faulthandler script`` and arguments, with exactly these variables.
-    ``-I`` is not needed: what must not reach the interpreter is not among the variables, and in the server's
-    own environment ``PYTHONPATH`` and the like count for workers as they do for the server. The script takes
-    its own folder off `sys.path` and puts `paths` at the end.
+    A worker starts as ``python -X faulthandler script ...`` with exactly these variables. ``-I`` is not
+    needed: unwanted variables are filtered out, and in the server's own environment ``PYTHONPATH`` applies to
+    workers as to the server. The script removes its own folder from `sys.path` and appends `paths`.
 
     Attributes:
-        python: The interpreter. Absolute, and never resolved: an interpreter knows the environment that it
-            belongs to by the link that it was started through.
-        variables: The whole environment of the process, not only what is added to the server's.
-        paths: Directories for the end of `sys.path`, behind everything that is installed there.
-        label: What it is, for messages: ``the server's environment``, or a file and its kind.
+        python: Absolute path of the interpreter, links unresolved: an interpreter finds its environment by
+            the link that started it.
+        variables: The complete environment of the process.
+        paths: Directories appended to `sys.path`.
+        label: Description for messages: ``the server's environment``, or a file and its kind.
         version: The interpreter's version, such as ``3.12.1``.
-        release: Gives up what keeps the environment from being removed; to be called, once or more often,
-            when no worker will be started in it and none runs there any more.
+        release: Allows the removal of the environment; call it when no worker runs or will start in it. May
+            be called more than once.
     """
 
     python: Path
@@ -82,13 +81,10 @@ class Environment:
 
 
 def server_environment(added: Mapping[str, str] | None = None) -> Environment:
-    """The interpreter that this program runs in, with those of its variables that workers inherit.
-
-    Args:
-        added: Variables on top of those.
+    """The server's own interpreter with inherited variables and `added` ones.
 
     Raises:
-        UnavailableError: The program does not know its interpreter, as where Python is embedded in another.
+        UnavailableError: The interpreter is unknown, as in embedded Python.
     """
     if not sys.executable:
         raise UnavailableError("this program has no Python interpreter that workers could be started with")

@@ -1,4 +1,7 @@
-"""What a model asks for: the environment that its config names, or the packages that its files list."""
+"""Reads which environment a model asks for: one that its config names, or packages that its files list.
+
+Used by: resolve, supervision, the Python backend.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +39,17 @@ _PATTERN = re.compile(r"[A-Za-z0-9_*?]+")
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """A list of packages beside a model.
+    """A list of packages in a model's files.
 
     Attributes:
-        kind: How they are listed: a ``requirements.txt``; the dependencies of a ``pyproject.toml``; the
-            ``uv.lock`` of one; a ``pylock.toml``; or the comment in a script that PEP 723 describes.
+        kind: Format: ``requirements.txt``, dependencies of a ``pyproject.toml``, its ``uv.lock``, a
+            ``pylock.toml``, or a script's comment of PEP 723.
         file: The file.
-        contents: All that counts, with the file it is from: the same contents make the same environment.
-        wheels: Files of packages that are named by path; what is in them counts too.
-        own: Whether something else is named by a relative path, so that it means something else elsewhere.
-        dependencies: The requirements themselves, where they stand in TOML.
-        requires_python: Which versions of Python they are for, or empty.
+        contents: Relevant contents by file; equal contents make equal environments.
+        wheels: Package files that are named by path; their contents count too.
+        own: True if it names anything else by a relative path, which depends on the directory.
+        dependencies: The requirements, if the format is TOML.
+        requires_python: Specifier of Python versions, or empty.
     """
 
     kind: Kind
@@ -58,9 +61,9 @@ class Packages:
     requires_python: str = ""
 
     def is_current(self) -> bool:
-        """Whether the files still are what they were."""
+        """True if the files are unchanged."""
         try:
-            # Of a script only the comment counts, which has been read already.
+            # Only the comment of a script counts, and it was read already.
             return self.kind == "script" or all(path.read_bytes() == data for path, data in self.contents)
         except OSError:
             return False
@@ -68,13 +71,13 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """What one model version asks for.
+    """The environment that a model version asks for.
 
     Attributes:
-        prepared: The directory or archive that the config names.
-        packages: What is to be installed for it.
-        variables: Variables for its workers, beside those that all workers inherit.
-        reason: What asks for workers of its own, for messages; empty if nothing does.
+        prepared: Directory or archive from the config.
+        packages: Packages to install.
+        variables: Variables besides the inherited ones.
+        reason: Setting that requires a worker, for messages; empty if none does.
     """
 
     prepared: Path | None = None
@@ -84,10 +87,10 @@ class EnvironmentSpec:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> EnvironmentSpec:
-        """What a model version asks for.
+        """Reads a complete spec.
 
         Raises:
-            ConchError: A file can't be read, or is not what it should be.
+            ConchError: A file can't be read or is malformed.
         """
         return cls.read(
             spec.name, spec.version_directory, spec.model_file, spec.parameters, spec.backend_options
@@ -102,7 +105,7 @@ class EnvironmentSpec:
         parameters: Mapping[str, str],
         options: Mapping[str, str],
     ) -> EnvironmentSpec:
-        """The same, of what a config and the backend's options say."""
+        """Reads parameters of a config and options of the backend."""
         where = f"model '{name}'"
         directory = version_directory.parent
         own = _variables(where, directory, parameters)
@@ -124,7 +127,7 @@ class EnvironmentSpec:
 
 
 def may_build(options: Mapping[str, str]) -> bool:
-    """Whether packages may be installed."""
+    """True if packages may be installed."""
     return options.get(BUILD, "true") == "true"
 
 
@@ -149,7 +152,7 @@ def _variables(where: str, directory: Path, parameters: Mapping[str, str]) -> di
 
 
 def _passed(where: str, parameters: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the server that the model's config and the operator name."""
+    """Variables of the server that config and operator select."""
     patterns: list[str] = []
     for value, source in (
         (options.get(PASS_OPTION), f"--backend-config=python,{PASS_OPTION}"),
@@ -168,7 +171,7 @@ def _passed(where: str, parameters: Mapping[str, str], options: Mapping[str, str
 
 
 def _packages(where: str, version_directory: Path, model_file: str) -> Packages | None:
-    """The first list there is: what a version says comes before what the model says."""
+    """The first list found; the version's directory precedes the model's."""
     script = version_directory / model_file
     for found in (
         _in_directory(where, version_directory),
@@ -221,7 +224,7 @@ def _in_project(where: str, path: Path) -> Packages | None:
 
 
 def _in_script(where: str, path: Path) -> Packages | None:
-    """The comment of PEP 723 in a model's file."""
+    """Reads the PEP 723 comment of a model's file."""
     if path.suffix != ".py" or not path.is_file():
         return None
     text = _bytes(where, path).decode(errors="replace").replace("\r\n", "\n")
@@ -240,7 +243,7 @@ def _in_script(where: str, path: Path) -> Packages | None:
 
 
 def _with_nested(where: str, path: Path, seen: set[Path]) -> Iterator[tuple[Path, bytes]]:
-    """A requirements file and all that it names: further lists, and constraints."""
+    """Yields a requirements file, and the lists and constraints that it includes."""
     if path in seen:
         return
     seen.add(path)
@@ -280,23 +283,22 @@ def _text(where: str, path: Path, value: object) -> str:
 
 
 def placement_of(spec: ModelSpec) -> Placement:
-    """Where the instances of a model version run.
+    """Placement of a model version's instances.
 
-    What asks for an environment, or for variables, gets workers by default: such a
-    model works as in Triton, without further settings.
+    Models that ask for an environment or variables run in workers by default, as in Triton.
 
     Raises:
-        NeedsWorkerError: It asks for an environment, but is to run in the server's process.
+        NeedsWorkerError: The model asks for an environment, but is configured to run in process.
     """
     return resolve_placement(spec.name, EnvironmentSpec.of(spec), spec.parameters, spec.backend_options)
 
 
 def resolve_placement(
-    name: str, asked: EnvironmentSpec, parameters: Mapping[str, str], options: Mapping[str, str]
+    name: str, wanted: EnvironmentSpec, parameters: Mapping[str, str], options: Mapping[str, str]
 ) -> Placement:
-    """The same, for a model whose config is not complete yet."""
+    """As `placement_of`, for a config that is not complete."""
     placement = Settings.read(name, parameters, options).placement
-    if not asked.reason or placement == "worker":
+    if not wanted.reason or placement == "worker":
         return placement
     if "CONCH_PLACEMENT" in parameters:
         said = "parameter 'CONCH_PLACEMENT'"
@@ -305,8 +307,8 @@ def resolve_placement(
     else:
         return "worker"
     raise NeedsWorkerError(
-        f"model '{name}': {asked.reason} asks for an environment of its own, which only a worker process can "
-        f"have",
+        f"model '{name}': {wanted.reason} asks for an environment of its own, which only a worker process "
+        f"can have",
         f"but {said} has it run in the server's process ('{placement}'); set CONCH_PLACEMENT to 'worker' for "
         f"the model",
     )

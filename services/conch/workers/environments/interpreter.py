@@ -1,4 +1,4 @@
-"""Finds the interpreter of an environment, starts it once, and says with which variables it runs."""
+"""Finds and tries the interpreter of an environment; computes its variables. Used by: resolve, building."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _TIMEOUT_S = 120.0
 _POLL_S = 0.2
 _TAIL = 2000
 
-# For any Python, also those that are too old. What a `sitecustomize` prints comes before. The working
-# directory is in `sys.path` for `-c`, but not for workers.
+# Runs in any Python, even in too old ones. `sitecustomize` may print first. `-c` puts the working directory
+# into `sys.path`, where workers do not have it.
 _PROBE = """
 import sys
 sys.path[:] = [path for path in sys.path if path]
@@ -43,7 +43,7 @@ print(json.dumps({"version": list(sys.version_info[:3]), "numpy": found, "proble
 
 _VARIABLES = "import json, os; print(''); print(json.dumps(dict(os.environ)))"
 
-# What activating means where packages bring scripts for it. They may print, but not into the answer.
+# Runs the activation scripts of packages; their output must not mix with the reply.
 _ACTIVATE = """
 python=$1; shift
 for script; do . "$script"; done 1>&2
@@ -53,14 +53,7 @@ exec "$python" -I -c "$CONCH_LAST_STEP"
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """An interpreter that has been started.
-
-    Attributes:
-        python: Its path, as it is to be started.
-        version: Its version, such as ``3.12.1``.
-        variables: The whole environment for its processes.
-        paths: Directories for the end of `sys.path`.
-    """
+    """A working interpreter; attributes as in `Environment`."""
 
     python: Path
     version: str
@@ -75,18 +68,18 @@ def interpreter_in(
     added: Mapping[str, str] | None = None,
     stopped: LoadCancelled = never,
 ) -> Interpreter:
-    """The interpreter of an environment.
+    """Finds and tries the interpreter of an environment.
 
     Args:
         prefix: Directory of the environment.
-        label: What it is, for messages.
-        conda: Whether it may be a conda environment, with libraries and scripts of its own.
-        added: Variables on top of those that activating it sets.
-        stopped: Asked now and then.
+        label: Description for messages.
+        conda: It may be a conda environment, with libraries and activation scripts.
+        added: Variables that override those of the activation.
+        stopped: Polled.
 
     Raises:
-        InvalidArgumentError: There is none, it does not run, or no model can run in it.
-        UnavailableError: It takes too long, or was stopped.
+        InvalidArgumentError: No interpreter, or it does not run, or can't run models.
+        UnavailableError: A timeout, or the load was stopped.
     """
     python = find_python(prefix, label)
     variables: Mapping[str, str] = activated(prefix)
@@ -99,10 +92,10 @@ def interpreter_in(
 
 
 def find_python(prefix: Path, label: str) -> Path:
-    """The interpreter's path.
+    """Path of the interpreter.
 
     Raises:
-        InvalidArgumentError: There is none.
+        InvalidArgumentError: None found.
     """
     for name in ("python", "python3"):
         python = prefix / "bin" / name
@@ -121,21 +114,20 @@ def find_python(prefix: Path, label: str) -> Path:
 
 
 def activated(prefix: Path) -> dict[str, str]:
-    """The variables that workers inherit, as activating an environment changes them.
+    """Inherited variables, changed as by activating the environment.
 
-    ``PYTHONPATH`` is not among them: it would put what is installed for the server before what is installed
-    in the environment.
+    Without ``PYTHONPATH``, which would put the server's packages before the environment's.
     """
     variables = without_python(inherited())
     variables["PATH"] = os.pathsep.join([str(prefix / "bin"), variables.get("PATH", os.defpath)])
     variables["VIRTUAL_ENV" if (prefix / "pyvenv.cfg").exists() else "CONDA_PREFIX"] = str(prefix)
-    # An interpreter outside a venv would find what the user has installed for another one.
+    # Outside of a venv, packages of the user's other interpreters would be found.
     variables["PYTHONNOUSERSITE"] = "1"
     return variables
 
 
 def without_python(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables without those that lead an interpreter to another one's modules."""
+    """Removes variables that point to another interpreter's modules."""
     misleading = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "__PYVENV_LAUNCHER__")
     return {name: value for name, value in variables.items() if name not in misleading}
 
@@ -143,8 +135,8 @@ def without_python(variables: Mapping[str, str]) -> dict[str, str]:
 def _activated_conda(
     prefix: Path, python: Path, variables: Mapping[str, str], label: str, stopped: LoadCancelled
 ) -> Mapping[str, str]:
-    """Adds what Triton sets, and what scripts of the environment's packages do."""
-    # No empty place, which would be the working directory.
+    """Adds the variables that Triton sets, and those of activation scripts."""
+    # An empty entry would be the working directory.
     libraries = [str(prefix / "lib"), variables.get("LD_LIBRARY_PATH", "")]
     variables = {
         **variables,
@@ -164,7 +156,7 @@ def _activated_conda(
 
 
 def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: LoadCancelled) -> str:
-    """Starts an interpreter and looks at what it says."""
+    """Starts the interpreter, checks Python and numpy; returns the version."""
     answer = _answer([str(python), "-c", _PROBE], variables, label, stopped)
     version = tuple(answer["version"])
     text = ".".join(str(part) for part in version)
@@ -193,7 +185,7 @@ def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: Loa
 def _answer(
     command: list[str], variables: Mapping[str, str], label: str, stopped: LoadCancelled
 ) -> dict[str, Any]:
-    """What a program prints as the last line, as JSON."""
+    """Runs a program; returns its last line of output, decoded from JSON."""
     with _memory() as output, _memory() as errors:
         try:
             process = subprocess.Popen(
@@ -209,7 +201,7 @@ def _answer(
         try:
             _wait(process.pid, command[0], label, stopped)
         finally:
-            kill_group(process.pid)  # also what it has left running
+            kill_group(process.pid)  # with its children
             code = process.wait()
         said, wrong = _contents(output), _contents(errors)
     last = said.decode(errors="replace").rstrip().rpartition("\n")[2]
@@ -234,7 +226,7 @@ def _wait(pid: int, program: str, label: str, stopped: LoadCancelled) -> None:
 
 
 def _memory() -> IO[bytes]:
-    """A file for what a program says, which nothing that it leaves running can hold open for us."""
+    """A memory file for output; unlike a pipe, surviving children can't hold it open."""
     return os.fdopen(os.memfd_create("conch-said"), "w+b")
 
 

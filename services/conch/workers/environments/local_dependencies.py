@@ -1,7 +1,8 @@
-"""What a list of packages names that is no package of an index: files, and places relative to the list.
+"""Finds local files and relative paths in a list of packages.
 
-Files are told apart by their contents. Anything else, such as the source directory of a package, is not
-looked into, so where it is named by a relative path, the list means something else where it lies elsewhere.
+Local package files are identified by their contents. Other local places, such as source directories, are not
+read: if one is named by a relative path, the list has another meaning in another directory.
+Used by: environment_spec.
 """
 
 from __future__ import annotations
@@ -20,32 +21,27 @@ _OPTION = re.compile(
 )
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*[ \t]*(?:\[[^\]]*\])?[ \t]*@[ \t]*(?P<place>.*)")
 _BEHIND = re.compile(r"\s*;\s|\s+;|\s+--")
-"""What begins a marker or an option of one requirement."""
+"""Start of a marker or option of a requirement."""
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
 _REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:")
 _ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What a list names.
+class LocalDependencies:
+    """Local dependencies of a list.
 
     Attributes:
-        files: Wheels and other archives of packages.
-        relative: Whether it names anything else by a relative path.
+        files: Wheels and other package archives.
+        relative: True if anything else is named by a relative path.
     """
 
     files: tuple[Path, ...] = ()
     relative: bool = False
 
 
-def named_in_lines(texts: Iterable[str], folder: Path) -> Beside:
-    """What requirements files name, or requirements by themselves.
-
-    Args:
-        texts: Their texts.
-        folder: Where the tool runs that installs them, to which their paths are relative.
-    """
+def named_in_lines(texts: Iterable[str], folder: Path) -> LocalDependencies:
+    """Local dependencies of requirements; paths are relative to `folder`, where the tool runs."""
     files: dict[Path, None] = {}
     relative = False
     for text in texts:
@@ -58,21 +54,17 @@ def named_in_lines(texts: Iterable[str], folder: Path) -> Beside:
                     files[path] = None
                 else:
                     relative |= is_relative(place)
-    return Beside(tuple(files), relative)
+    return LocalDependencies(tuple(files), relative)
 
 
 def is_relative(place: str) -> bool:
-    """Whether a path, or a URL, is a path on this machine that is not absolute."""
+    """True if a path or URL is a relative local path."""
     # A variable may be uv's ${PROJECT_ROOT}.
     return not _REMOTE.match(place) and ("${" in place or not _local(place).startswith("/"))
 
 
 def relative_in_project(tool: Any) -> bool:
-    """Whether what a ``pyproject.toml`` says to uv names anything by a relative path.
-
-    Args:
-        tool: The table ``tool.uv``, if there is one.
-    """
+    """True if the table ``tool.uv`` of a ``pyproject.toml`` has a relative path."""
     if not isinstance(tool, dict):
         return False
     places = [tool.get(key, ()) for key in ("find-links", "index-url", "extra-index-url")]
@@ -89,7 +81,7 @@ def relative_in_project(tool: Any) -> bool:
 
 
 def relative_in_lock(value: Any) -> bool:
-    """Whether any ``path`` in a ``pylock.toml`` is relative, however deep."""
+    """True if any ``path`` in a ``pylock.toml`` is relative."""
     if isinstance(value, dict):
         path = value.get("path")
         return (isinstance(path, str) and is_relative(path)) or relative_in_lock(list(value.values()))
@@ -97,19 +89,19 @@ def relative_in_lock(value: Any) -> bool:
 
 
 def _place_of(requirement: str) -> str:
-    """The path or URL that a requirement names; empty where it names a package of an index."""
+    """Path or URL of a requirement; empty for a package of an index."""
     start = _BEHIND.split(requirement, maxsplit=1)[0].strip()
     if named := _NAMED.fullmatch(start):
         return named["place"].partition("#")[0]
     place = _EXTRAS.sub("", start.partition("#")[0])
     if _REMOTE.match(place):
         return ""
-    # As pip tells them apart: what else has no slash is the name of a package.
+    # pip's rule: without a slash it is the name of a package.
     return place if "/" in place or place.startswith((".", "file:")) or place.endswith(_ARCHIVES) else ""
 
 
 def _local(place: str) -> str:
-    """A path, also where it is a URL with ``file:``."""
+    """Path of a path or ``file:`` URL."""
     if not place.startswith("file:"):
         return place
     path = unquote(place.removeprefix("file:"))
@@ -120,12 +112,12 @@ def _local(place: str) -> str:
 
 
 def _tables(value: object) -> list[dict[str, Any]]:
-    """A table, or those of a list."""
+    """The tables of a value: itself, or a list's."""
     return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
 
 
 def _strings(value: object) -> list[str]:
-    """A string, or those of a list, however deep."""
+    """All strings of a nested list."""
     if isinstance(value, str):
         return [value]
     return [text for item in value for text in _strings(item)] if isinstance(value, list | tuple) else []

@@ -1,8 +1,8 @@
-"""Locks between processes, on files: many may use what a file stands for, or one may change it.
+"""File locks between processes: shared for users of a file, exclusive for the process that changes it.
 
-The kernel releases `flock` locks when the last process that has the file open ends: a crash leaves none
-behind. The exclusive holder may remove the file, so after a wait the path may name no file, or another one;
-then it is opened again.
+The kernel releases `flock` locks when the last process with the file open ends, so a crash leaves none. The
+exclusive holder may remove the file: after a wait the path may name no file or another one, so it is opened
+again. Used by: cache.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ _POLL_S = 0.1
 
 
 class FileLock:
-    """A lock that is held until `close`.
-
-    Args:
-        path: The file; made where it is missing.
-        descriptor: The file, open and locked.
-        exclusive: Whether it is held for oneself.
-    """
+    """A lock that is held until `close`; `descriptor` is the open, locked file."""
 
     def __init__(self, path: Path, descriptor: int, exclusive: bool) -> None:
         self._path = path
@@ -38,7 +32,7 @@ class FileLock:
 
     @classmethod
     def try_exclusive(cls, path: Path) -> FileLock | None:
-        """Takes the lock exclusively if it is free."""
+        """Locks exclusively; None if the lock is held."""
         return cls._try(path, True)
 
     @classmethod
@@ -49,18 +43,18 @@ class FileLock:
         stopped: LoadCancelled,
         on_wait: Callable[[], None] = lambda: None,
     ) -> FileLock:
-        """Takes it, once it can be had.
+        """Waits for the lock.
 
         Args:
-            path: The file.
-            exclusive: Says for each try whether it has to be for oneself. Where others share it, it is shared
-                all the same: none of them is going to change anything, so there is nothing to wait for.
-            stopped: Asked while others have it.
-            on_wait: Called once, if others have it.
+            path: The file; created if missing.
+            exclusive: Evaluated for each try. If others share the lock, it is shared all the same: none of
+                them changes anything.
+            stopped: Polled while others hold the lock.
+            on_wait: Called once if others hold it.
 
         Raises:
-            UnavailableError: It is not wanted any more.
-            OSError: The file can't be opened or made.
+            UnavailableError: The load was stopped.
+            OSError: The file can't be opened or created.
         """
         pause = threading.Event()
         waited = False
@@ -68,30 +62,30 @@ class FileLock:
             if not waited:
                 on_wait()
                 waited = True
-            # A blocking flock can't be called off, so it is asked for now and then.
+            # A blocking flock can't be interrupted, so the lock is polled.
             if stopped():
                 raise UnavailableError("the load was stopped while another process made its environment")
             pause.wait(_POLL_S)
         return lock
 
     def share(self) -> bool:
-        """Lets others use it too, from having had it for oneself; false if one has removed it on the way."""
-        # The kernel gives the one lock up before it takes the other.
+        """Turns an exclusive lock into a shared one; False if the file was removed meanwhile."""
+        # The kernel releases the one lock before it takes the other.
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
         self.exclusive = False
         return self._is_current()
 
     def remove(self) -> None:
-        """Removes the file and gives the lock up; for who has it for itself."""
+        """Removes the file and releases the lock, which must be exclusive."""
         self._path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Gives it up; nothing happens the second time."""
+        """Releases the lock. May be called twice."""
         with self._closing:
             if self._open:
                 self._open = False
-                # Not unlocked: a process that was given the file goes on holding it.
+                # Not unlocked: a process that inherited the file still holds the lock.
                 os.close(self.descriptor)
 
     def __enter__(self) -> FileLock:
@@ -120,7 +114,7 @@ class FileLock:
             lock.close()
 
     def _is_current(self) -> bool:
-        """Whether the path still leads to the file that is locked."""
+        """True if the path still names the locked file."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), os.stat(self._path))
         except FileNotFoundError:
@@ -131,7 +125,7 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
-        # What others have made can be used where nothing may be written.
+        # A read-only cache can still be used.
         if path.exists():
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         raise

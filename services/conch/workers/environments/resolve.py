@@ -1,4 +1,7 @@
-"""Gets the environment that a model asks for: the server's, a directory, an unpacked archive, a built one."""
+"""Resolves the environment of a model: the server's, a directory, an unpacked archive, or a built one.
+
+Threads: the thread that loads the model; may take minutes. Used by: supervision.
+"""
 
 from __future__ import annotations
 
@@ -22,42 +25,38 @@ log = logging.getLogger(__name__)
 
 _BROKEN = "does not run any more and is removed"
 _NOTES = "archives"
-"""The folder in the cache for what is known of archives and wheels."""
+"""Folder of the cache with digests of archives and wheels."""
 
 
 def environment_for(spec: ModelSpec, cache: EnvironmentCache) -> Environment:
-    """The environment of a model version's workers, made ready if it has to be; it may take minutes.
-
-    Args:
-        spec: The model version.
-        cache: Where environments are kept that were unpacked or built.
+    """Resolves the environment of a model version, and makes it if needed.
 
     Raises:
-        ConchError: It can't be made, or no model can run in it; the text says which file asks for what. Or
-            the load that this thread runs was stopped meanwhile.
+        ConchError: The environment can't be made or run models; the text names the file. Or the load was
+            stopped.
     """
     return resolve_environment(spec.name, EnvironmentSpec.of(spec), spec.backend_options, cache)
 
 
 def resolve_environment(
-    name: str, asked: EnvironmentSpec, options: Mapping[str, str], cache: EnvironmentCache
+    name: str, wanted: EnvironmentSpec, options: Mapping[str, str], cache: EnvironmentCache
 ) -> Environment:
-    """The same, for a model whose config is not complete yet."""
+    """As `environment_for`, for a config that is not complete."""
     stopped = load_cancelled()
-    variables = asked.variables or {}
-    if asked.prepared is not None:
-        label = f"model '{name}', environment '{asked.prepared}'"
-        if asked.prepared.is_dir():
-            return _running(asked.prepared, label, variables, stopped)
-        return _unpacked(asked.prepared, label, variables, cache, stopped)
-    if asked.packages is not None:
-        label = f"model '{name}', environment of '{asked.packages.file}'"
+    variables = wanted.variables or {}
+    if wanted.prepared is not None:
+        label = f"model '{name}', environment '{wanted.prepared}'"
+        if wanted.prepared.is_dir():
+            return _running(wanted.prepared, label, variables, stopped)
+        return _unpacked(wanted.prepared, label, variables, cache, stopped)
+    if wanted.packages is not None:
+        label = f"model '{name}', environment of '{wanted.packages.file}'"
         if not may_build(options):
             raise UnsupportedError(
                 f"{label}: the server was started with --backend-config=python,{BUILD}=false, so no packages "
                 f"are installed; name an environment that has them with EXECUTION_ENV_PATH"
             )
-        return _built(asked.packages, label, variables, cache, stopped)
+        return _built(wanted.packages, label, variables, cache, stopped)
     return server_environment(variables)
 
 
@@ -83,7 +82,7 @@ def _in_cache(
     added: Mapping[str, str],
     stopped: LoadCancelled,
 ) -> Environment:
-    """An environment from the cache; one that ran when it was made, and does not any more, is made anew."""
+    """An environment from the cache; rebuilt if its interpreter no longer runs."""
     kept = cache.obtain(key, make, label, stopped)
     try:
         return _running(kept.folder / "env", label, added, stopped, kept)
@@ -91,7 +90,7 @@ def _in_cache(
         log.warning("%s", error.message)
         if not _runs_without(added, kept.folder / "env", label, stopped):
             cache.remove(kept.folder.name, _BROKEN)
-    # It is the same one if it is in use, or if it is the variables that are wrong.
+    # The same one if it is in use, or if only the variables are wrong.
     kept = cache.obtain(key, make, label, stopped)
     try:
         return _running(kept.folder / "env", label, added, stopped, kept)

@@ -1,4 +1,4 @@
-"""Runs the tools that make environments: what they say goes to the log, and its end into an error."""
+"""Runs the tools that make environments; their output goes to the log and, on failure, into the error."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _POLL_S = 0.2
 _LONGEST_LINE = 1000
 _READ_BYTES = 65_536
 _MOST_AT_END_BYTES = 1 << 20
-"""What is still read once a tool has ended: something that it has left running may go on printing."""
+"""Most bytes read after a tool has ended: its children may still print."""
 
-# A tool must not go on when the server has been killed. The kernel kills it then if it asks for that, which
-# is safe to do between fork and exec only in a process that has no threads: so this small one comes between.
-# What Python ignores, the tool and all that it starts would ignore as well.
+# A tool must end if the server is killed. PR_SET_PDEATHSIG does that, but setting it between fork and exec
+# is safe only in a process without threads: hence this small process. It also restores the signals that
+# Python ignores, which the tool would inherit.
 _TIED = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -41,12 +41,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class Output:
-    """What a tool has said: all of it for debugging, now and then a line as progress, the end for an error.
-
-    Args:
-        label: What is being made.
-        clock: Monotonic time in nanoseconds.
-    """
+    """Output of a tool: logged at DEBUG, one line per second at INFO; the last lines are kept for an error."""
 
     def __init__(self, label: str, clock: Clock = monotonic_ns) -> None:
         self._label = label
@@ -56,7 +51,7 @@ class Output:
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def add(self, data: bytes) -> None:
-        """Takes what comes, wherever its lines end."""
+        """Adds a chunk."""
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], b""
@@ -64,13 +59,13 @@ class Output:
             self._line(line)
 
     def end(self) -> None:
-        """Takes the last line, which may have no end."""
+        """Adds the last, unterminated line."""
         self._line(self._rest)
         self._rest = b""
 
     @property
     def tail(self) -> str:
-        """The last lines."""
+        """Last lines."""
         return "\n".join(self._tail)
 
     def _line(self, line: bytes) -> None:
@@ -98,15 +93,15 @@ def run_tool(
 
     Args:
         command: The tool and its arguments.
-        label: What is being made, for messages.
-        folder: The folder it runs in.
-        variables: Its whole environment.
-        lock: A descriptor for it to hold until it and all its children have ended.
-        stopped: Asked now and then; once it is so, the tool is killed.
+        label: Description for messages.
+        folder: Working directory.
+        variables: Complete environment.
+        lock: A descriptor that the tool and its children inherit.
+        stopped: Polled; the tool is killed once it returns True.
 
     Raises:
-        InternalError: It failed; the text has the end of what it said.
-        UnavailableError: It was stopped.
+        InternalError: The tool failed; the text has its last lines.
+        UnavailableError: The load was stopped.
     """
     log.debug("%s: runs %s", label, command)
     output = Output(label)
@@ -127,7 +122,7 @@ def run_tool(
             kill_group(process.pid)
             raise
         if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT).si_status:  # type: ignore[union-attr]
-            kill_group(process.pid)  # nothing may write into a folder that is cleared
+            kill_group(process.pid)  # nothing may write into a folder that will be cleared
         code = process.wait()
     output.end()
     if code:
@@ -136,7 +131,7 @@ def run_tool(
 
 
 def _follow(process: subprocess.Popen[bytes], output: Output, label: str, stopped: LoadCancelled) -> None:
-    """Takes what a tool says until it has ended. It is not reaped yet: its group is still its own."""
+    """Reads output until the tool ends; it is not reaped, so its process group stays valid."""
     assert process.stdout is not None, "it is a pipe"
     stream = process.stdout.fileno()
     end = os.pidfd_open(process.pid)
@@ -152,7 +147,7 @@ def _follow(process: subprocess.Popen[bytes], output: Output, label: str, stoppe
             if stream in ready:
                 data = os.read(stream, _READ_BYTES)
                 if not data:
-                    waiting.unregister(stream)  # from then on only its end is waited for
+                    waiting.unregister(stream)  # only the end is awaited now
                 output.add(data)
                 left -= len(data) if end in ready else 0
             elif end in ready:
@@ -162,7 +157,7 @@ def _follow(process: subprocess.Popen[bytes], output: Output, label: str, stoppe
 
 
 def ends_within(pid: int, seconds: float) -> bool:
-    """Whether a child ends in time; it stays to be reaped."""
+    """True if a child ends in time; does not reap it."""
     end = os.pidfd_open(pid)
     try:
         waiting = select.poll()
@@ -173,8 +168,8 @@ def ends_within(pid: int, seconds: float) -> bool:
 
 
 def kill_group(pid: int) -> None:
-    """Kills a child that is not reaped yet, and what it has started within its group."""
+    """Kills the process group of a child that is not reaped."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # nothing is left, or something that has become another user's
+        pass  # gone, or owned by another user
