@@ -41,8 +41,8 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class Output:
-    """Output of a tool: logged at DEBUG, one line per second at INFO; the last lines are kept for an error."""
-
+# safe only in a process without threads: hence this small one. It also restores the signals that Python
+# ignores, which the tool would inherit.
     def __init__(self, label: str, clock: Clock = monotonic_ns) -> None:
         self._label = label
         self._clock = clock
