@@ -73,13 +73,7 @@ class OnnxTensor:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Inputs and outputs of an ONNX model, in its order.
-
-    Attributes:
-        inputs: Inputs that each run needs.
-        outputs: The outputs.
-        initialized: Inputs with an initializer, which a run may override.
-    """
+    """Inputs and outputs of an ONNX model, in its order; a run may override the `initialized` inputs."""
 
     inputs: tuple[OnnxTensor, ...]
     outputs: tuple[OnnxTensor, ...]

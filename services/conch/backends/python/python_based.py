@@ -78,12 +78,7 @@ def based_names(directory: Path | None) -> list[str]:
 
 
 def backends_within(directory: Path | None, find: Callable[[str], Backend]) -> Callable[[str], Backend]:
-    """Extends `find` by the Python-based backends in a directory.
-
-    Args:
-        directory: The directory; None for none.
-        find: Finds installed backends, which take precedence.
-    """
+    """Extends `find`, which takes precedence, by the Python-based backends in a directory."""
     if directory is None:
         return find
     root = directory.absolute()

@@ -28,14 +28,10 @@ _WORKER_ONLY = (
 
 
 class NeedsWorkerError(InvalidArgumentError):
-    """A model is set to run in the server's process but needs a worker.
-
-    Args:
-        need: The model and what it needs a worker for.
-        advice: The cause of the in-process placement and the remedy.
+    """A model is placed in the server's process but needs a worker.
 
     Attributes:
-        need: As given.
+        need: The model and what it needs a worker for.
     """
 
     def __init__(self, need: str, advice: str) -> None:

@@ -89,11 +89,7 @@ class Converter:
 
     As in Triton it keeps the requested outputs; beyond Triton also sequence states. An output whose datatype
     or rank contradicts the config is served and noted, or refused with ``strict-outputs``. FP32 is converted
-    to BF16 where the config has BF16, as numpy has no type for it.
-
-    Args:
-        spec: The model version.
-        note: Receives contradictions between the model and its config.
+    to BF16 where the config has BF16, as numpy has no type for it. `note` receives contradictions.
     """
 
     def __init__(self, spec: ModelSpec, note: Callable[[str], None] = lambda text: None) -> None:

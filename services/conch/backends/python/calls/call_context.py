@@ -70,8 +70,8 @@ class CallContext:
         thread: Identifier of the executing thread.
         waiting: The call that this thread waits for.
         in_cycle: Whether the last look found the awaited call in a cycle of calls.
-        opening: Whether the instance is being created, so that the load of its model waits for it.
-        loads: The model whose load it waits for meanwhile.
+        opening: Whether the instance is being created; the load of its model waits for that.
+        loads: The model whose load it awaits meanwhile.
         warned_of_blocking: Whether the log has the warning about blocking the event loop.
     """
 
@@ -224,8 +224,8 @@ def _why_not_load(waiter: Waiter, name: str) -> str:
     """Reason to reject the load; empty if allowed. The instance's `loads` is already set."""
     server = waiter.known_server
     known: list[Waiter] = [one for one in owners() if isinstance(one, CallContext)]
-    asking = [one for one in (*known, *(() if server is None else server.waiters.copy())) if one.loads]
-    asked, left = {name}, [name]
+    others = [one for one in (*known, *(() if server is None else server.waiters.copy())) if one.loads]
+    found, left = {name}, [name]
     while left:
         wanted = left.pop()
         if wanted in waiter.known_as:
@@ -233,9 +233,9 @@ def _why_not_load(waiter: Waiter, name: str) -> str:
                 f"Failed to load model: model '{name}' cannot be loaded while '{waiter.name}' is being "
                 f"initialized: its load would wait for that"
             )
-        for one in asking:
-            if wanted in one.known_as and one.loads not in asked:
-                asked.add(one.loads)
+        for one in others:
+            if wanted in one.known_as and one.loads not in found:
+                found.add(one.loads)
                 left.append(one.loads)
     return ""
 
@@ -263,11 +263,8 @@ def current_call_context() -> CallContext:
 def find_call_context(known: bool = False) -> CallContext | None:
     """The context found from the stack or the running coroutine; None without one.
 
-    Args:
-        known: Whether a model that cannot call the server, or has been unloaded, is an error.
-
     Raises:
-        TritonModelException: `known` is set and such a model was found.
+        TritonModelException: `known` is set, and the calling model was unloaded or cannot call the server.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -30,13 +30,8 @@ DEADLOCK = (
 def is_deadlocked(call: Wait, before: frozenset[Wait]) -> tuple[frozenset[Wait], bool]:
     """Checks whether a pending call has to fail because it can never run.
 
-    Args:
-        call: The call that a thread waits for.
-        before: The set that the previous look at this call returned.
-
-    Returns:
-        All calls it transitively waits for, itself included, empty if anything can make progress; and whether
-        it has to fail.
+    Returns all calls it transitively waits for, itself included, empty if anything can make progress, and
+    whether it has to fail. `before` is the set that the previous look at this call returned.
     """
     found = frozenset(_Look(call).calls())
     if not found or found != before or call.core.state is not RequestState.QUEUED:

@@ -35,12 +35,7 @@ class ConcurrencyLimit:
     def run(self, awaitable: Awaitable[Any], on_late_outcome: Callable[[Outcome], None]) -> Outcome | None:
         """Starts a coroutine; returns when there is room for the next.
 
-        Args:
-            awaitable: The coroutine.
-            on_late_outcome: Called with the outcome on the event loop if the coroutine ends later.
-
-        Returns:
-            The outcome; None if the coroutine still runs.
+        Returns the outcome; or None, and the event loop passes the outcome to `on_late_outcome` later.
         """
         coroutine = _RunningCoroutine()
         with self._changed:
@@ -93,11 +88,7 @@ class _RunningCoroutine:
 
 
 def max_concurrency(spec: ModelSpec, concurrent: bool) -> int | None:
-    """Batches that may run at once on one instance; None for no limit.
-
-    Args:
-        spec: The model version.
-        concurrent: Whether `execute` is a coroutine function or an async generator function.
+    """Batches that may run at once on one instance, whose `execute` may be concurrent; None for no limit.
 
     Raises:
         InvalidArgumentError: The config asks for more than the model supports.

@@ -17,7 +17,7 @@ _LOOKED_AT = ("__file__", "__warningregistry__")
 """Attributes that the standard library reads on every module; reading them imports nothing."""
 
 Find = Callable[[str, bool], ModuleType]
-"""Returns the calling model's module with a plain name, importing it if asked to."""
+"""Returns the calling model's module with a plain name; imports it if the flag is set."""
 
 
 class UnknownError(Exception):

@@ -91,7 +91,7 @@ def open_instance(
     Args:
         spec: The model version.
         placement: Device of the instance.
-        calls: The server for BLS; None where the model cannot call it.
+        calls: The server for BLS; None if the model cannot call it.
         note: Receives contradictions between the model and its config.
 
     Raises:

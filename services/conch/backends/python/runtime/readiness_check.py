@@ -30,13 +30,7 @@ class ReadinessCheck:
     """Runs `is_ready` on its own thread; concurrent callers share the result.
 
     A check over the time limit means not ready, and so does each later query until it ends; there is never
-    more than one thread.
-
-    Args:
-        name: The instance's name.
-        is_ready: The model's method, possibly a coroutine function.
-        loop: Runs coroutines; None for a plain function.
-        budget_s: Time limit of a check.
+    more than one thread. `loop` runs `is_ready` if that is a coroutine function.
     """
 
     def __init__(

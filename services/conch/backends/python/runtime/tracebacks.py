@@ -30,8 +30,8 @@ def describe(error: BaseException) -> str:
 
 def failure_text(instance: str, error: BaseException) -> str:
     """Text for clients when `execute` fails."""
-    ours = isinstance(error, TritonModelException) and raised_by_server(error)
-    what = message_of(error) if ours else describe(error)
+    misuse = isinstance(error, TritonModelException) and raised_by_server(error)
+    what = message_of(error) if misuse else describe(error)
     return f"Failed to process the request(s) for model '{instance}', message: {what}"
 
 
