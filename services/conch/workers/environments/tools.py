@@ -41,8 +41,8 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class Output:
-# safe only in a process without threads: hence this small one. It also restores the signals that Python
-# ignores, which the tool would inherit.
+    """Output of a tool: all at DEBUG, a line per second at INFO; keeps the last lines for an error."""
+
     def __init__(self, label: str, clock: Clock = monotonic_ns) -> None:
         self._label = label
         self._clock = clock
