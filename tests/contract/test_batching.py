@@ -302,14 +302,8 @@ class TestFullQueues:
     def test_streams(self, raw: RawClient, block: Callable[[str], Blocked], real_errors: bool) -> None:
         block("default")
         fill(raw, "default", BOUND)
-        call = raw.channel.stream_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer",
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )(
-            iter([probe_request("default")]),
-            timeout=WAIT_S,
-            metadata=(("triton_grpc_error", "true"),) if real_errors else None,
+        call = raw.stream(
+            [probe_request("default")], metadata=(("triton_grpc_error", "true"),) if real_errors else None
         )
         if real_errors:
             with pytest.raises(grpc.RpcError):

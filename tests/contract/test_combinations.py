@@ -34,7 +34,6 @@ from tests.support.servers import (
     write_probe,
 )
 from tritonclient.grpc import InferenceServerClient as Client
-from tritonclient.grpc import service_pb2
 
 ALONE = '''
 
@@ -477,11 +476,7 @@ class TestFullQueuesOfSteps:
             trailing = dict(raised.value.trailing_metadata())
             assert 1 <= int(trailing["grpc-retry-pushback-ms"]) <= 10_000
             assert 1 <= int(trailing["retry-after"]) <= 10
-            (answer,) = raw.channel.stream_stream(
-                "/inference.GRPCInferenceService/ModelStreamInfer",
-                request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-                response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-            )(iter([message]), timeout=WAIT_S)
+            (answer,) = raw.stream([message])
             assert answer.error_message.endswith(text)
             assert 1 <= answer.infer_response.parameters["retry_after_ms"].int64_param <= 10_000
         blocked.let_go()

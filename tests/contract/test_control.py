@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tests.support.cases import check
+from tests.support.cases.repository_cases import CALLS
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
@@ -32,12 +33,6 @@ from tests.support.servers import (
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
-
-NOT_ALLOWED = (
-    "explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none', "
-    "and --model-control-mode=explicit allows it"
-)
-UNKNOWN = "Request for unknown model: 'nope' is not found"
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +70,16 @@ def refused(call: Any, *arguments: Any, **more: Any) -> tuple[str, str]:
     return str(raised.value.status()).removeprefix("StatusCode."), str(raised.value.message())
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(raw: RawClient, name: str) -> None:
+    check(raw, CALLS[name])
+
+
 def test_health(client: Client) -> None:
     assert client.is_server_live() is True
     assert client.is_server_ready() is True
     assert client.is_model_ready("simple") is True
-    assert client.is_model_ready("simple", "1") is True
     assert client.is_model_ready("simple", "2") is False
-    assert client.is_model_ready("nope") is False
-    code, text = refused(client.is_model_ready, "simple", "one")
-    assert code == "INVALID_ARGUMENT"
-    assert text == (
-        "failed to get model version from specified version string 'one' (details: stol), version should be "
-        "an integral value > 0"
-    )
 
 
 def test_server_metadata(client: Client) -> None:
@@ -140,14 +132,6 @@ def test_model_config(client: Client) -> None:
     assert completed.input[0].data_type == model_config_pb2.TYPE_STRING
 
 
-@pytest.mark.parametrize("call", ["get_model_metadata", "get_model_config"])
-def test_unknown_models(client: Client, call: str) -> None:
-    method = getattr(client, call)
-    assert refused(method, "nope") == ("NOT_FOUND", UNKNOWN)
-    text = "Request for unknown model: 'simple' version 99 is not found"
-    assert refused(method, "simple", "99") == ("NOT_FOUND", text)
-
-
 def test_statistics(client: Client) -> None:
     def now() -> Any:
         (stats,) = client.get_inference_statistics("versions", "1").model_stats
@@ -182,36 +166,13 @@ def test_statistics(client: Client) -> None:
 def test_statistics_of_all_models(client: Client) -> None:
     found = {(stats.name, stats.version) for stats in client.get_inference_statistics().model_stats}
     assert {("simple", "1"), ("versions", "1"), ("versions", "3")} <= found
-    assert refused(client.get_inference_statistics, "nope") == (
-        "INVALID_ARGUMENT",
-        "requested model 'nope' is not available",
-    )
-    assert refused(client.get_inference_statistics, "simple", "9") == (
-        "INVALID_ARGUMENT",
-        "requested model version is not available for model 'simple'",
-    )
 
 
-def test_index(client: Client, raw: RawClient) -> None:
+def test_index(client: Client) -> None:
     lines = client.get_model_repository_index().models
     assert [line.name for line in lines] == sorted(line.name for line in lines)
     assert {line.state for line in lines} == {"READY"}
     assert [line.version for line in lines if line.name == "versions"] == ["1", "3"]
-    for request in (
-        service_pb2.RepositoryIndexRequest(repository_name="x"),
-        service_pb2.RepositoryModelLoadRequest(repository_name="x", model_name="simple"),
-        service_pb2.RepositoryModelUnloadRequest(repository_name="x", model_name="simple"),
-    ):
-        with pytest.raises(grpc.RpcError) as raised:
-            raw(type(request).__name__.removesuffix("Request"), request)
-        assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        assert raised.value.details() == "'repository_name' specification is not supported"
-
-
-def test_no_loading_in_mode_none(client: Client) -> None:
-    expected = ("UNAVAILABLE", NOT_ALLOWED)
-    assert refused(client.load_model, "simple") == expected
-    assert refused(client.unload_model, "simple") == expected
 
 
 def test_load_and_unload(manager: Client) -> None:
@@ -275,48 +236,7 @@ def test_config_override(manager: Client) -> None:
     assert manager.get_model_config("probe").config.max_batch_size == 8
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "text"),
-    [
-        ("nope", "INTERNAL", "failed to load 'nope', failed to poll from model repository"),
-        ("", "INVALID_ARGUMENT", "Model name cannot be empty. Please enter a valid name to deploy."),
-        (
-            "../simple",
-            "INVALID_ARGUMENT",
-            "invalid model name '../simple', model name must not contain path traversal characters",
-        ),
-    ],
-)
-def test_load_of_wrong_names(manager: Client, name: str, code: str, text: str) -> None:
-    assert refused(manager.load_model, name) == (code, text)
-
-
-@pytest.mark.parametrize(
-    ("method", "key", "kind", "text"),
-    [
-        ("Load", "x", "string_param", "unrecognized load parameter 'x'."),
-        ("Load", "config", "int64_param",
-         "invalid value type for load parameter 'config', expected string_param."),
-        ("Load", "file:1/a", "string_param",
-         "invalid value type for load parameter 'file:1/a', expected bytes_param."),
-        ("Unload", "x", "bool_param", "unrecognized unload parameter 'x'."),
-        ("Unload", "unload_dependents", "string_param",
-         "invalid value type for 'unload_dependents' parameter, expected bool_param."),
-    ],
-)  # fmt: skip
-def test_parameters_of_load_and_unload(
-    explicit: tuple[AnyServer, Path], method: str, key: str, kind: str, text: str
-) -> None:
-    request = getattr(service_pb2, f"RepositoryModel{method}Request")(model_name="probe")
-    value: Any = {"string_param": "x", "int64_param": 1, "bool_param": True}[kind]
-    setattr(request.parameters[key], kind, value)
-    with closing(RawClient(explicit[0].address)) as raw, pytest.raises(grpc.RpcError) as raised:
-        raw(f"RepositoryModel{method}", request)
-    assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, text)
-
-
-def test_unload_of_an_unknown_model_is_no_error(manager: Client) -> None:
-    manager.unload_model("nope")
+def test_unload_with_dependents(manager: Client) -> None:
     manager.unload_model("simple", unload_dependents=True)
     manager.load_model("simple")
     assert manager.is_model_ready("simple")

@@ -62,14 +62,6 @@ def unary(raw: RawClient, *names: str) -> Any:
     return raw.infer(steps(*names, id="r"))
 
 
-def open_stream(raw: RawClient, requests: Iterator[Any], timeout: float = WAIT_S) -> Any:
-    return raw.channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-    )(requests, timeout=timeout)
-
-
 def number(response: Any) -> int:
     return int.from_bytes(response.raw_output_contents[0], "little")
 
@@ -146,7 +138,7 @@ def test_a_unary_call_that_is_cancelled(raw: RawClient, tmp_path: Path) -> None:
 def test_a_generation_stops_when_its_stream_is_cancelled(raw: RawClient, tmp_path: Path) -> None:
     stopped = tmp_path / "stopped"
     before = statistics(raw)
-    call = open_stream(raw, iter([steps(f"generate:{stopped}", "final")]))
+    call = raw.stream([steps(f"generate:{stopped}", "final")])
     for _ in range(5):
         assert next(call).error_message == ""
     assert not stopped.exists()
@@ -163,7 +155,7 @@ def test_a_generation_stops_when_its_stream_is_cancelled(raw: RawClient, tmp_pat
 def test_a_half_closed_stream_is_not_cancelled(raw: RawClient, tmp_path: Path) -> None:
     go = tmp_path / "go"
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    call = open_stream(raw, iter(lambda: requests.get(timeout=WAIT_S), None))
+    call = raw.stream(iter(lambda: requests.get(timeout=WAIT_S), None))
     requests.put(steps("ok", f"wait:{go}", "is_cancelled", "final"))
     assert number(next(call).infer_response) == 0
     requests.put(None)
@@ -176,7 +168,7 @@ def test_a_half_closed_stream_is_not_cancelled(raw: RawClient, tmp_path: Path) -
 
 def test_a_model_sees_that_a_deadline_has_passed(raw: RawClient, tmp_path: Path) -> None:
     noticed = tmp_path / "noticed"
-    call = open_stream(raw, iter([steps("ok", f"cancelled:{noticed}", "final")]), timeout=0.5)
+    call = raw.stream([steps("ok", f"cancelled:{noticed}", "final")], timeout_s=0.5)
     assert next(call).error_message == ""
     # The model may see it first and end the request before gRPC ends the stream.
     with suppress(grpc.RpcError):
@@ -186,7 +178,7 @@ def test_a_model_sees_that_a_deadline_has_passed(raw: RawClient, tmp_path: Path)
 
 
 def test_response_parameters_on_a_stream(raw: RawClient) -> None:
-    messages = list(open_stream(raw, iter([steps("ok", "okfinal")])))
+    messages = list(raw.stream([steps("ok", "okfinal")]))
     assert [parameters(message.infer_response) for message in messages] == [
         {"n": 0, **PARAMETERS, "triton_final_response": False},
         {"n": 1, **PARAMETERS, "triton_final_response": True},
@@ -198,7 +190,7 @@ def test_statistics(raw: RawClient, server: AnyServer, repository: Path) -> None
     with client_of(server) as client:
         client.load_model("counted")
     for names in (("ok", "ok", "final"), ("okfinal",), ("empty", "err", "final"), ("final",)):
-        list(open_stream(raw, iter([steps(*names, model="counted")])))
+        list(raw.stream([steps(*names, model="counted")]))
     stats = eventually(
         lambda: (s := statistics(raw, "counted")).inference_stats.success.count == 3 and s, "all is counted"
     )
@@ -228,7 +220,7 @@ def test_a_replaced_model_goes_on_until_its_last_response(
     write_steps(repository, name, finalized)
     with client_of(server) as client:
         client.load_model(name)
-        call = open_stream(raw, iter([steps("ok", "later", f"wait:{go}", "ok", "final", model=name)]))
+        call = raw.stream([steps("ok", "later", f"wait:{go}", "ok", "final", model=name)])
         assert number(next(call).infer_response) == 0
         if reload:
             write_steps(repository, name, tmp_path / "other")
@@ -261,7 +253,7 @@ def test_a_server_that_stops_lets_a_generation_finish(tmp_path: Path, placement:
     write_steps(repository, finalized=finalized)
     with serving_process(repository, flags=[placement]) as server, closing(RawClient(server.address)) as raw:
         request = steps("ok", "later", f"touch:{begun}", f"wait:{go}", "ok", "final")
-        call = open_stream(raw, iter([request]))
+        call = raw.stream([request])
         assert number(next(call).infer_response) == 0
         eventually(begun.exists, "the thread runs")
         server.signal(signal.SIGTERM)

@@ -8,13 +8,11 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf.json_format import MessageToDict
 from tests.contract.conftest import CASTER, CASTER_CONFIG, REPEATER, REPEATER_CONFIG
 from tests.contract.test_bad_input import CASES
 from tests.contract.test_decoupled import steps
@@ -28,10 +26,20 @@ from tests.contract.test_parameters import (
 from tests.contract.test_parameters import (
     write_models as write_parameter_models,
 )
-from tests.support.peers import NEEDS_TRITON, TRITON, Both, compare, outcomes, serving_both
+from tests.support.cases.repository_cases import CALLS
+from tests.support.loading import index
+from tests.support.peers import (
+    NEEDS_TRITON,
+    TRITON,
+    Both,
+    Growth,
+    compare,
+    counts,
+    outcomes,
+    serving_both,
+    streamed,
+)
 from tests.support.servers import (
-    WAIT_S,
-    RawClient,
     copy_example,
     eventually,
     simple_request,
@@ -117,11 +125,11 @@ def test_bad_requests(both: Both, name: str) -> None:
     changes, _, _ = CASES[name]
     request = simple_request(id="r", **changes)
     if name in KNOWN:
-        theirs, ours = outcomes(both, "ModelInfer", request)
+        theirs, ours = outcomes(both, request)
         assert ours[0] == theirs[0], "the code should be the same all the same"
         assert ours != theirs, f"'{name}' is the same now: take it out of KNOWN"
     else:
-        compare(both, "ModelInfer", request)
+        compare(both, request)
 
 
 GOOD: dict[str, Any] = {
@@ -180,26 +188,26 @@ for _order, _value in (("error", "UNSUPPORTED"), ("error", "CANCELLED"), ("do", 
 @pytest.mark.parametrize("name", GOOD)
 def test_requests(both: Both, name: str) -> None:
     if name in KNOWN:
-        theirs, ours = outcomes(both, "ModelInfer", GOOD[name])
+        theirs, ours = outcomes(both, GOOD[name])
         assert ours != theirs, f"'{name}' is the same now: take it out of KNOWN"
     else:
-        compare(both, "ModelInfer", GOOD[name])
+        compare(both, GOOD[name])
 
 
 @pytest.mark.parametrize("names", [(), ("final",), ("ok", "ok", "final"), ("ok", "okfinal")])
 def test_unary_calls_to_a_decoupled_model(both: Both, names: tuple[str, ...]) -> None:
     """Where it has not exactly one response; conch finds out by running it."""
-    compare(both, "ModelInfer", steps(*(names or ("final",))))
+    compare(both, steps(*(names or ("final",))))
 
 
 @pytest.mark.parametrize("name", SEEN)
 def test_request_parameters(both: Both, name: str) -> None:
-    compare(both, "ModelInfer", request_with(**SEEN[name][0]))
+    compare(both, request_with(**SEEN[name][0]))
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_request_parameters_that_are_refused(both: Both, name: str) -> None:
-    compare(both, "ModelInfer", request_with(**REFUSED[name][0]))
+    compare(both, request_with(**REFUSED[name][0]))
 
 
 # Triton 2.51 does not survive being asked for the classes of datatypes that have none.
@@ -207,55 +215,40 @@ def test_request_parameters_that_are_refused(both: Both, name: str) -> None:
     "name", [name for name, case in CLASSES.items() if "unsupported type" not in case[3]]
 )
 def test_classes(both: Both, name: str) -> None:
-    compare(both, "ModelInfer", classes(*CLASSES[name][:3]))
+    compare(both, classes(*CLASSES[name][:3]))
 
 
-def counts(client: RawClient, model: str) -> dict[str, int]:
-    """How many requests, inferences and executions of a model a server has counted."""
-    (stats,) = client("ModelStatistics", service_pb2.ModelStatisticsRequest(name=model)).model_stats
-    durations = {name.name: value.count for name, value in stats.inference_stats.ListFields()}
-    return {"inferences": stats.inference_count, "runs": stats.execution_count, **durations}
+def all_ended(growth: Growth, requests: int) -> None:
+    """Waits until both servers have counted so many requests of the model `steps`."""
 
+    def ended() -> bool:
+        return all(each["steps", "success"] + each["steps", "fail"] == requests for each in growth())
 
-def counted(client: RawClient, before: dict[str, int], requests: int) -> dict[str, int] | None:
-    """The counts once so many more requests are done."""
-    after = counts(client, "steps")
-    done = sum(after[end] - before[end] for end in ("success", "fail"))
-    return after if done == requests else None
-
-
-def open_stream(client: RawClient, request: Any) -> Any:
-    return client.channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-    )(iter([request]), timeout=WAIT_S)
+    eventually(ended, "all are counted")
 
 
 def test_statistics_of_decoupled_models(both: Both) -> None:
-    changes = []
-    for client in (both.triton, both.conch):
-        before = counts(client, "steps")
+    growth = Growth(both, "steps")
+    for client in both.clients:
         for names in (("ok", "ok", "final"), ("okfinal",), ("final",), ("empty", "final")):
-            list(open_stream(client, steps(*names)))
-        after = eventually(partial(counted, client, before, 4), "all are counted")
-        changes.append({key: value - before.get(key, 0) for key, value in after.items()})
-    assert changes[0] == changes[1]
+            list(client.stream([steps(*names)]))
+    all_ended(growth, 4)
+    theirs, ours = growth()
+    assert ours == theirs
 
 
 def test_a_cancelled_generation(both: Both, tmp_path: Path) -> None:
     """Both stop; Triton 2.51 counts the request as a success, conch as a failure, being cancelled."""
-    changes = []
-    for name, client in (("triton", both.triton), ("conch", both.conch)):
+    growth = Growth(both, "steps")
+    for name, client in zip(("triton", "conch"), both.clients, strict=True):
         stopped = tmp_path / name
-        before = counts(client, "steps")
-        call = open_stream(client, steps(f"generate:{stopped}", "final"))
+        call = client.stream([steps(f"generate:{stopped}", "final")])
         next(call)
         call.cancel()
         eventually(stopped.exists, "the model stops")
-        after = eventually(partial(counted, client, before, 1), "it is counted")
-        changes.append({key: after[key] - before[key] for key in ("success", "fail", "runs")})
-    assert changes == [{"success": 1, "fail": 0, "runs": 1}, {"success": 0, "fail": 1, "runs": 1}]
+    all_ended(growth, 1)
+    changes = [[each["steps", key] for key in ("success", "fail", "runs")] for each in growth()]
+    assert changes == [[1, 0, 1], [0, 1, 1]]
 
 
 def test_streams(both: Both) -> None:
@@ -272,26 +265,13 @@ def test_streams(both: Both) -> None:
         simple_request(id="g"),
     ]
 
-    def answers(client: RawClient, request: Any) -> list[Any]:
-        call = client.channel.stream_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer",
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )(iter([request]), timeout=WAIT_S)
-        return [MessageToDict(message, preserving_proto_field_name=True) for message in call]
-
     for request in requests:
-        theirs, ours = (answers(client, request) for client in (both.triton, both.conch))
+        theirs, ours = streamed(both, request)
         assert ours == theirs, request.id
 
 
 def test_cached_answers(both: Both) -> None:
     """Counts and answers of a hit, of two requests for what no hit has, and of a bad request."""
-
-    def counts(client: RawClient) -> Any:
-        (stats,) = client("ModelStatistics", service_pb2.ModelStatisticsRequest(name="cached")).model_stats
-        durations = {name.name: value.count for name, value in stats.inference_stats.ListFields()}
-        return durations, stats.inference_count, stats.execution_count
 
     for request_id, shape in (
         ("one", [1, 4]),
@@ -301,8 +281,8 @@ def test_cached_answers(both: Both) -> None:
         ("five", [1, 4]),
     ):
         data = b"\0\0\x80\x3f" * shape[0] * shape[1]
-        compare(both, "ModelInfer", infer_request("cached", {"IN": ("FP32", shape, data)}, id=request_id))
-        theirs, ours = (counts(client) for client in (both.triton, both.conch))
+        compare(both, infer_request("cached", {"IN": ("FP32", shape, data)}, id=request_id))
+        theirs, ours = (counts(client, "cached") for client in both.clients)
         assert ours == theirs, request_id
 
 
@@ -310,34 +290,21 @@ def test_cached_answers(both: Both) -> None:
 def test_metadata_and_config(both: Both, name: str) -> None:
     # Of an unknown model conch's text names the version too, where one was given; Triton's never does.
     for version in ("", "1", "7", "x") if name not in ("nope", "") else ("", "x"):
-        compare(both, "ModelReady", service_pb2.ModelReadyRequest(name=name, version=version))
-        compare(both, "ModelMetadata", service_pb2.ModelMetadataRequest(name=name, version=version))
-        compare(both, "ModelConfig", service_pb2.ModelConfigRequest(name=name, version=version))
+        compare(both, service_pb2.ModelReadyRequest(name=name, version=version))
+        compare(both, service_pb2.ModelMetadataRequest(name=name, version=version))
+        compare(both, service_pb2.ModelConfigRequest(name=name, version=version))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(both: Both, name: str) -> None:
+    compare(both, CALLS[name].message)
 
 
 def test_server_and_repository(both: Both) -> None:
-    for method in ("ServerLive", "ServerReady"):
-        compare(both, method, getattr(service_pb2, f"{method}Request")())
-    theirs, ours = (
-        c("ServerMetadata", service_pb2.ServerMetadataRequest()) for c in (both.triton, both.conch)
-    )
+    theirs, ours = (c.unary(service_pb2.ServerMetadataRequest()) for c in both.clients)
     assert (ours.name, list(ours.extensions)) == (theirs.name, list(theirs.extensions))
-    theirs, ours = (
-        sorted(
-            (line.name, line.version, line.state, line.reason)
-            for line in c("RepositoryIndex", service_pb2.RepositoryIndexRequest()).models
-        )
-        for c in (both.triton, both.conch)
-    )
+    theirs, ours = (index(client) for client in both.clients)
     assert ours == theirs
-    for message in (
-        service_pb2.RepositoryIndexRequest(repository_name="x"),
-        service_pb2.RepositoryModelLoadRequest(model_name="simple"),
-        service_pb2.RepositoryModelUnloadRequest(model_name="simple"),
-        service_pb2.ModelStatisticsRequest(name="nope"),
-        service_pb2.ModelStatisticsRequest(name="simple", version="7"),
-    ):
-        compare(both, type(message).__name__.removesuffix("Request"), message)
 
 
 def test_statistics(both: Both) -> None:
@@ -346,24 +313,8 @@ def test_statistics(both: Both) -> None:
     Failures are left out: Triton's Python backend counts executions that failed, and a request answered
     with a TritonError as a success; conch counts both as failures only, as the protocol's text has it.
     """
-
-    def counts(client: RawClient) -> Any:
-        (stats,) = client("ModelStatistics", service_pb2.ModelStatisticsRequest(name="probe")).model_stats
-        durations = {name.name: value.count for name, value in stats.inference_stats.ListFields()}
-        batches = {row.batch_size: row.compute_infer.count for row in stats.batch_stats}
-        return {"inferences": stats.inference_count, "runs": stats.execution_count, **durations}, batches
-
-    before = [counts(client) for client in (both.triton, both.conch)]
+    growth = Growth(both, "probe")
     for rows in (1, 3, 3):
-        request = infer_request("probe", {"IN": ("FP32", [rows, 1], b"\0" * 4 * rows)})
-        compare(both, "ModelInfer", request)
-
-    def changes(old: Any, new: Any) -> Any:
-        return [
-            {key: value - was.get(key, 0) for key, value in now.items()}
-            for was, now in zip(old, new, strict=True)
-        ]
-
-    after = [counts(client) for client in (both.triton, both.conch)]
-    theirs, ours = (changes(old, new) for old, new in zip(before, after, strict=True))
+        compare(both, infer_request("probe", {"IN": ("FP32", [rows, 1], b"\0" * 4 * rows)}))
+    theirs, ours = growth()
     assert ours == theirs

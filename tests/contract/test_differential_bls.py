@@ -30,7 +30,7 @@ def request(model: str, code: str) -> Any:
 
 def compare_texts(both: Both, message: Any) -> None:
     """Compares the texts that a script gives; conch may say more behind the text of an error."""
-    theirs, ours = outcomes(both, "ModelInfer", message)
+    theirs, ours = outcomes(both, message)
     if not isinstance(theirs, dict) or not isinstance(ours, dict):
         assert ours == theirs
         return

@@ -19,8 +19,8 @@ from tests.support.ensembles import (
     tensor_config,
     write_ensembles,
 )
-from tests.support.peers import NEEDS_TRITON, Both, agrees, compare, outcomes, serving_both
-from tests.support.servers import WAIT_S, RawClient, eventually, write_model
+from tests.support.peers import NEEDS_TRITON, Both, Growth, agrees, compare, outcomes, serving_both
+from tests.support.servers import RawClient, eventually, write_model
 from tritonclient.grpc import service_pb2
 
 pytestmark = [*NEEDS_TRITON, pytest.mark.slow]
@@ -113,18 +113,14 @@ def in_order(outcome: Any) -> Any:
 
 @pytest.mark.parametrize("name", UNARY)
 def test_requests(both: Both, name: str) -> None:
-    theirs, ours = (in_order(outcome) for outcome in outcomes(both, "ModelInfer", UNARY[name]))
+    theirs, ours = (in_order(outcome) for outcome in outcomes(both, UNARY[name]))
     assert agrees(ours, theirs), f"{ours} != {theirs}"
 
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_streams(both: Both, name: str) -> None:
     def answers(client: RawClient) -> list[Any]:
-        call = client.channel.stream_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer",
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )(iter([STREAMS[name]]), timeout=WAIT_S)
+        call = client.stream([STREAMS[name]])
         found = []
         for message in call:
             # Whether the last answer knows that it is the last is a matter of time, in Triton.
@@ -136,43 +132,25 @@ def test_streams(both: Both, name: str) -> None:
                 assert final.bool_param
         return found
 
-    theirs, ours = (answers(client) for client in (both.triton, both.conch))
+    theirs, ours = (answers(client) for client in both.clients)
     assert ours == theirs
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)
 def test_metadata_and_config(both: Both, name: str) -> None:
-    compare(both, "ModelMetadata", service_pb2.ModelMetadataRequest(name=name))
-    compare(both, "ModelConfig", service_pb2.ModelConfigRequest(name=name))
+    compare(both, service_pb2.ModelMetadataRequest(name=name))
+    compare(both, service_pb2.ModelConfigRequest(name=name))
 
 
 def test_statistics(both: Both) -> None:
     """Counts after the same requests, of an ensemble and of its models; times differ."""
-    names = ("outer", "chain", "spy", "spy2")
-
-    def counts(client: RawClient) -> Any:
-        found: dict[str, int] = {}
-        for name in names:
-            (stats,) = client("ModelStatistics", service_pb2.ModelStatisticsRequest(name=name)).model_stats
-            found[f"{name} inferences"] = stats.inference_count
-            found[f"{name} runs"] = stats.execution_count
-            for field, value in stats.inference_stats.ListFields():
-                found[f"{name} {field.name}"] = value.count
-            for row in stats.batch_stats:
-                found[f"{name} {row.batch_size}"] = row.compute_infer.count
-        return found
-
-    before = [counts(client) for client in (both.triton, both.conch)]
+    growth = Growth(both, "outer", "chain", "spy", "spy2")
     for values in (ONE, TWO, TWO):
-        theirs, ours = outcomes(both, "ModelInfer", request("outer", values))
+        theirs, ours = outcomes(both, request("outer", values))
         assert isinstance(ours, dict)
         assert isinstance(theirs, dict)
-    outcomes(both, "ModelInfer", request("outer", [1.0]))
-    after = [counts(client) for client in (both.triton, both.conch)]
-    theirs, ours = (
-        {key: value - was.get(key, 0) for key, value in now.items()}
-        for was, now in zip(before, after, strict=True)
-    )
+    outcomes(both, request("outer", [1.0]))
+    theirs, ours = growth()
     assert ours == theirs
 
 
@@ -253,9 +231,7 @@ def test_what_can_not_be_loaded(tmp_path: Path) -> None:
     flags = ("--model-control-mode=explicit",)
     with serving_both(tmp_path, *flags) as both:
         for name in BROKEN:
-            theirs, ours = outcomes(
-                both, "RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name)
-            )
+            theirs, ours = outcomes(both, service_pb2.RepositoryModelLoadRequest(model_name=name))
             assert ours == theirs, name
             assert isinstance(ours, tuple), name
         # What Triton says of those that it can't even read is in its log only.
@@ -280,9 +256,9 @@ def test_unloading_and_reloading(tmp_path: Path) -> None:
             return all(state != "UNLOADING" for _, state, _ in states(client))
 
         def settled() -> Any:
-            for client in (both.triton, both.conch):
+            for client in both.clients:
                 eventually(partial(nothing_unloads, client), "nothing is being unloaded")
-            theirs, ours = (states(client) for client in (both.triton, both.conch))
+            theirs, ours = (states(client) for client in both.clients)
             assert ours == theirs
             return ours
 
@@ -300,7 +276,6 @@ def test_unloading_and_reloading(tmp_path: Path) -> None:
             unload(model_name="labelled"),
         ]
         for message in steps:
-            method = type(message).__name__.removesuffix("Request")
-            theirs, ours = (in_order(outcome) for outcome in outcomes(both, method, message))
+            theirs, ours = (in_order(outcome) for outcome in outcomes(both, message))
             assert ours == theirs
             settled()

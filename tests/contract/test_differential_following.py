@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.contract.test_following import CONFIG, write
-from tests.support.peers import NEEDS_TRITON, Both, compare, outcome, serving_both
+from tests.support.cases import outcome
+from tests.support.peers import NEEDS_TRITON, Both, compare, serving_both
 from tests.support.servers import RawClient, eventually
 from tritonclient.grpc import service_pb2
 
@@ -45,11 +46,11 @@ def test_changes_come_to_the_same_ends(tmp_path: Path) -> None:
         both_come_to(both, ("m", "1", "UNAVAILABLE", "unloaded"), two, ("n", "1", "READY", ""))
         shutil.rmtree(repository / "n")
         both_come_to(both, ("m", "1", "UNAVAILABLE", "unloaded"), two)
-        for client in (both.triton, both.conch):
+        for client in both.clients:
             eventually(lambda: not_ready(client, "n"), "n is unloaded, as well as not in the index")  # noqa: B023
-        compare(both, "ModelInfer", service_pb2.ModelInferRequest(model_name="n"))
-        compare(both, "RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name="m"))
-        compare(both, "RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="m"))
+        compare(both, service_pb2.ModelInferRequest(model_name="n"))
+        compare(both, service_pb2.RepositoryModelLoadRequest(model_name="m"))
+        compare(both, service_pb2.RepositoryModelUnloadRequest(model_name="m"))
         # What is broken changes nothing.
         (repository / "m" / "config.pbtxt").write_text("max_batch_size: {")
         write(tmp_path, "seen", 1)

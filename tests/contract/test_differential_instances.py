@@ -55,10 +55,10 @@ def loads(both: Both) -> dict[str, tuple[Any, Any]]:
     """What loading each model, and asking for its groups if that went well, came to on each server."""
 
     def load(name: str) -> tuple[Any, Any]:
-        found = outcomes(both, "RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name))
+        found = outcomes(both, service_pb2.RepositoryModelLoadRequest(model_name=name))
         if any(found):  # an error, or an answer with something in it
             return found
-        theirs, ours = outcomes(both, "ModelConfig", service_pb2.ModelConfigRequest(name=name))
+        theirs, ours = outcomes(both, service_pb2.ModelConfigRequest(name=name))
         return theirs["config"]["instance_group"], ours["config"]["instance_group"]
 
     return {name: load(name) for name in MODELS}

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.cases.repository_cases import LOADS, REFUSED_PATHS
 from tests.support.loading import (
     BROKEN,
     answer,
     config_json,
     files,
     load,
+    load_request,
     model_text,
     settled,
     unload,
@@ -40,7 +42,7 @@ class Site:
 
     def same(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Makes a call to both servers, whose outcomes must be the same, and gives it."""
-        theirs, ours = (plain(call(client, *arguments)) for client in (self.both.triton, self.both.conch))
+        theirs, ours = (plain(call(client, *arguments)) for client in self.both.clients)
         assert ours == theirs, f"{ours} != {theirs}"
         return ours
 
@@ -76,32 +78,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(both, repository)
 
 
-def test_parameters_of_loads(site: Site) -> None:
-    for key, value in (
-        ("x", 1),
-        ("", b""),
-        ("file", b""),
-        ("File:1/x", b""),
-        ("Config", "{}"),
-        ("config", 7),
-        ("config", True),
-        ("config", b"{}"),
-        ("file:1/a", "text"),
-        ("file:", 1),
-    ):
-        for name in ("m", "nope"):
-            assert site.same(load, name, {key: value})[0] == "INVALID_ARGUMENT", (key, value)
-    request = service_pb2.RepositoryModelLoadRequest(model_name="m", repository_name="x")
-    request.parameters["x"].int64_param = 1
-    compare(site.both, "RepositoryModelLoad", request)
+@pytest.mark.parametrize("name", LOADS)
+def test_loads_that_do_nothing(site: Site, name: str) -> None:
+    compare(site.both, LOADS[name].message)
     assert site.states("m") == [("m", "", "", "")]
 
 
 def test_unknown_models(site: Site) -> None:
-    for name in ("nope", ".", " m", "m ", "M", "m\t"):
-        site.same(load, name)
-        if name != ".":  # with which Triton goes for the repository itself
-            site.same(load, name, {"config": config_json()})
+    request = load_request("m", {"x": 1})
+    request.repository_name = "x"
+    compare(site.both, request)
+    for name in ("nope", " m", "m ", "M", "m\t"):
+        site.same(load, name, {"config": config_json()})
         assert site.same(unload, name) == {}
     assert {line[0] for line in site.same(settled)} == {"m", "n", "e", "f", "outer", "late"}
 
@@ -131,7 +119,7 @@ def test_files(site: Site) -> None:
     ):
         check(parameters)
         site.states("m")
-    for path in ("", "..", "../x", "/../x", "1/../../x", "1/", "1", ".", "1/model.py/x"):
+    for path in REFUSED_PATHS:
         assert check({**files(v1=7), f"file:{path}": b""})[0] == "INTERNAL", path
     for path in ("/etc/x", "1/a/../b", "x/./y", "1//b", "1/" + "x" * 255, "1/a\\b", "..."):
         assert check({**files(v1=8), f"file:{path}": b""}) == {}, path
@@ -360,8 +348,8 @@ def test_what_comes_first_where_loading_is_not_allowed(tmp_path: Path, flags: li
                 # Which mode is on, and which flag allows it, is ours to add.
                 added = "; the model control mode is 'none', and --model-control-mode=explicit allows it"
                 assert call(both.conch, name, *more) == (code, text + added)
-        compare(both, "RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(repository_name="x"))
-        compare(both, "RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(repository_name="x"))
+        compare(both, service_pb2.RepositoryModelLoadRequest(repository_name="x"))
+        compare(both, service_pb2.RepositoryModelUnloadRequest(repository_name="x"))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf.json_format import MessageToDict
-from tests.support.peers import NEEDS_TRITON, Both, compare, outcomes, serving_both
+from tests.support.peers import NEEDS_TRITON, Both, Growth, compare, outcomes, serving_both, streamed
 from tests.support.sequence_models import COUNTDOWN, ECHOES, IO, LONG, SUMS, python_config, write_sums
-from tests.support.servers import WAIT_S, RawClient, write_model
+from tests.support.servers import write_model
 from tritonclient.grpc import service_pb2
 
 pytestmark = NEEDS_TRITON
@@ -78,17 +77,17 @@ STEPS: tuple[tuple[float, int, str], ...] = (
 @pytest.mark.parametrize("model", ["direct", "oldest", "int32"])
 def test_steps(both: Both, model: str) -> None:
     for number, sequence, flags in STEPS:
-        compare(both, "ModelInfer", request(model, number, sequence, flags))
+        compare(both, request(model, number, sequence, flags))
 
 
 def test_a_model_without_batches(both: Both) -> None:
     for number, flags in ((1, "S"), (2, ""), (3, "E"), (4, "")):
-        compare(both, "ModelInfer", request("whole", number, 3, flags, (1,)))
+        compare(both, request("whole", number, 3, flags, (1,)))
 
 
 def test_names_as_ids(both: Both) -> None:
     for number, sequence, flags in ((1, "a", "S"), (2, "b", "SE"), (3, "a", ""), (4, "a", "E"), (5, "a", "")):
-        compare(both, "ModelInfer", request("named", number, sequence, flags))
+        compare(both, request("named", number, sequence, flags))
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest"])
@@ -105,7 +104,7 @@ def test_names_as_ids(both: Both) -> None:
     ],
 )
 def test_refusals(both: Both, model: str, change: dict[str, Any]) -> None:
-    compare(both, "ModelInfer", request(model, 1, **change))
+    compare(both, request(model, 1, **change))
 
 
 @pytest.mark.parametrize(
@@ -121,29 +120,20 @@ def test_refusals(both: Both, model: str, change: dict[str, Any]) -> None:
 def test_parameters_of_a_wrong_type(both: Both, key: str, kind: str, given: Any) -> None:
     made = request("direct", 1, 5, "S")
     made.parameters[key].CopyFrom(service_pb2.InferParameter(**{kind: given}))
-    compare(both, "ModelInfer", made)
+    compare(both, made)
 
 
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])
 def test_idle_sequences_give_their_place_away(both: Both, strategy: str) -> None:
     model = f"brief_{strategy}"
-    compare(both, "ModelInfer", request(model, 1, 1, "S"))
-    compare(both, "ModelInfer", request(model, 2, 2, "S"))
-    compare(both, "ModelInfer", request(model, 3, 1))
+    compare(both, request(model, 1, 1, "S"))
+    compare(both, request(model, 2, 2, "S"))
+    compare(both, request(model, 3, 1))
 
 
 def test_requests_that_run_again(both: Both) -> None:
     for number in (1, 3, 2):
-        compare(both, "ModelInfer", request("countdown", number))
-
-
-def streamed(client: RawClient, *requests: Any) -> list[Any]:
-    call = client.channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-    )(iter(requests), timeout=WAIT_S)
-    return [MessageToDict(message, preserving_proto_field_name=True) for message in call]
+        compare(both, request("countdown", number))
 
 
 def test_streams(both: Both) -> None:
@@ -154,50 +144,32 @@ def test_streams(both: Both) -> None:
         [request("oldest", number, 6, flags) for number, flags in ((1, "S"), (2, ""), (3, ""), (4, "E"))],
     ]
     for requests in cases:
-        theirs, ours = (streamed(client, *requests) for client in (both.triton, both.conch))
+        theirs, ours = streamed(both, *requests)
         assert ours == theirs, requests[0].model_name
 
 
 @pytest.mark.parametrize("name", ["direct", "oldest", "named", "countdown", "echoes"])
 def test_metadata_and_config(both: Both, name: str) -> None:
-    compare(both, "ModelMetadata", service_pb2.ModelMetadataRequest(name=name))
-    compare(both, "ModelConfig", service_pb2.ModelConfigRequest(name=name))
-
-
-def counts(client: RawClient, model: str) -> list[dict[Any, int]]:
-    (stats,) = client("ModelStatistics", service_pb2.ModelStatisticsRequest(name=model)).model_stats
-    durations = {field.name: value.count for field, value in stats.inference_stats.ListFields()}
-    batches = {row.batch_size: row.compute_infer.count for row in stats.batch_stats}
-    return [{"inferences": stats.inference_count, "runs": stats.execution_count, **durations}, batches]
+    compare(both, service_pb2.ModelMetadataRequest(name=name))
+    compare(both, service_pb2.ModelConfigRequest(name=name))
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest"])
 def test_statistics(both: Both, model: str) -> None:
     """Rows without a request are part of a batch's size, and no inferences."""
-    before = [counts(client, model) for client in (both.triton, both.conch)]
+    growth = Growth(both, model)
     for sequence, flags in ((1, "S"), (2, "S"), (3, "S"), (3, ""), (1, ""), (3, "E"), (2, "E"), (1, "E")):
-        compare(both, "ModelInfer", request(model, 1, sequence, flags))
-    after = [counts(client, model) for client in (both.triton, both.conch)]
-    theirs, ours = (
-        [
-            {key: value - was.get(key, 0) for key, value in now.items()}
-            for was, now in zip(old, new, strict=True)
-        ]
-        for old, new in zip(before, after, strict=True)
-    )
+        compare(both, request(model, 1, sequence, flags))
+    theirs, ours = growth()
     assert ours == theirs
 
 
 def test_what_differs_in_the_statistics_of_requests_that_run_again(both: Both) -> None:
     """Triton 2.51 counts each run as an inference, and each end of a request as a failure."""
-    before = [counts(client, "countdown")[0] for client in (both.triton, both.conch)]
-    theirs, ours = outcomes(both, "ModelInfer", request("countdown", 3))
+    growth = Growth(both, "countdown")
+    theirs, ours = outcomes(both, request("countdown", 3))
     assert ours == theirs
-    after = [counts(client, "countdown")[0] for client in (both.triton, both.conch)]
-    triton, conch = (
-        {key: new.get(key, 0) - old.get(key, 0) for key in ("inferences", "runs", "success", "fail")}
-        for old, new in zip(before, after, strict=True)
-    )
-    assert triton["runs"] == conch["runs"] == 3
-    assert conch == {"inferences": 1, "runs": 3, "success": 1, "fail": 0}
-    assert triton["success"] == 3
+    keys = ("runs", "success", "inferences", "fail")
+    triton, conch = ([each.get(("countdown", key), 0) for key in keys] for each in growth())
+    assert triton[:2] == [3, 3]
+    assert conch == [3, 1, 1, 0]

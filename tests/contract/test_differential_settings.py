@@ -109,27 +109,27 @@ TRACES: list[tuple[str, dict[str, list[str]]]] = [
 
 def test_log_settings(both: Both) -> None:
     for settings in LOGS:
-        compare(both, "LogSettings", log_request(**settings))
+        compare(both, log_request(**settings))
 
 
 def test_a_wrong_setting_keeps_the_others_from_being_changed(both: Both) -> None:
     """Triton changes those it has come to before the wrong one."""
-    compare(both, "LogSettings", log_request(log_info=(BOOL, False), log_format=(TEXT, "x")))
-    theirs, ours = outcomes(both, "LogSettings", log_request())
+    compare(both, log_request(log_info=(BOOL, False), log_format=(TEXT, "x")))
+    theirs, ours = outcomes(both, log_request())
     assert not theirs["settings"]["log_info"].get(BOOL)
     assert ours["settings"]["log_info"][BOOL]
-    compare(both, "LogSettings", log_request(log_info=(BOOL, True)))
+    compare(both, log_request(log_info=(BOOL, True)))
 
 
 def test_trace_settings(both: Both) -> None:
     for model, settings in TRACES:
-        compare(both, "TraceSetting", trace_request(model, **settings))
+        compare(both, trace_request(model, **settings))
 
 
 @pytest.mark.parametrize("value", ["-5", "1.5", "1x", " 1"])
 def test_numbers_that_are_none(both: Both, value: str) -> None:
     """Triton reads as far as it can, and what is below 0 as something large."""
-    theirs, ours = outcomes(both, "TraceSetting", trace_request(trace_rate=[value]))
+    theirs, ours = outcomes(both, trace_request(trace_rate=[value]))
     assert isinstance(theirs, dict)
     assert ours[0] == "INVALID_ARGUMENT"
-    compare(both, "TraceSetting", trace_request(trace_rate=[]))
+    compare(both, trace_request(trace_rate=[]))

@@ -35,7 +35,6 @@ from tests.support.servers import (
     write_probe,
 )
 from tritonclient.grpc import InferenceServerClient as Client
-from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 import conch
@@ -354,11 +353,7 @@ class TritonPythonModel:
 def test_cancelling_a_decoupled_ensemble_stops_its_producer(client: Client, raw: RawClient) -> None:
     before = counts(client, "counting")
     message = request("counting", [1.0])
-    call = raw.channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-    )(iter([message]), timeout=WAIT_S)
+    call = raw.stream([message])
     next(iter(call))
     call.cancel()
     eventually(lambda: sum(counts(client, "counting")) == sum(before) + 1, "the request is over")

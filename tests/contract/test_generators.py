@@ -109,11 +109,7 @@ def test_a_generator_is_closed_when_its_client_goes(
     )
     request.inputs.add(name="IN", datatype="INT32", shape=[1])
     with closing(RawClient(server.address)) as raw:
-        call = raw.channel.stream_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer",
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )(iter([request]), timeout=WAIT_S)
+        call = raw.stream([request])
         assert not next(call).error_message
         call.cancel()
     eventually(lambda: closed() == before + 1, "the generator is closed")

@@ -14,6 +14,14 @@ from unittest.mock import patch
 
 import httpx
 import pytest
+from tests.support.cases import check
+from tests.support.cases.repository_cases import (
+    LOADS,
+    NOT_ALLOWED,
+    OWN_LOADS,
+    OWN_REFUSED_PATHS,
+    REFUSED_PATHS,
+)
 from tests.support.loading import (
     BROKEN,
     answer,
@@ -30,10 +38,6 @@ from tests.support.servers import AnyServer, RawClient, client_of, eventually, s
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-NOT_ALLOWED = (
-    "explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none', "
-    "and --model-control-mode=explicit allows it"
-)
 EXPLICIT = "--model-control-mode=explicit"
 UNPOLLED = ("INTERNAL", "failed to load 'm', failed to poll from model repository")
 
@@ -106,11 +110,7 @@ def test_files_that_fail_leave_what_serves(raw: RawClient) -> None:
     assert answer(raw, "m") == 5.0
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["", "..", "../x", "../../../../tmp/x", "/..", "1/../../x", "1/", "1", "1/model.py/x", "x\0y", "x" * 256,
-     "é" * 128, "1/" * 5000 + "x", "/".join(["x" * 255] * 20), "1/./model.py"],
-)  # fmt: skip
+@pytest.mark.parametrize("path", REFUSED_PATHS + OWN_REFUSED_PATHS)
 def test_paths_that_are_refused(site: tuple[AnyServer, Path, Path], raw: RawClient, path: str) -> None:
     around = sorted(os.listdir(site[2].parent))
     assert load(raw, "m", {**files(v1=2), f"file:{path}": b"evil"}) == UNPOLLED
@@ -178,16 +178,10 @@ def test_hostile_parameters_harm_nobody(raw: RawClient) -> None:
     assert answer(raw, "m") == 3.0
 
 
-def test_a_parameter_without_a_value(raw: RawClient) -> None:
-    for key, text in (
-        ("config", "invalid value type for load parameter 'config', expected string_param."),
-        ("file:1/a", "invalid value type for load parameter 'file:1/a', expected bytes_param."),
-        ("", "unrecognized load parameter ''."),
-    ):
-        request = service_pb2.RepositoryModelLoadRequest(model_name="m")
-        request.parameters[key].SetInParent()
-        with pytest.raises(Exception, match=text.replace(".", r"\.")):
-            raw("RepositoryModelLoad", request)
+@pytest.mark.parametrize("name", LOADS | OWN_LOADS)
+def test_loads_that_do_nothing(raw: RawClient, name: str) -> None:
+    check(raw, (LOADS | OWN_LOADS)[name])
+    assert {line[0] for line in index(raw)} == {"m"}
 
 
 def test_names_of_models_with_files(raw: RawClient) -> None:

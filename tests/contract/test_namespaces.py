@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.cases import outcome
 from tests.support.loading import (
     answer,
     config_json,
@@ -21,7 +22,7 @@ from tests.support.loading import (
     write_number,
 )
 from tests.support.metrics import of_model, scrape
-from tests.support.peers import NEEDS_TRITON, Both, outcome, triton_serving
+from tests.support.peers import NEEDS_TRITON, Both, triton_serving
 from tests.support.servers import AnyServer, RawClient, eventually, serving
 from tritonclient.grpc import service_pb2
 

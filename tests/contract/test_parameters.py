@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tests.support.servers import WAIT_S, RawClient, serving, write_model
+from tests.support.servers import RawClient, serving, write_model
 from tritonclient.grpc import service_pb2
 
 from conch.core.tensor import NUMPY_DTYPES
@@ -104,23 +104,12 @@ def raw(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[Ra
         yield raw
 
 
-def stream(raw: RawClient, request: Any) -> Any:
-    """The one message that answers a request on a stream of its own."""
-    call = raw.channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-    )(iter([request]), timeout=WAIT_S)
-    (message,) = call
-    return message
-
-
 @pytest.fixture(params=["unary", "stream"])
 def ask(raw: RawClient, request: pytest.FixtureRequest) -> Ask:
     """Sends a request by either way; gives the response, or raises its error as text."""
 
     def by_stream(message: Any) -> Any:
-        answer = stream(raw, message)
+        (answer,) = raw.stream([message])
         if answer.error_message:
             raise ValueError(answer.error_message)
         assert answer.infer_response.parameters.pop("triton_final_response").bool_param

@@ -199,11 +199,7 @@ def stream_of(server: AnyServer) -> Iterator[Stream]:
 @contextmanager
 def cancelled(raw: RawClient, *messages: Any) -> Iterator[Any]:
     """A stream with these requests, which is cancelled in the end; `next` gives its responses."""
-    call = raw.channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-    )(iter(messages), timeout=WAIT_S)
+    call = raw.stream(messages)
     yield call
     call.cancel()
 

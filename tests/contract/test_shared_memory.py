@@ -18,6 +18,8 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from PIL import Image
+from tests.support.cases import Case, check
+from tests.support.cases.region_cases import CALLS, REQUESTS, SIZE, part, request_of, write_adding
 from tests.support.names import new_name
 from tests.support.servers import (
     EXAMPLES,
@@ -34,11 +36,10 @@ from tests.support.servers import (
     write_probe,
     write_steps,
 )
-from tests.support.sharing import SharedObject, in_region, register_request, shared_object
+from tests.support.sharing import SharedObject, register_request, shared_object
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-SIZE = 64 * 1024
 Client: TypeAlias = triton.InferenceServerClient
 RETURNING = """
 import triton_python_backend_utils as pb_utils
@@ -66,6 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     )
     write_probe(repository, "cached", "response_cache { enable: true }")
     write_steps(repository)
+    write_adding(repository)
     write_model(repository, "returning", RETURNING_CONFIG, {"model.py": RETURNING})
     with serving(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
         with client_of(server) as client:
@@ -181,11 +183,6 @@ def test_cuda_without_a_gpu(client: Client, memory: SharedObject) -> None:
     assert refusal(client.register_cuda_shared_memory, "c", b"1" * 64, 0, 8) == (
         "INVALID_ARGUMENT",
         "failed to register CUDA shared memory region: 'c', GPUs not supported",
-    )
-    assert not client.get_cuda_shared_memory_status().regions
-    assert refusal(client.get_cuda_shared_memory_status, "r") == (
-        "NOT_FOUND",
-        "The region named 'r' is registered as system shared memory, not CUDA shared memory",
     )
     client.unregister_cuda_shared_memory()
     assert [*client.get_system_shared_memory_status().regions] == ["r"]
@@ -455,70 +452,36 @@ def test_inputs_of_cached_models_are_copied_before_they_are_looked_up(
         assert running.result().as_numpy("OUT").tolist() == [[3.0] * 4]
 
 
-def infer_request(**more: Any) -> Any:
-    message = service_pb2.ModelInferRequest(model_name="returning", **more)
-    message.inputs.add(name="T", datatype="FP32", shape=[16])
-    return message
+@pytest.mark.parametrize("repeats", [1, 2])  # what is seen again is read in another way
+@pytest.mark.parametrize("name", REQUESTS)
+def test_requests(raw: RawClient, memory: SharedObject, name: str, repeats: int) -> None:
+    for _ in range(repeats):
+        check(raw, REQUESTS[name])
 
 
-def code_and_text(raw: RawClient, message: Any) -> tuple[str, str]:
-    with pytest.raises(grpc.RpcError) as raised:
-        raw.infer(message)
-    return raised.value.code().name, raised.value.details()
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(client: Client, raw: RawClient, memory: SharedObject, name: str) -> None:
+    check(raw, CALLS[name])
+    assert [*client.get_system_shared_memory_status().regions] == ["r"]
 
 
-def test_raw_contents_are_for_the_other_inputs(raw: RawClient, memory: SharedObject) -> None:
-    message = infer_request(raw_input_contents=[b"surplus"])
-    in_region(message.inputs[0].parameters, "r", 64)
-    assert len(raw.infer(message).raw_output_contents[0]) == 64
+def test_an_input_in_a_region_and_an_output_in_the_response(raw: RawClient, memory: SharedObject) -> None:
+    assert len(raw.infer(request_of(part(), None, b"surplus")).raw_output_contents[0]) == 64
 
 
 def test_contents_beside_a_region(raw: RawClient, memory: SharedObject) -> None:
-    message = infer_request()
-    in_region(message.inputs[0].parameters, "r", 64)
+    message = request_of(part(), None)
     message.inputs[0].contents.fp32_contents.append(1)
-    assert code_and_text(raw, message) == (
-        "INVALID_ARGUMENT",
-        "unexpected 'content' provided when using shared memory for input tensor 'T' for model 'returning'",
-    )
-
-
-@pytest.mark.parametrize("repeats", [1, 2])
-def test_what_is_wrong_with_a_request(raw: RawClient, memory: SharedObject, repeats: int) -> None:
-    cases = {
-        (64, SIZE): ("INVALID_ARGUMENT", "Invalid offset for shared memory region: 'r'"),
-        (64, -4): ("INVALID_ARGUMENT", "Invalid offset for shared memory region: 'r'"),
-        (64, SIZE - 32): ("INVALID_ARGUMENT", "Invalid offset + byte size for shared memory region: 'r'"),
-        (-64, 0): ("INVALID_ARGUMENT", "Invalid offset + byte size for shared memory region: 'r'"),
-        (128, 0): (
-            "INVALID_ARGUMENT",
-            "input byte size mismatch for input 'T' for model 'returning'. Expected 64, got 128",
-        ),
-    }
-    for (byte_size, offset), expected in cases.items():
-        message = infer_request()
-        in_region(message.inputs[0].parameters, "r", byte_size, offset)
-        for _ in range(repeats):
-            assert code_and_text(raw, message) == expected
-    message = infer_request()
-    in_region(message.inputs[0].parameters, "r", 64)
-    in_region(message.outputs.add(name="T").parameters, "r", 63)
-    for _ in range(repeats):
-        assert code_and_text(raw, message) == (
-            "INTERNAL",
-            "shared memory size specified with the request for output 'T' (63 bytes) should be at least 64 "
-            "bytes to hold the results",
-        )
+    text = "unexpected 'content' provided when using shared memory for input tensor 'IN' for model 'adding'"
+    check(raw, Case(message, ("INVALID_ARGUMENT", text)))
 
 
 def test_requests_that_fail_hold_nothing(raw: RawClient, memory: SharedObject, server: AnyServer) -> None:
-    message = infer_request()
-    in_region(message.inputs[0].parameters, "r", 128)
-    code_and_text(raw, message)
-    message.model_name = "nope"
-    code_and_text(raw, message)
-    in_region(message.outputs.add(name="T").parameters, "nope", 128)
-    code_and_text(raw, message)
+    wrong, lost = request_of(part(byte_size=128), None), request_of(part(), part("nope"))
+    for message, model in ((wrong, "adding"), (wrong, "nope"), (lost, "nope")):
+        message.model_name = model
+        with pytest.raises(grpc.RpcError):
+            raw.infer(message)
     raw("SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest(name="r"))
     eventually(lambda: not mapped(server, memory), "the server has let go")
 

@@ -163,7 +163,7 @@ def test_empty_final_response_means_nothing_to_a_unary_call(raw: RawClient) -> N
 
 def test_half_close_waits_for_what_is_in_flight(raw: RawClient, signal_files: tuple[Path, Path]) -> None:
     started, go = signal_files
-    call = open_stream(raw, iter([probe_request(started=str(started), wait_for=str(go))]))
+    call = raw.stream([probe_request(started=str(started), wait_for=str(go))])
     eventually(started.exists, "the model runs")
     go.touch()
     assert [message.infer_response.id for message in call] == ["a"]
@@ -172,7 +172,9 @@ def test_half_close_waits_for_what_is_in_flight(raw: RawClient, signal_files: tu
 
 def test_real_grpc_errors(raw: RawClient) -> None:
     requests: queue.SimpleQueue[object] = queue.SimpleQueue()
-    call = open_stream(raw, iter(lambda: requests.get(timeout=WAIT_S), None), [("triton_grpc_error", "true")])
+    call = raw.stream(
+        iter(lambda: requests.get(timeout=WAIT_S), None), metadata=[("triton_grpc_error", "true")]
+    )
     requests.put(simple_request(id="good"))
     assert next(call).infer_response.id == "good"
     requests.put(simple_request(model_name="nope"))
@@ -186,7 +188,7 @@ def test_real_grpc_errors(raw: RawClient) -> None:
 def test_cancelling_a_stream_cancels_its_requests(client: Client, raw: RawClient, tmp_path: Path) -> None:
     started, noticed = tmp_path / "started", tmp_path / "noticed"
     request = probe_request(started=str(started), until_cancelled=str(noticed))
-    call = open_stream(raw, iter([request]))
+    call = raw.stream([request])
     eventually(started.exists, "the model runs")
     call.cancel()
     eventually(noticed.exists, "the model sees that its request is cancelled")
@@ -194,10 +196,7 @@ def test_cancelling_a_stream_cancels_its_requests(client: Client, raw: RawClient
 
 
 def test_garbage_on_a_stream(raw: RawClient) -> None:
-    call = raw.channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-    )(iter([b"\xff\xff\xff", simple_request(id="good").SerializeToString()]), timeout=WAIT_S)
+    call = raw.stream([b"\xff\xff\xff", simple_request(id="good").SerializeToString()])
     first, second = call
     assert first.error_message.startswith("the request message is malformed")
     assert (second.error_message, second.infer_response.id) == ("", "good")
@@ -212,18 +211,6 @@ def probe_request(**orders: str) -> service_pb2.ModelInferRequest:
     return request
 
 
-def open_stream(
-    raw: RawClient, requests: Iterator[object], metadata: list[tuple[str, str]] | None = None
-) -> grpc.Call:
-    """Opens a stream that sends these requests."""
-    method = raw.channel.stream_stream(
-        "/inference.GRPCInferenceService/ModelStreamInfer",
-        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-    )
-    return method(requests, timeout=WAIT_S, metadata=metadata)
-
-
 def stream(raw: RawClient, requests: list[object]) -> list[service_pb2.ModelStreamInferResponse]:
     """Sends requests on a stream, half-closes it and gives everything that came."""
-    return list(open_stream(raw, iter(requests)))
+    return list(raw.stream(requests))

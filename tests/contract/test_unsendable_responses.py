@@ -146,11 +146,7 @@ def test_it_ends_a_stream_of_responses(server: AnyServer, name: str) -> None:
         request.parameters["triton_enable_empty_final_response"].bool_param = True
         requests.append(request)
     with closing(RawClient(server.address)) as raw:
-        call = raw.channel.stream_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer",
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )(iter(requests), timeout=WAIT_S)
+        call = raw.stream(requests)
         answers = list(call)
     failed = [answer for answer in answers if answer.infer_response.id != "fine"]
     assert [answer.error_message for answer in failed] == [text_of(name, "sender")]

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from tests.support.cases import outcome
 from tests.support.certificates import Authority
 from tests.support.loading import answer, config_json, files, load, write_number
-from tests.support.peers import outcome
 from tests.support.servers import AnyServer, RawClient, serving, serving_process
 from tritonclient.grpc import service_pb2
 

@@ -17,7 +17,6 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 """What the health service answers."""
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
-_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _ONE = np.ones(1, np.float32).tobytes()
 
 
@@ -45,15 +44,6 @@ class Client(RawClient):
             _INFER, request_serializer=service_pb2.ModelInferRequest.SerializeToString
         )
         return method.future(request_for(name, **parameters), timeout=WAIT_S)
-
-    def stream(self, requests: Iterator[Any]) -> Any:
-        """Opens a stream."""
-        method = self.channel.stream_stream(
-            _STREAM,
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )
-        return method(requests, timeout=WAIT_S)
 
     def health(self) -> Any:
         """What the health service says, or the code of an error."""

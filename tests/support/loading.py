@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from tests.support.peers import outcome
+from tests.support.cases import outcome
 from tests.support.servers import RawClient, eventually, write_model
 from tritonclient.grpc import service_pb2
 
@@ -43,7 +43,7 @@ _ENSEMBLE = """
         }}
     }}
 """
-Parameters = Mapping[str, bool | int | str | bytes]
+Parameters = Mapping[str, bool | int | str | bytes | None]
 
 _FIELDS = {bool: "bool_param", int: "int64_param", str: "string_param", bytes: "bytes_param"}
 _NOTES = itertools.count()
@@ -90,12 +90,20 @@ def files(**versions: int | bytes) -> dict[str, str | bytes]:
     return {"config": config_json(parameters=note), **contents}
 
 
-def load(client: RawClient, name: str, parameters: Parameters | None = None) -> Any:
-    """Asks for a load; gives the answer as plain data, or the error's code and text."""
+def load_request(name: str, parameters: Parameters | None = None) -> Any:
+    """A message that loads a model; a parameter may be None, for one without a value."""
     request = service_pb2.RepositoryModelLoadRequest(model_name=name)
     for key, value in (parameters or {}).items():
-        setattr(request.parameters[key], _FIELDS[type(value)], value)
-    return outcome(lambda: client("RepositoryModelLoad", request))
+        if value is None:
+            request.parameters[key].SetInParent()
+        else:
+            setattr(request.parameters[key], _FIELDS[type(value)], value)
+    return request
+
+
+def load(client: RawClient, name: str, parameters: Parameters | None = None) -> Any:
+    """Asks for a load; gives the answer as plain data, or the error's code and text."""
+    return outcome(lambda: client.unary(load_request(name, parameters)))
 
 
 def unload(client: RawClient, name: str, dependents: bool = False) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
+from tests.support.cases import outcome
 from tests.support.servers import PEERS, WAIT_S, RawClient, eventually, free_port, serving_process
 from tritonclient.grpc import service_pb2
 
@@ -39,6 +40,11 @@ class Both:
 
     triton: RawClient
     conch: RawClient
+
+    @property
+    def clients(self) -> tuple[RawClient, RawClient]:
+        """Triton's, and conch's."""
+        return self.triton, self.conch
 
 
 @contextmanager
@@ -104,17 +110,11 @@ def text_of(error: Any) -> str:
     return (error.details() or "").replace(_NO_ID, "")
 
 
-def outcome(call: Callable[[], Any]) -> Any:
-    """The answer as plain data, or the error's code and text."""
-    try:
-        return MessageToDict(call(), preserving_proto_field_name=True)
-    except grpc.RpcError as error:
-        return error.code().name, text_of(error)
-
-
-def outcomes(both: Both, method: str, message: Any) -> tuple[Any, Any]:
-    """Sends a message to Triton and to conch."""
-    return outcome(lambda: both.triton(method, message)), outcome(lambda: both.conch(method, message))
+def outcomes(both: Both, message: Any) -> tuple[Any, Any]:
+    """Sends a message to Triton and to conch; an error of Triton names no missing id."""
+    theirs = outcome(lambda: both.triton.unary(message))
+    ours = outcome(lambda: both.conch.unary(message))
+    return (theirs[0], theirs[1].replace(_NO_ID, "")) if isinstance(theirs, tuple) else theirs, ours
 
 
 def agrees(ours: Any, theirs: Any) -> bool:
@@ -129,7 +129,46 @@ def agrees(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def compare(both: Both, method: str, message: Any) -> None:
+def compare(both: Both, message: Any) -> None:
     """Sends a message to both, whose answers must agree."""
-    theirs, ours = outcomes(both, method, message)
+    theirs, ours = outcomes(both, message)
     assert agrees(ours, theirs), f"{ours} != {theirs}"
+
+
+def streamed(both: Both, *requests: Any) -> tuple[list[Any], list[Any]]:
+    """All that Triton and conch answer to requests on a stream, as plain data."""
+    theirs, ours = (
+        [MessageToDict(message, preserving_proto_field_name=True) for message in client.stream(requests)]
+        for client in both.clients
+    )
+    return theirs, ours
+
+
+def counts(client: RawClient, model: str) -> dict[Any, int]:
+    """What a server has counted of a model: requests by their ends, and executions by batch size."""
+    (stats,) = client.unary(service_pb2.ModelStatisticsRequest(name=model)).model_stats
+    durations = {field.name: value.count for field, value in stats.inference_stats.ListFields()}
+    batches = {row.batch_size: row.compute_infer.count for row in stats.batch_stats}
+    return {"inferences": stats.inference_count, "runs": stats.execution_count, **durations, **batches}
+
+
+class Growth:
+    """How much the counts of models have grown on both servers since it was made."""
+
+    def __init__(self, both: Both, *models: str) -> None:
+        self._both = both
+        self._models = models
+        self._before = self._read()
+
+    def __call__(self) -> list[dict[Any, int]]:
+        """The differences on Triton, and on conch."""
+        return [
+            {key: count - old.get(key, 0) for key, count in new.items()}
+            for old, new in zip(self._before, self._read(), strict=True)
+        ]
+
+    def _read(self) -> list[dict[Any, int]]:
+        return [
+            {(model, key): count for model in self._models for key, count in counts(client, model).items()}
+            for client in self._both.clients
+        ]

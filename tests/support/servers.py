@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -413,9 +413,27 @@ class RawClient:
             )
         return call(message, timeout=WAIT_S, metadata=metadata)
 
+    def unary(self, message: Any) -> Any:
+        """Makes the unary call that a message is for."""
+        return self(type(message).__name__.removesuffix("Request"), message)
+
     def infer(self, message: Any, metadata: Sequence[tuple[str, str]] = ()) -> Any:
         """Makes a ModelInfer call with a message or with bytes."""
         return self(_SERVICE + "ModelInfer", message, metadata)
+
+    def stream(
+        self,
+        requests: Iterable[Any],
+        timeout_s: float = WAIT_S,
+        metadata: Sequence[tuple[str, str]] | None = None,
+    ) -> Any:
+        """Opens a stream that sends these messages, or bytes; the call gives the responses."""
+        method = self.channel.stream_stream(
+            _SERVICE + "ModelStreamInfer",
+            request_serializer=lambda each: each if isinstance(each, bytes) else each.SerializeToString(),
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+        return method(iter(requests), timeout=timeout_s, metadata=metadata)
 
     def close(self) -> None:
         """Closes the connection."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.cases.http_cases import GENERATE, GENERATE_REFUSED
 from tests.support.core import make_spec
 
 from conch.core.errors import ConchError
@@ -30,7 +31,6 @@ SPEC = make_spec(
     )
 )
 BATCHING = make_spec(4, inputs=(TensorSpec("IN", "INT32", (-1,)), TensorSpec("ONE", "FP32", (1,))))
-NO_PARAMETER = " has invalid type. It should be either 'int', 'bool', or 'string'."
 
 
 def mapped(body: Any, spec: ModelSpec = SPEC, most: int = MOST) -> Mapped:
@@ -39,28 +39,7 @@ def mapped(body: Any, spec: ModelSpec = SPEC, most: int = MOST) -> Mapped:
     )
 
 
-@pytest.mark.parametrize(
-    ("body", "shape", "values"),
-    [
-        ({"INT32": 7}, (1,), [7]),
-        ({"INT32": [1, 2, 3]}, (3,), [1, 2, 3]),
-        ({"INT32": []}, (0,), []),
-        ({"INT32": [[1], [2]]}, (2,), [1, 2]),
-        ({"PAIR": [1, 2]}, (2,), [1, 2]),
-        ({"ROWS": [1, 2, 3, 4]}, (2, 2), [[1, 2], [3, 4]]),
-        ({"UINT8": 300}, (1,), [44]),
-        ({"INT8": -200}, (1,), [56]),
-        ({"INT32": 99999999999}, (1,), [1215752191]),
-        ({"UINT64": 2**64 - 1}, (1,), [2**64 - 1]),
-        ({"INT64": -(2**63)}, (1,), [-(2**63)]),
-        ({"FP32": 1}, (1,), [1.0]),
-        ({"FP32": [1e300, -1.5]}, (2,), [math.inf, -1.5]),
-        (b'{"FP64": [NaN, -Infinity]}', (2,), [math.nan, -math.inf]),
-        ({"BOOL": [True, False]}, (2,), [True, False]),
-        ({"BYTES": "\0ä😀"}, (1,), ["\0ä😀".encode()]),
-        ({"BYTES": ["a", ""]}, (2,), [b"a", b""]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("body", "shape", "values"), GENERATE)
 def test_members_with_the_name_of_an_input_become_tensors(
     body: Any, shape: tuple[int, ...], values: list[Any]
 ) -> None:
@@ -95,55 +74,7 @@ def test_the_batch_dimension_is_one() -> None:
     assert {name: tensor.shape for name, tensor in result.inputs.items()} == {"IN": (1, 3), "ONE": (1, 1)}
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "text"),
-    [
-        (b"", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
-        (b"x", 500, "failed to parse the request JSON buffer: Invalid value. at 0"),
-        (b'{"a":1}x', 500,
-         "The document root must not be followed by other values. at 7"),
-        (b'{"BYTES":"\\ud83d"}', 500, "The surrogate pair in string is invalid."),
-        (b'{"FP64":1e400}', 500, "Number too big to be stored in double."),
-        (b'{"FP64":[NaN],"BYTES":"\\ud83d"}', 500, "failed to parse the request JSON buffer"),
-        (b"[]", 500, "attempt to get members for non-object"),
-        ({"id": 5}, 500, "Unable to parse 'id': attempt to access JSON non-string as string"),
-        ({"INT32": 1.0}, 500,
-         "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"),
-        ({"INT32": True}, 500, "non-signed-integer as signed-integer"),
-        ({"INT32": None}, 500, "non-signed-integer as signed-integer"),
-        ({"INT32": {}}, 500, "non-signed-integer as signed-integer"),
-        ({"INT64": 2**63}, 500, "non-signed-integer as signed-integer"),
-        ({"UINT8": -1}, 500, "non-unsigned-integer as unsigned-integer"),
-        ({"BOOL": 1}, 500, "Unable to parse 'data': attempt to access JSON non-boolean as boolean"),
-        ({"FP32": "1"}, 500, "Unable to parse 'data': attempt to access JSON non-number as double"),
-        ({"BYTES": 1}, 500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
-        ({"BYTES": {}}, 500, "Unable to parse JSON bytes array"),
-        ({"FP16": 1}, 400,
-         "receiving FP16 data via JSON is not supported. Please use the binary data format for input FP16"),
-        ({"INT32": [[1, 2], [3]]}, 500,
-         "Unable to parse 'data': Shape does not match true shape of 'data' field"),
-        ({"INT32": [[], []]}, 500, "Failed to parse 'data' field: shape does not match true shape"),
-        ({"PAIR": [1, 2, 3]}, 400, "The schema can not convert input 'PAIR' to tensor with proper shape"),
-        ({"PAIR": []}, 400, "The schema can not convert input 'PAIR' to tensor with proper shape"),
-        ({"ROWS": [1, 2, 3]}, 400, "The schema can not convert input 'ROWS' to tensor with proper shape"),
-        (b'{"INT32":1,"INT32":2}', 400, "input 'INT32' already exists in request"),
-        (b'{"id":"q","INT32":1,"INT32":2}', 400, "[request id: q] input 'INT32' already exists in request"),
-        ({"INT32": 1, "parameters": {"INT32": 1}}, 400,
-         "Converting keyword: 'parameters': input 'INT32' already exists"),
-        ({"a": [1]}, 400, "parameter 'a'" + NO_PARAMETER),
-        ({"a": None}, 400, "parameter 'a'" + NO_PARAMETER),
-        ({"parameters": {"a": {}}}, 400, "Converting keyword: 'parameters': parameter 'a'" + NO_PARAMETER),
-        ({"parameters": []}, 500,
-         "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object"),
-        (b'{"a":' + b"[" * 900 + b"]" * 900 + b"}", 400, "parameter 'a'" + NO_PARAMETER),
-        (b'{"INT32":' + b"[" * 120 + b"]" * 120 + b"}", 400,
-         "JSON nesting depth exceeds maximum allowed limit (100)"),
-        (b'{"a":' + b"[" * 250000 + b"]" * 250000 + b"}", 400,
-         "JSON nesting depth exceeds maximum allowed limit (100)"),
-        (b'{"a":' * 2000 + b"1" + b"}" * 2000, 400, "JSON nesting depth exceeds maximum allowed limit (100)"),
-        (b'{"a":1,"a":' + b"9" * 5000 + b"}", 500, "failed to parse the request JSON buffer"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("body", "status", "text"), GENERATE_REFUSED)
 def test_what_cannot_be_mapped_gets_the_text_of_triton(body: Any, status: int, text: str) -> None:
     with pytest.raises(ConchError) as caught:
         mapped(body)
