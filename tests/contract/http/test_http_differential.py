@@ -78,6 +78,7 @@ GENERATE: list[Any] = [
     *("{}", "null", INT + "1}x", INT + "1"),
     *({"INT32": value} for value in ("a", -99999999999, [1, "a"])),
     *({"BYTES": value} for value in STRINGS),
+    *('{"FP32":[NaN,1,Infinity]}', {"BOOL": True}),
     *({"FP32": 0.1}, {"INT32": 1, "id": "q"}, {"INT32": 1, "id": 5}),
     *({"INT32": 1, "x": value} for value in VALUES),
     *({"INT32": 1, "parameters": value} for value in NESTED),
