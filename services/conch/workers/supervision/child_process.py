@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _printed = logging.getLogger("conch.workers.output")
 
 Role = Literal["serve", "complete"]
-"""What a worker is for: running batches, or completing a config."""
+"""Role of a process: serve batches, or complete a config."""
 
 _PACKAGE = Path(__file__).parents[2]
 _UTILS = _PACKAGE.parent / "triton_python_backend_utils.py"
@@ -36,22 +36,22 @@ _MAIN = Path(__file__).parents[1] / "host" / "main.py"
 
 _READ_BYTES = 65_536
 _MOST_AT_END_BYTES = 1 << 20
-"""What is still read once the process has ended: a child that left its session may go on printing."""
+"""Most bytes read after the process has ended: its children may still print."""
 
 
 class ChildProcess:
-    """A process, its standard output and error, and the group of processes that it is the first of.
+    """A child process with its output pipes and its process group.
 
     Args:
         monitor: The thread that starts it.
         name: Name of the instance, for the log.
-        command: What to run.
-        environment: All of its environment variables.
-        descriptors: Descriptors of ours that it gets, under the same numbers.
-        on_end: Called on the monitor's thread when it has ended and been reaped; must not block.
+        command: Program and arguments.
+        environment: Complete environment.
+        descriptors: Descriptors that it inherits, under the same numbers.
+        on_end: Called on the monitor's thread once it has ended and been reaped; must not block.
 
     Raises:
-        UnavailableError: It can't be started.
+        UnavailableError: The start failed.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ChildProcess:
         self._monitor = monitor
         self._name = name
         self._on_end = on_end
-        self._lock = threading.Lock()  # around signals and reaping: no signal goes to a number that is free
+        self._lock = threading.Lock()  # orders signals and reaping, so that no reused pid gets a signal
         self._over = threading.Event()
         self._how = ""
         self._tail = Tail()
@@ -127,17 +127,17 @@ class ChildProcess:
 
     @property
     def errors(self) -> str:
-        """The end of what it has written to standard error."""
+        """The last lines of standard error."""
         return self._tail.text()
 
     def abort(self) -> None:
-        """Has it write its stacks to standard error and end, as faulthandler does for SIGABRT."""
+        """Sends SIGABRT, so that faulthandler writes its stacks to standard error."""
         with self._lock:
             if not self._how:
                 os.kill(self.pid, signal.SIGABRT)
 
     def kill(self) -> None:
-        """Ends it and its group; `wait` says when that is over."""
+        """Kills the process group; `wait` returns when it has ended."""
         with self._lock:
             if not self._how:
                 self._kill_group()
@@ -150,10 +150,10 @@ class ChildProcess:
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            pass  # nothing is left, or something that has become another user's
+            pass  # gone, or owned by another user
 
     def _read(self, stream: _Stream) -> int:
-        """Takes in what can be read now; returns how much, 0 at the end of the stream, -1 for nothing now."""
+        """Reads what is available; returns its size, 0 at the end of the stream, -1 if nothing is."""
         try:
             data = os.read(stream.file.fileno(), _READ_BYTES)
         except BlockingIOError:
@@ -175,7 +175,7 @@ class ChildProcess:
 
     def _ended(self) -> None:
         with self._lock:
-            # It is not reaped yet, so the number of its group is still its own.
+            # Not reaped, so its process group id is still valid.
             self._kill_group()
             status = self._popen.wait()
             self._how = describe_end(status)
@@ -197,14 +197,7 @@ class ChildProcess:
 
 
 class _Stream:
-    """A pipe that a worker prints to.
-
-    Attributes:
-        file: Our end.
-        level: The level of its lines in the log.
-        tail: Keeps its end; None if not needed.
-        lines: Cuts it into lines.
-    """
+    """The server's end of an output pipe; `tail` keeps the last bytes, `lines` splits it for the log."""
 
     __slots__ = ("file", "level", "lines", "tail")
 
@@ -233,17 +226,10 @@ def start_worker(
     role: Role,
     on_end: Callable[[], None] = lambda: None,
 ) -> tuple[ChildProcess, socket.socket]:
-    """Starts ``host/main.py`` in an environment; returns the process and our end of its socket.
-
-    Args:
-        monitor: The thread that starts it.
-        name: Name of the instance, for the log.
-        environment: Where.
-        role: What it is for.
-        on_end: See `ChildProcess`.
+    """Starts ``host/main.py`` in an environment; returns the process and the server's end of its socket.
 
     Raises:
-        UnavailableError: It can't be started.
+        UnavailableError: The start failed.
     """
     kind = socket.SOCK_SEQPACKET if role == "serve" else socket.SOCK_STREAM
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)

@@ -22,10 +22,10 @@ from conch.workers.supervision.crash_report import crashed, sentence
 from conch.workers.supervision.process_monitor import ProcessMonitor
 
 _END_S = 2.0
-"""How long a process may take to end once it has answered."""
+"""Timeout of the end of a process that has replied."""
 
 _LOOK_S = 0.1
-"""How often it is looked whether the answer is still wanted, and can still come."""
+"""Interval of checks whether the load was cancelled or the process died."""
 
 
 def complete_in_worker(
@@ -36,19 +36,11 @@ def complete_in_worker(
     file_name: str,
     settings: Settings,
 ) -> dict[str, Any]:
-    """The completed config.
-
-    Args:
-        monitor: The thread that starts the process.
-        environment: Where it runs.
-        config: The config in JSON form.
-        directory: The version's directory.
-        file_name: The model's file in it.
-        settings: How long it may take, and how much memory it may have.
+    """Completes a config in JSON form; settings limit time and memory.
 
     Raises:
-        ConchError: What the model raised, as if it had been asked in this process; or its process died; or
-            the load was stopped.
+        ConchError: The model's error, as if it had run in process; or its process died; or the load was
+            stopped.
     """
     name = config.get("name", "")
     log = WorkerLog(name)
@@ -64,7 +56,7 @@ def complete_in_worker(
     with ours:
         try:
             result = _Exchange(process, ours, log, timeout_s).ask(json.dumps(asked).encode())
-            # What the model's threads, children or exit handlers do is not waited for for ever.
+            # The wait for the model's threads, children and exit handlers is limited.
             process.wait(_END_S)
         except TimeoutError:
             raise UnavailableError(
@@ -91,14 +83,7 @@ class _StoppedError(Exception):
 
 
 class _Exchange:
-    """Sends one request to a process and reads its reply.
-
-    Args:
-        process: The process.
-        ours: Our end of its socket.
-        log: Logs what is to be logged.
-        timeout_s: How long it may take until it has answered; None for as long as it takes.
-    """
+    """Sends one request to a process, logs its records and reads its reply."""
 
     def __init__(
         self, process: ChildProcess, ours: socket.socket, log: WorkerLog, timeout_s: float | None
@@ -111,13 +96,10 @@ class _Exchange:
         ours.settimeout(_LOOK_S)
 
     def ask(self, question: bytes) -> dict[str, Any] | None:
-        """Asks, and logs what is to be logged until there is the answer.
-
-        Returns:
-            The answer; None if there will be none.
+        """Sends the request and waits for the reply; None if the process ends without one.
 
         Raises:
-            TimeoutError: It has taken too long.
+            TimeoutError: The timeout has passed.
             _StoppedError: The load was stopped.
         """
         try:
@@ -140,12 +122,12 @@ class _Exchange:
         rest = b""
         while True:
             self._look()
-            ended = bool(self._process.how)  # asked first: what it has sent by then is there to be read
+            ended = bool(self._process.how)  # checked first: what it sent before can then be read
             try:
                 data = self._socket.recv(1 << 16)
             except TimeoutError:
                 if ended:
-                    return None  # only something that it has left running holds its end
+                    return None  # only its children hold the other end
                 continue
             if not data:
                 return None

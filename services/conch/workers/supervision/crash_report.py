@@ -31,13 +31,7 @@ def sentence(how: str, why: str = "") -> str:
 
 
 def in_flight_error(name: str, detail: str, retry_after_ms: int) -> UnavailableError:
-    """The error for requests of an instance without a worker.
-
-    Args:
-        name: The instance's name.
-        detail: What is known beside that.
-        retry_after_ms: When it may have one again.
-    """
+    """The error for requests of an instance without a worker; `retry_after_ms` hints at the next restart."""
     healthy = not_healthy(name)
     message = detail if detail.startswith(healthy) else f"{healthy} {detail}"
     error = UnavailableError(
@@ -48,13 +42,7 @@ def in_flight_error(name: str, detail: str, retry_after_ms: int) -> UnavailableE
 
 
 def crashed(name: str, how: str, errors: str) -> UnavailableError:
-    """The error of a start whose worker has died before it could answer.
-
-    Args:
-        name: The instance's name.
-        how: How it ended, as a sentence.
-        errors: The end of what it wrote to standard error.
-    """
+    """The error of a worker that died during its start; `how` is a sentence, `errors` its last output."""
     text = f"{not_healthy(name)} {how}"
     last = _end(errors.rstrip(), _SHOWN_BYTES)
     return UnavailableError(f"{text} The last it wrote to standard error:\n{last}" if last else text)
@@ -67,11 +55,11 @@ def crash_report(
 
     Args:
         name: The instance's name.
-        pid: The number of its process.
+        pid: Its process id.
         how: How it ended, as a sentence.
-        errors: The end of what it wrote to standard error.
-        requests: The ids of the requests that it had.
-        executing_s: How long the oldest of their batches had been executed; None if there was none.
+        errors: Its last lines of standard error.
+        requests: The ids of its requests.
+        executing_s: Age of its oldest batch in seconds; None without one.
     """
     stack, before = split_errors(errors)
     lines = [f"worker of '{name}' (pid {pid}) died. {how}"]
@@ -100,7 +88,7 @@ def split_errors(errors: str) -> tuple[str, str]:
 
 
 def _end(text: str, most: int) -> str:
-    """The end of a text, from the beginning of a line where it is cut."""
+    """The last lines of a text, within the limit."""
     if len(text) <= most:
         return text
     cut = text[-most:]
@@ -108,13 +96,10 @@ def _end(text: str, most: int) -> str:
 
 
 class CrashRecord:
-    """Records why a worker was given up, and later how it ended.
-
-    Args:
-        name: The instance's name.
+    """Records why a worker was lost, and later how it ended.
 
     Attributes:
-        reason: Why the worker has been given up; None while it has not been.
+        reason: Why it was lost; None before.
     """
 
     def __init__(self, name: str) -> None:
@@ -125,7 +110,7 @@ class CrashRecord:
         self._explanation: ConchError | None = None
 
     def begin(self, reason: str) -> bool:
-        """Gives the worker up; False if it has been before."""
+        """Records the loss; False if it was recorded before."""
         with self._lock:
             if self.reason is not None:
                 return False

@@ -1,4 +1,7 @@
-"""What a worker prints: cut into lines for the log, within limits, and the end of it kept. Pure."""
+"""Splits a worker's output into log lines within a rate limit, and keeps its end. Pure.
+
+Used by: child_process.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,30 @@ from collections.abc import Iterator
 from conch.core.clock import Clock, monotonic_ns
 
 TAIL_BYTES = 65_536
-"""How much of the end of a worker's output is kept for a crash report."""
+"""Bytes of output kept for a crash report."""
 
 LINE_BYTES = 4_096
-"""How much of a line is logged."""
+"""Longest logged line, in bytes."""
 
 LINES_PER_SECOND = 100
 _WINDOW_NS = 1_000_000_000
 
 
 class Tail:
-    """The last bytes of a stream.
-
-    Args:
-        most: How many.
-    """
+    """The last `most` bytes of a stream."""
 
     def __init__(self, most: int = TAIL_BYTES) -> None:
         self._most = most
         self._kept = bytearray()
 
     def add(self, data: bytes) -> None:
-        """Adds what came."""
+        """Adds a chunk."""
         self._kept += data[-self._most :]
         if len(self._kept) > 2 * self._most:
             del self._kept[: -self._most]
 
     def text(self) -> str:
-        """The end of the stream, from a line's beginning where something was cut off."""
+        """The kept end as text, without a partial first line."""
         kept = bytes(self._kept[-self._most :])
         if len(self._kept) > self._most:
             kept = kept.partition(b"\n")[2] or kept
@@ -42,13 +41,7 @@ class Tail:
 
 
 class Lines:
-    """Cuts a stream into lines to be logged: so many in a second, each not longer than some length.
-
-    Args:
-        clock: Monotonic time in nanoseconds.
-        per_second: How many lines are logged in a second.
-        longest: How many bytes of a line.
-    """
+    """Splits a stream into lines for the log: at most `per_second`, each of at most `longest` bytes."""
 
     def __init__(
         self, clock: Clock = monotonic_ns, per_second: int = LINES_PER_SECOND, longest: int = LINE_BYTES
@@ -57,13 +50,13 @@ class Lines:
         self._per_second = per_second
         self._longest = longest
         self._begun = b""
-        self._cut = 0  # bytes of the line that is begun which are not kept
+        self._cut = 0  # bytes of the current line that were cut off
         self._window_ends_ns = 0
         self._told = 0
         self._left_out = 0
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that are complete with what came, as they are to be logged."""
+        """Adds a chunk; returns the lines to log."""
         if self._full():
             # Skips the split: a model may print faster than lines can be logged.
             self._leave_out(data.count(b"\n"))
@@ -86,17 +79,17 @@ class Lines:
         self._keep(rest)
 
     def end(self) -> Iterator[str]:
-        """What is left when the stream has ended."""
+        """Returns the last lines to log at the end of the stream."""
         if self._begun or self._cut:
             yield from self._end()
         yield from self._admitted()
 
     def _full(self) -> bool:
-        """Whether nothing more is logged for now."""
+        """True while the rate limit is used up."""
         return self._told >= self._per_second and self._clock() < self._window_ends_ns
 
     def _leave_out(self, count: int) -> None:
-        """Leaves out lines, of which the first has possibly begun before."""
+        """Skips and counts lines; the first may have started in an earlier chunk."""
         if count:
             self._left_out += count
             self._begun, self._cut = b"", 0

@@ -1,8 +1,10 @@
-"""The one thread of a server that starts worker processes, reads what they print and learns of their ends.
+"""The thread that starts worker processes, reads their output, learns of their ends and runs their timers.
 
-The kernel ends a worker with the *thread* that started it (``PR_SET_PDEATHSIG``), so all are started by one
-thread that lives for as long as any of them. That thread also has the timers of workers, so nothing polls.
-What it calls must not block.
+The kernel ends a worker with the *thread* that started it (``PR_SET_PDEATHSIG``), so one thread starts all of
+them and lives as long as any. Callbacks on it must not block.
+
+Owns: the selector, timers, queued calls. Threads and locks: `conch-workers`; a lock for queues.
+Used by: supervision.
 """
 
 from __future__ import annotations
@@ -25,15 +27,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LONGEST_WAIT_S = 3600.0
-"""The kernel takes no wait of more than 24 days; a timer may be further away."""
+"""Longest single wait; the kernel allows 24 days."""
 
 
 class Timer:
-    """A call in the future.
-
-    Args:
-        call: What is to be called.
-    """
+    """A scheduled call."""
 
     __slots__ = ("_call",)
 
@@ -41,22 +39,18 @@ class Timer:
         self._call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """Has it never be called, unless it is being called now."""
+        """Cancels the call unless it has started."""
         self._call = None
 
     def fire(self) -> None:
-        """Calls it, unless it was cancelled."""
+        """Runs the call unless it was cancelled."""
         call, self._call = self._call, None
         if call is not None:
             call()
 
 
 class ProcessMonitor:
-    """Runs calls, timers and readers of file descriptors on one thread, which ends with its last holder.
-
-    Args:
-        clock: Monotonic time in nanoseconds.
-    """
+    """Runs calls, timers and descriptor readers on one thread, which ends with its last holder."""
 
     def __init__(self, clock: Clock = monotonic_ns) -> None:
         self.clock = clock
@@ -70,10 +64,10 @@ class ProcessMonitor:
         self._selector: selectors.BaseSelector | None = None
 
     def hold(self) -> None:
-        """Has the thread run until `release`; to be called once for each.
+        """Keeps the thread running until the matching `release`.
 
         Raises:
-            OSError: There is no descriptor for it; nothing is held.
+            OSError: No descriptor is free; nothing is held.
         """
         with self._lock:
             if self._thread is None:
@@ -81,19 +75,19 @@ class ProcessMonitor:
             self._holders += 1
 
     def release(self) -> None:
-        """Takes one `hold` back; the thread ends with the last one."""
+        """Ends one `hold`; the thread ends with the last."""
         with self._lock:
             self._holders -= 1
             self._wake()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Calls a function soon on the thread; the monitor must have a holder."""
+        """Queues a call; needs a holder."""
         with self._lock:
             self._calls.append(function)
             self._wake()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Has the thread call a function, and returns or raises what it does; not for that thread itself."""
+        """Runs a function on the thread and waits for its result; not on that thread itself."""
         future: Future[T] = Future()
 
         def call() -> None:
@@ -106,7 +100,7 @@ class ProcessMonitor:
         return future.result()
 
     def at(self, time_ns: int, function: Callable[[], None]) -> Timer:
-        """Calls a function on the thread at a time; the monitor must have a holder."""
+        """Schedules a call; needs a holder."""
         timer = Timer(function)
         with self._lock:
             heapq.heappush(self._timers, (time_ns, next(self._numbers), timer))
@@ -115,12 +109,12 @@ class ProcessMonitor:
         return timer
 
     def watch(self, fd: int, function: Callable[[], object]) -> None:
-        """Calls a function whenever a descriptor can be read; only on the thread."""
+        """Calls a function whenever a descriptor is readable; only on the thread."""
         assert self._selector is not None, "the thread runs"
         self._selector.register(fd, selectors.EVENT_READ, function)
 
     def unwatch(self, fd: int) -> None:
-        """Ends that; only on the thread, before the descriptor is closed."""
+        """Stops watching a descriptor, before it is closed; only on the thread."""
         assert self._selector is not None, "the thread runs"
         self._selector.unregister(fd)
 
@@ -169,7 +163,7 @@ class ProcessMonitor:
                 _guarded(function)
             del calls, due
             for key, _ in selector.select(timeout):
-                if key.fd in selector.get_map():  # one before it may have ended it
+                if key.fd in selector.get_map():  # an earlier callback may have removed it
                     _guarded(key.data)
 
     def _due(self) -> list[Timer]:
@@ -183,5 +177,5 @@ class ProcessMonitor:
 def _guarded(function: Callable[[], object]) -> None:
     try:
         function()
-    except Exception:  # the thread is that of all workers
+    except Exception:  # the thread serves all workers
         log.exception("a step in the supervision of Python workers failed")

@@ -26,10 +26,10 @@ from enum import Enum
 FIRST_WAIT_NS = 100_000_000
 LONGEST_WAIT_NS = 30_000_000_000
 HEALTHY_NS = 60_000_000_000
-"""After so long all earlier deaths are forgotten."""
+"""Time of health that resets the back-off."""
 
 QUIET_WAIT_NS = 1_000_000_000
-"""For longer than this requests do not wait for a worker: they are refused."""
+"""Longest wait for a restart during which requests wait; beyond it they are refused."""
 
 
 class Phase(Enum):
@@ -48,9 +48,9 @@ class RestartPolicy:
 
     Attributes:
         phase: Its state.
-        wait_ns: How long it waits, or waited, for its current try.
-        try_ns: When the next try is, while it waits.
-        restarts: How many tries there were after the first start.
+        wait_ns: The wait before the current try.
+        try_ns: Time of the next try, in state WAITING.
+        restarts: Tries after the first start.
         reason: Why it does not serve.
     """
 
@@ -70,7 +70,7 @@ class RestartPolicy:
         self.reason = ""
 
     def lost(self, now_ns: int, reason: str) -> None:
-        """The worker that serves has died, or is being killed."""
+        """The serving worker has died, or is being killed."""
         self._expect(Phase.SERVING)
         self.phase = Phase.LOST
         self.reason = reason
@@ -81,17 +81,17 @@ class RestartPolicy:
             self._next_wait_ns = max(self.wait_ns // 2, FIRST_WAIT_NS)
 
     def ended(self, now_ns: int, reason: str) -> None:
-        """Nothing is left of the worker that was lost."""
+        """The lost worker's process has ended."""
         self._expect(Phase.LOST)
         self._wait(now_ns, reason)
 
     def failed(self, now_ns: int, reason: str) -> None:
-        """A try to start the worker has failed."""
+        """A start has failed."""
         self._expect(Phase.STARTING)
         self._wait(now_ns, reason)
 
     def begin(self) -> None:
-        """The next try begins."""
+        """The next start begins."""
         self._expect(Phase.WAITING)
         self.phase = Phase.STARTING
         self.restarts += 1
@@ -102,7 +102,7 @@ class RestartPolicy:
 
     @property
     def next_wait_ns(self) -> int:
-        """How long it will wait once its worker, which is lost, has ended."""
+        """The wait after the end of the lost worker."""
         return self._next_wait_ns
 
     @property
@@ -124,7 +124,7 @@ class RestartPolicy:
 
 
 def has_quorum(policies: Iterable[RestartPolicy]) -> bool:
-    """Whether enough of the instances of a model serve: half of them, rounded up, and at least one."""
+    """True if a quorum of instances serves: half of them, rounded up, at least one."""
     phases = [policy.phase for policy in policies]
     return phases.count(Phase.SERVING) >= max((len(phases) + 1) // 2, 1)
 

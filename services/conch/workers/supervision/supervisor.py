@@ -26,7 +26,7 @@ from conch.workers.supervision.worker_process import Launch, WorkerProcess
 log = logging.getLogger(__name__)
 
 _NO_THREAD_NS = 1_000_000_000
-"""When to try again to start a thread."""
+"""Wait before the next try to start a thread."""
 
 _NS_PER_MS = 1_000_000
 
@@ -35,14 +35,14 @@ class Supervisor:
     """Keeps one worker process serving an instance.
 
     Args:
-        launch: What the processes are started with.
+        launch: Settings of the processes.
         group: The instances of the model version.
-        tell: Called with the instance's readiness whenever that may have changed.
+        tell: Called with the instance's readiness after possible changes.
 
     Attributes:
-        link: The worker that serves; None while there is none.
-        limit: How long its executions may last; None for as long as they like.
-        warm_up: Has a further worker run what it has to before it serves; raises if that fails.
+        link: The serving worker, or None.
+        limit: Its execution limit, or None.
+        warm_up: Warms up a restarted worker before it serves; raises on failure.
     """
 
     def __init__(self, launch: Launch, group: WorkerGroup, tell: Callable[[Readiness | None], None]) -> None:
@@ -52,7 +52,7 @@ class Supervisor:
         self._group = group
         self._policy = RestartPolicy()
         self._member = Member(self._policy, launch.placement.passive, tell)
-        # All of these are changed under the group's lock.
+        # All changed under the group's lock.
         self.link: WorkerConnection | None = None
         self._worker: WorkerProcess | None = None
         self._timer: Timer | None = None
@@ -67,10 +67,10 @@ class Supervisor:
         self.warm_up: Callable[[WorkerConnection], None] | None = None
 
     def open(self) -> None:
-        """Has the first worker load the model, and serve.
+        """Starts the first worker and loads the model.
 
         Raises:
-            ConchError: The worker could not be started, or what the model raised, or how the worker died.
+            ConchError: The start failed, the model raised, or the worker died.
         """
         calls, waiter = self._launch.calls, self._launch.waiter
         self._monitor.hold()
@@ -86,14 +86,7 @@ class Supervisor:
         self._group.join(self._member)
 
     def await_worker(self, again: OnAvailable) -> bool:
-        """Registers a callback for when requests need not wait any more.
-
-        Args:
-            again: Called then.
-
-        Returns:
-            True if requests should wait; if false, the callback is not registered.
-        """
+        """Registers a callback for when requests need not wait; False if they need not wait now."""
         with self._group.lock:
             if self.link is not None or self._group.hopeless or self._closed:
                 return False
@@ -117,7 +110,7 @@ class Supervisor:
             return WorkerStatus(policy.phase.value, policy.restarts, pid, policy.reason)
 
     def close(self) -> None:
-        """Has the worker finalize the model and end, kills it if it does not, and waits for its end."""
+        """Asks the worker to finalize and exit, kills it on a timeout, waits for its end."""
         with self._group.lock:
             serving = self._policy.phase is Phase.SERVING
             self._policy.close()
@@ -140,10 +133,10 @@ class Supervisor:
     # --- starting ------------------------------------------------------------------------------------------
 
     def _start(self) -> WorkerProcess:
-        """Starts a worker and has it load the model.
+        """Starts a worker and loads the model.
 
         Raises:
-            ConchError: See `open`; nothing is left of the worker.
+            ConchError: See `open`; the worker has ended.
         """
         start_ns = self._monitor.clock()
         worker = WorkerProcess(self._launch, self)
@@ -163,10 +156,10 @@ class Supervisor:
         return worker
 
     def _serve(self, worker: WorkerProcess) -> None:
-        """Has a worker that has loaded the model serve."""
+        """Puts a loaded worker into service."""
         with self._group.lock:
             if self._closed:
-                return  # `close` sees to the worker
+                return  # `close` ends the worker
             self._policy.served(self._monitor.clock())
             self._member.check = worker.link.readiness
             self.link = worker.link
@@ -180,7 +173,7 @@ class Supervisor:
             self.lost(worker)
 
     def _tidy_later(self, link: WorkerConnection) -> None:
-        """Has memory that is idle given back once in a while, for as long as a worker serves."""
+        """Returns idle memory periodically while a worker serves."""
         with self._group.lock:
             if self.link is link:
                 time_ns = self._monitor.clock() + IDLE_NS
@@ -234,26 +227,26 @@ class Supervisor:
 
             def run() -> None:
                 if before is not None:
-                    before.join()  # it is about to end: it has made this step's timer, if it did that at all
+                    before.join()  # it is about to end; it has set this step's timer
                 step()
 
             thread = threading.Thread(target=run, name=f"conch-{self._name}-restart", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # there are too many
+            except RuntimeError as error:  # too many threads
                 log.error("worker of '%s' can't be started again yet: %s", self._name, error)
                 again_ns = self._monitor.clock() + _NO_THREAD_NS
                 self._timer = self._monitor.at(again_ns, partial(self._run, step))
             else:
                 self._thread = thread
 
-    # --- dying ---------------------------------------------------------------------------------------------
+    # --- ending --------------------------------------------------------------------------------------------
 
     def losing(self, worker: WorkerProcess) -> int:
         """See `Owner.losing`."""
         with self._group.lock:
             if self._policy.phase is Phase.SERVING and self._worker is worker:
-                # From here on requests wait for the next one, and those that it has are answered.
+                # From here on new requests wait for the next worker; those in flight fail.
                 self.link, self._member.check = None, None
                 self._policy.lost(self._monitor.clock(), "")
             return max((self._policy.next_wait_ns + self._start_ns) // _NS_PER_MS, 1)
@@ -269,6 +262,6 @@ class Supervisor:
         self._wait()
 
     def _executing(self) -> WorkerProcess | None:
-        """The process that is to be killed if an execution in it hangs; None where it ends in any case."""
+        """The process to kill if an execution hangs; None if it is ending anyway."""
         with self._group.lock:
             return self._worker if self._policy.phase in (Phase.SERVING, Phase.STARTING) else None

@@ -26,10 +26,9 @@ class Watchdog:
     """Watches the executions of one instance.
 
     Args:
-        monitor: Has the timer.
-        limit_s: How long an execution may last.
-        on_hang: Called on the monitor's thread with the number of an execution that has lasted longer, once
-            for each; must not block.
+        monitor: Runs the timer.
+        limit_s: Limit of an execution in seconds.
+        on_hang: Called on the monitor's thread, once for each execution beyond the limit, with its number.
     """
 
     def __init__(self, monitor: ProcessMonitor, limit_s: float, on_hang: Callable[[int], None]) -> None:
@@ -39,7 +38,7 @@ class Watchdog:
         self._on_hang = on_hang
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._starts: dict[int, int] = {}  # in the order of the starts, and so of the ends of their time
+        self._starts: dict[int, int] = {}  # in order of their starts, and so of their deadlines
         self._timer: Timer | None = None
 
     def begin(self) -> int:
@@ -80,7 +79,7 @@ class Watchdog:
             hanging = [number for number, start in self._starts.items() if start + self._limit_ns <= now]
             for number in hanging:
                 del self._starts[number]
-            # Most executions end in time, so the timer is not theirs: it looks for the oldest of those left.
+            # Most executions end in time, so one timer watches the oldest.
             oldest = next(iter(self._starts.values()), None)
             if oldest is not None:
                 self._arm(oldest)
@@ -95,27 +94,27 @@ class ExecutingConnection(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the worker has been given up."""
+        """True once the worker is lost."""
 
     def kept(self, batch: Batch) -> Sequence[OpenRequest]:
-        """The requests of a batch that is done which the worker has and has not answered."""
+        """Open requests of a batch that is done."""
 
 
 class AbortableProcess(Protocol):
-    """A process that can be ended."""
+    """A process that can be aborted."""
 
     def abort(self, why: str) -> None:
-        """Kills it, with its stacks in its report."""
+        """Kills it; its crash report gets the stacks."""
 
 
 class ExecutionLimit:
-    """How long the executions of an instance may last; a process in which one lasts longer is killed.
+    """The execution limit of an instance; kills the process that exceeds it.
 
     Args:
-        monitor: Has the timer.
+        monitor: Runs the timer.
         name: The instance's name.
-        limit_s: How long they may last.
-        executing: Gives the process that is to be killed; None if there is none, or it ends in any case.
+        limit_s: Limit in seconds.
+        executing: Returns the process to kill; None if it is ending anyway.
     """
 
     def __init__(
@@ -137,16 +136,7 @@ class ExecutionLimit:
     def watch(
         self, link: ExecutingConnection, batch: Batch, done: Callable[[Outcome], None]
     ) -> Callable[[Outcome], None]:
-        """Begins to watch a batch that is about to be sent.
-
-        Args:
-            link: The worker.
-            batch: The batch.
-            done: Takes the outcome.
-
-        Returns:
-            What is to take the outcome instead.
-        """
+        """Watches a batch that is about to be sent; returns the callback that replaces `done`."""
         return _Watched(self.watchdog, link, batch, done, self._error)
 
     def close(self) -> None:
@@ -162,24 +152,16 @@ class ExecutionLimit:
         )
 
     def _hung(self, number: int) -> None:
-        """An execution has taken too long; on the monitor's thread."""
+        """Kills the process of an execution beyond the limit; on the monitor's thread."""
         process = self._executing()
         if process is None:
             return
-        self._hung_numbers.add(number)  # before those are told who have something in the process
+        self._hung_numbers.add(number)  # before the connection fails what is in flight
         process.abort(self._text)
 
 
 class _Watched:
-    """Takes the outcome of a batch that must not last too long; a coroutine lasts until it has answered all.
-
-    Args:
-        hangs: Notices when it does.
-        link: The worker.
-        batch: The batch.
-        done: Takes the outcome.
-        error: The error for an execution of this number, if it has hung.
-    """
+    """Receives the outcome of a watched batch; a coroutine is watched until its last response."""
 
     def __init__(
         self,
@@ -198,7 +180,7 @@ class _Watched:
         self._number = hangs.begin()
 
     def __call__(self, outcome: Outcome) -> None:
-        """Takes the outcome."""
+        """Passes the outcome on, or the error of the limit."""
         link = self._link
         if isinstance(outcome, BaseException):
             outcome = self._error(self._number) or outcome

@@ -19,7 +19,7 @@ OnAvailable = Callable[[], None]
 
 
 class NotReady:
-    """The readiness of an instance whose model has lost too many workers."""
+    """Readiness of an instance whose group has no quorum."""
 
     def start(self) -> None:
         """Does nothing."""
@@ -38,10 +38,10 @@ class Member:
 
     Attributes:
         policy: Its restart policy; changed under the group's lock.
-        passive: Whether it takes no requests, so that it does not count.
-        check: The worker's own readiness; None if it reports none.
+        passive: It takes no requests and does not count.
+        check: The worker's own readiness, or None.
         again: Callbacks for when it accepts batches.
-        tell: Called with the instance's readiness whenever that may have changed.
+        tell: Called with the instance's readiness after possible changes.
     """
 
     policy: RestartPolicy
@@ -55,7 +55,7 @@ class WorkerGroup:
     """The instances of a model version; its lock guards their policies.
 
     Attributes:
-        notes: What the model does against its config.
+        notes: Deviations of the model from its config.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class WorkerGroup:
 
     @property
     def hopeless(self) -> bool:
-        """Whether requests are refused, as no worker is there or will be soon; asked with the lock held."""
+        """True if no worker serves or will soon, so that requests are refused; needs the lock."""
         return self._hopeless
 
     def join(self, member: Member) -> None:
@@ -76,14 +76,14 @@ class WorkerGroup:
         self.changed()
 
     def leave(self, member: Member) -> None:
-        """Takes one out."""
+        """Removes an instance."""
         with self.lock:
             if member in self._members:
                 self._members.remove(member)
         self.changed()
 
     def changed(self) -> None:
-        """To be called without the lock after an instance changes state."""
+        """Updates all members after a change of state; call without the lock."""
         with self.lock:
             active = [member.policy for member in self._members if not member.passive]
             self._hopeless = bool(active) and all_hopeless(active)

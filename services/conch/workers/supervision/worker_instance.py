@@ -1,4 +1,4 @@
-"""One instance of a model in a process of its own, as the core sees it."""
+"""An instance in a worker process, as the core's `BackendInstance`. Used by: worker_placement."""
 
 from __future__ import annotations
 
@@ -26,12 +26,7 @@ from conch.workers.supervision.worker_process import Launch
 
 
 class WorkerInstance(BackendInstance):
-    """An instance whose model runs in a worker process; `open` it.
-
-    Args:
-        launch: What its processes are started with.
-        group: The instances of its model version.
-    """
+    """An instance whose model runs in a worker process; made by `open`."""
 
     starts_async: ClassVar[bool] = True
 
@@ -50,22 +45,13 @@ class WorkerInstance(BackendInstance):
         monitor: ProcessMonitor,
         group: WorkerGroup,
     ) -> WorkerInstance:
-        """Makes an instance and has its first worker load the model.
-
-        Args:
-            spec: The model version.
-            placement: Where the instance runs.
-            settings: How it runs.
-            environment: What its processes are started in.
-            calls: What the model may ask of the server.
-            monitor: Starts and watches its processes.
-            group: The instances of its model version.
+        """Makes an instance and loads the model in its first worker.
 
         Raises:
-            ConchError: The worker could not be started, or what the model raised, or how the worker died.
+            ConchError: The start failed, the model raised, or the worker died.
         """
         waiter = WorkerWaiter(calls, placement.name, spec)
-        families = current_families()  # of the server that loads the model
+        families = current_families()  # the server's thread that loads the model
         launch = Launch(spec, placement, settings, environment, calls, waiter, families, monitor, group.notes)
         instance = cls(launch, group)
         instance.supervisor.open()
@@ -76,7 +62,7 @@ class WorkerInstance(BackendInstance):
         return _wait_for(self, batch)
 
     def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
-        """Sends a batch to the worker; see `BackendInstance.begin`."""
+        """Sends a batch to the worker; see `BackendInstance.start`."""
         link = self.supervisor.link
         if link is None:
             done(self.supervisor.refusal())
@@ -94,19 +80,19 @@ class WorkerInstance(BackendInstance):
         )
 
     def available(self, on_available: OnAvailable) -> bool:
-        """False while requests had better wait for the worker; see `BackendInstance.available`."""
+        """False while requests should wait for a restart; see `BackendInstance.available`."""
         return self.supervisor.link is not None or not self.supervisor.await_worker(on_available)
 
     def set_warm_up(self, warm_up: Callable[[BackendInstance], None]) -> None:
-        """Has each further worker be warmed up before it serves; see `BackendInstance.set_warm_up`."""
+        """Sets the warm-up of restarted workers; see `BackendInstance.set_warm_up`."""
         self.supervisor.warm_up = lambda link: warm_up(_Loaded(link, self.limit))
 
     def worker(self) -> WorkerStatus:
-        """What its worker is in; see `BackendInstance.worker`."""
+        """State of its worker; see `BackendInstance.worker`."""
         return self.supervisor.status()
 
     def close(self) -> None:
-        """Has the worker finalize the model and end, kills it if it does not, and waits for its end."""
+        """Ends the worker; see `Supervisor.close`."""
         self.supervisor.close()
 
     def _set_readiness(self, readiness: Readiness | None) -> None:
@@ -114,12 +100,7 @@ class WorkerInstance(BackendInstance):
 
 
 class _Loaded(BackendInstance):
-    """A worker that has loaded the model again, and does not serve yet.
-
-    Args:
-        link: The worker.
-        limit: How long its executions may last; None for as long as they like.
-    """
+    """A restarted worker before it serves, for its warm-up."""
 
     starts_async: ClassVar[bool] = True
 
@@ -138,7 +119,7 @@ class _Loaded(BackendInstance):
 
 
 def _wait_for(instance: BackendInstance, batch: Batch) -> Sequence[InferenceResponse | None] | None:
-    """Runs a batch on an instance with `begins`, and waits for it."""
+    """Runs a batch on an asynchronous instance and waits for it."""
     outcomes: list[Outcome] = []
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Models whose instances run in workers, as the Python backend hands them out."""
+"""Models whose instances run in workers. Used by: the Python backend."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from conch.workers.supervision.worker_instance import WorkerInstance
 
 
 class Workers:
-    """The workers of all models of one program; their monitor runs while there are any."""
+    """The workers of all models of a program; they share a monitor."""
 
     def __init__(self) -> None:
         self._monitor = ProcessMonitor()
 
     def run(self, spec: ModelSpec) -> bool:
-        """Whether the instances of a model version run in workers.
+        """True if the instances of a model version run in workers.
 
         Raises:
-            InvalidArgumentError: What is said about it can't be.
+            InvalidArgumentError: The settings contradict each other.
         """
         return placement_of(spec) == "worker"
 
@@ -49,15 +49,7 @@ class Workers:
         parameters: Mapping[str, str],
         options: Mapping[str, str],
     ) -> bool:
-        """The same, for a model whose config is not complete yet.
-
-        Args:
-            config: The config in JSON form.
-            directory: The version's directory.
-            file_name: The model's file in it.
-            parameters: The config's parameters.
-            options: The backend's options.
-        """
+        """As `run`, for the completion of a config."""
         name = config.get("name", "")
         asked = EnvironmentSpec.read(name, directory, file_name, parameters, options)
         return resolve_placement(name, asked, parameters, options) == "worker"
@@ -70,7 +62,7 @@ class Workers:
         parameters: Mapping[str, str],
         options: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Asks a model's `auto_complete_config`; see `conch.core.backend.Backend.complete_config`."""
+        """Runs a model's `auto_complete_config`; see `Backend.complete_config`."""
         name = config.get("name", "")
         asked = EnvironmentSpec.read(name, directory, file_name, parameters, options)
         settings = Settings.read(name, parameters, options)
@@ -81,14 +73,10 @@ class Workers:
             environment.release()
 
     def load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
-        """Makes ready what the workers of a model version run in.
-
-        Args:
-            spec: The model version.
-            calls: What the model may ask of the server; None for a server without any other model.
+        """Resolves the environment of a model version; `calls` is None without other models.
 
         Raises:
-            ConchError: It can't be made ready.
+            ConchError: The environment can't be made.
         """
         settings = Settings.of(spec)
         if calls is None:

@@ -33,37 +33,26 @@ from conch.workers.supervision.process_monitor import ProcessMonitor, Timer
 log = logging.getLogger(__name__)
 
 _CLOSE_S = 30.0
-"""How long a model's `finalize` may take."""
+"""Timeout of a model's `finalize`."""
 
 _END_S = 5.0
-"""How long a worker may take to end once it has finalized its model."""
+"""Timeout of the process's end after `finalize`."""
 
 _GRACE_S = 0.2
-"""A process whose socket is closed has usually ended; if not, it is killed after so long."""
+"""Time after the end of its socket at which a process is killed."""
 
 _LOOK_S = 0.1
-"""How often a start looks whether it is still wanted."""
+"""Interval at which a start checks for cancellation."""
 
 _WELL = "exited with status 0"
 
 _ABORT_NS = 1_000_000_000
-"""A process that does not end when it is aborted is killed after so long."""
+"""Time after an abort at which a process is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What all processes of an instance are started with.
-
-    Attributes:
-        spec: The model version.
-        placement: Where the instance runs.
-        settings: How it runs.
-        environment: What its processes are started in.
-        calls: What the model may ask of the server.
-        waiter: The instance, as one that waits for calls.
-        families: The metrics that the model makes.
-        monitor: Starts and watches its processes.
-    """
+    """Settings of all processes of an instance; `waiter` is the instance in deadlock detection."""
 
     spec: ModelSpec
     placement: Placement
@@ -85,27 +74,27 @@ class ProcessOwner(Protocol):
     """Receives the loss and the end of a process."""
 
     def losing(self, worker: WorkerProcess) -> int:
-        """It can't be used any more; returns in how many ms another try of its requests makes sense."""
+        """The worker is lost; returns the retry hint for its requests in ms."""
 
     def lost(self, worker: WorkerProcess) -> None:
-        """It has ended, and everything that it had has been answered; on any thread."""
+        """The process has ended and all its requests are completed; on any thread."""
 
 
 class WorkerProcess:
     """One process of an instance, from its start to its end.
 
     Args:
-        launch: What it is started with.
+        launch: Settings.
         owner: Receives its end.
 
     Attributes:
         process: The process.
         link: The connection to the worker.
-        over: Whether it has ended and everything that it had has been answered.
-        how: How it ended, with the reason where that is not its own.
+        over: True once it has ended and all its requests are completed.
+        how: How it ended, and why if it was killed.
 
     Raises:
-        UnavailableError: The process can't be started.
+        UnavailableError: The start failed.
     """
 
     def __init__(self, launch: Launch, owner: ProcessOwner) -> None:
@@ -143,10 +132,10 @@ class WorkerProcess:
         return sentence(self.process.how, self._why)
 
     def load(self, timeout_s: float | None) -> None:
-        """Loads the model in it.
+        """Loads the model.
 
         Raises:
-            ConchError: What the model raised, or how the process ended.
+            ConchError: The model raised, or the process ended.
         """
         timer: Timer | None = None
         if timeout_s is not None:
@@ -169,11 +158,7 @@ class WorkerProcess:
             raise self._error
 
     def close(self, serving: bool) -> None:
-        """Ends it, gracefully if it serves, and waits.
-
-        Args:
-            serving: Whether it serves; it is asked to finalize the model then.
-        """
+        """Ends the process and waits; a serving one is asked to finalize its model first."""
         ended = serving and self.link.close(_CLOSE_S)
         if not ended:
             if serving:
@@ -191,13 +176,13 @@ class WorkerProcess:
             log.error("%s", self.report())
 
     def end(self) -> None:
-        """Ends what is left of it."""
+        """Kills what is left of the process group."""
         self.process.kill()
         self.process.wait()
         self.link.lose("it could not be loaded")
 
     def abort(self, why: str) -> None:
-        """Kills it, with its stacks in its report."""
+        """Kills it; its crash report gets the stacks."""
         self._why = self._why or why
         self.process.abort()
         self._launch.monitor.at(self._launch.monitor.clock() + _ABORT_NS, self.process.kill)
@@ -214,11 +199,7 @@ class WorkerProcess:
         self._loaded.set()
 
     def _explain(self, reason: str) -> ConchError:
-        """The error for all that the worker has, when its link is lost: waits for how its process ends.
-
-        Args:
-            reason: What is wrong with it; empty if its socket has simply ended.
-        """
+        """Waits for the end of the process; returns the error for its requests. `reason` may be empty."""
         retry_after_ms = self._owner.losing(self)
         if not reason and not self.process.wait(_GRACE_S):
             reason = "it has closed its socket"
@@ -233,9 +214,9 @@ class WorkerProcess:
         return in_flight_error(self._name, self.how, retry_after_ms)
 
     def _process_ended(self) -> None:
-        """On the monitor's thread."""
+        """Runs on the monitor's thread."""
         if self._channel is not None:
-            self._channel.shut_down()  # a child of it may hold the other end open
+            self._channel.shut_down()  # its children may hold the other end open
 
     def _link_lost(self, reason: str) -> None:
         self.over = True
