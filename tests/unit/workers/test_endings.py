@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tests.support.core import WAIT_S, Answers
 from tests.support.servers import eventually
 from tests.support.workers import model_spec, request_of, worker
 
-import conch.testing
 from conch.core.clock import monotonic_ns
 from conch.core.errors import (
     ConchError,
@@ -27,7 +26,7 @@ from conch.core.execution.response_tracker import ResponseTracker
 from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import SequenceBatching
-from conch.testing.model_repository import Placement
+from conch.testing.model_repository import Placement, Repository
 
 pytestmark = pytest.mark.process
 
@@ -116,8 +115,8 @@ def model(directory: Path, source: str, placement: Placement, more: str = "") ->
     version.mkdir(parents=True)
     (version / "model.py").write_text(MODEL + source)
     (version.parent / "config.pbtxt").write_text(CONFIG + more)
-    with conch.testing.load(version.parent, placement=placement) as loaded:
-        yield loaded._model
+    with closing(Repository(placement)) as repository:
+        yield repository.load(version.parent)
 
 
 def submit(served: Any, how: str) -> Reader:
