@@ -1,4 +1,4 @@
-"""Archives: what they may contain, and what they must not do."""
+"""Archives: permitted and forbidden members, digests."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ def test_half_an_archive_is_none(tmp_path: Path, folder: Path, share: float) -> 
 
 def test_unpacking_can_be_stopped(tmp_path: Path, folder: Path) -> None:
     archive = tar_of(tmp_path / "archive", *((f"f{n}", b"x") for n in range(10)))
-    asked: list[None] = []
+    polls: list[None] = []
 
     def stopped() -> bool:
-        asked.append(None)
-        return len(asked) > 3
+        polls.append(None)
+        return len(polls) > 3
 
     with pytest.raises(UnavailableError, match="the load was stopped while"):
         unpack(archive, folder, "env", stopped)

@@ -1,4 +1,4 @@
-"""The cache: made once, whole or not at all, and never taken from under anybody."""
+"""The cache: entries are made once, are complete or absent, and stay while in use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Maker:
 
 
 def keys(cache: EnvironmentCache) -> set[str]:
-    """The environments that are there, of which nothing else may be there either."""
+    """Keys of the environments; the directory holds nothing else."""
     names = {path.name for path in cache.directory.iterdir()}
     found = {name for name in names if not name.endswith(".lock")}
     assert names == found | {f"{key}.lock" for key in found}
@@ -75,8 +75,8 @@ def test_many_at_once_make_it_once(tmp_path: Path) -> None:
     assert maker.made == 1
 
 
-def test_who_waits_to_make_it_uses_what_another_one_has_made(tmp_path: Path) -> None:
-    """Also if that one has gone from making it to using it between two tries."""
+def test_a_waiting_load_uses_the_entry_of_another_maker(tmp_path: Path) -> None:
+    """Even if the maker turns into a user between two tries."""
     cache, waits = EnvironmentCache(tmp_path), threading.Event()
 
     def stopped() -> bool:
@@ -102,7 +102,7 @@ def test_who_waits_to_make_it_uses_what_another_one_has_made(tmp_path: Path) -> 
 def test_one_that_is_in_use_and_has_lost_its_record_is_made_beside_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By somebody who has tidied up: nobody makes it, so there is nothing to wait for."""
+    """The record was deleted by hand; no maker exists to wait for."""
     cache, maker = EnvironmentCache(tmp_path), Maker()
     used = [use(cache, "x", maker)]
     for count in (2, 3):
@@ -173,7 +173,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.process
 def test_processes_wait_for_one_another(tmp_path: Path) -> None:
-    """And who waits for one that is killed in the middle makes it anew."""
+    """A waiting process makes it anew if the maker is killed."""
     cache, count = tmp_path / "cache", tmp_path / "count"
     with started(cache, count) as first:
         assert line(first) == "making"
@@ -193,7 +193,7 @@ def test_processes_wait_for_one_another(tmp_path: Path) -> None:
 
 
 def any_of(first: subprocess.Popen[str], second: subprocess.Popen[str]) -> bool:
-    """Waits until one of two makes it; whether it is the first."""
+    """Waits until one of two makes it; True if it is the first."""
     import select
 
     assert first.stdout is not None
@@ -218,7 +218,7 @@ def test_what_a_crash_left_behind_is_removed_with_the_next(tmp_path: Path) -> No
 
 @pytest.mark.process
 def test_what_a_tool_still_works_on_is_left_alone(tmp_path: Path) -> None:
-    """A tool holds the lock as well, so it counts as long as it lives."""
+    """A running tool inherits the lock, so the entry is in use."""
     cache = EnvironmentCache(tmp_path)
     tools: list[subprocess.Popen[bytes]] = []
 
@@ -227,7 +227,7 @@ def test_what_a_tool_still_works_on_is_left_alone(tmp_path: Path) -> None:
         return {}
 
     cache.obtain("x", make, "x").release()
-    os.truncate(tmp_path / "x" / "complete.json", 0)  # as if it were not whole
+    os.truncate(tmp_path / "x" / "complete.json", 0)  # as if it were incomplete
     use(cache, "y").release()
     assert keys(cache) == {"x", "y"}
     for tool in tools:
@@ -250,11 +250,11 @@ def test_waiting_can_be_stopped(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(cache.obtain, "x", make, "x")
         assert making.wait(30)
-        asked: list[None] = []
+        polls: list[None] = []
 
         def stopped() -> bool:
-            asked.append(None)
-            return len(asked) == 3
+            polls.append(None)
+            return len(polls) == 3
 
         with pytest.raises(UnavailableError, match="stopped while another process made its environment"):
             cache.obtain("x", make, "x", stopped)
@@ -334,7 +334,7 @@ def test_where_it_is_and_how_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lock_that_is_removed_is_not_held(tmp_path: Path) -> None:
-    """One load after another makes, releases and has it pruned: none ends up with a folder that goes."""
+    """Loads make, release and prune it in turn; none gets a folder that is removed."""
     cache = EnvironmentCache(tmp_path, limit_mb=0)
     wrong: list[str] = []
 

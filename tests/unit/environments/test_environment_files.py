@@ -1,4 +1,4 @@
-"""What a model asks for, read from its config and the files beside it."""
+"""Environment specs, read from a model's config and files."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def key(root: Path, name: str, files: dict[str, str]) -> str:
 
 
 def test_the_key_is_that_of_the_contents_wherever_they_are(tmp_path: Path) -> None:
-    """Also of the files that a list names, however deep; not of the rest of a script."""
+    """Nested lists count at any depth; the rest of a script does not."""
     files = {
         "requirements.txt": "-r more.txt\n--constraint=limits.txt\n./local.whl\nx==1\n",
         "more.txt": "-r requirements.txt\ny\n",
@@ -108,7 +108,7 @@ def test_the_key_is_that_of_the_contents_wherever_they_are(tmp_path: Path) -> No
     assert script != key(tmp_path, "e", {"1/model.py": SCRIPT.replace("pillow", "scipy")})
 
 
-BESIDE = {
+RELATIVE = {
     "a directory": "./preproc",
     "a directory without a dot": "preproc/",
     "what follows is not its name": "./preproc[extra] ; python_version > '3'  # more",
@@ -125,9 +125,9 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("line", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("line", RELATIVE.values(), ids=RELATIVE)
 def test_what_lies_beside_a_list_is_that_list_s_own(tmp_path: Path, line: str) -> None:
-    """The same text means something else beside another model, or another version."""
+    """Relative paths differ between models and versions."""
     files = {"requirements.txt": line, "more.txt": "./preproc"}
     assert key(tmp_path, "a", files) != key(tmp_path, "b", files)
     assert key(tmp_path, "a", files) == key(tmp_path, "a", files)
@@ -222,7 +222,7 @@ def test_what_lies_beside_a_lock(tmp_path: Path, package: str, own: bool) -> Non
     ],
 )
 def test_wheels_that_a_list_names_count(tmp_path: Path, line: str) -> None:
-    """By what is in them, and without reading them to find out what a model asks for."""
+    """Their contents count for the key; reading the spec does not open them."""
     directory = tmp_path / "m"
     files = {"requirements.txt": line.format(directory=directory), "x-1.0-py3-none-any.whl": "1"}
     packages = packages_of(tmp_path, "m", files)
@@ -323,12 +323,12 @@ def test_what_is_to_be_ignored_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [{"requirements.txt": "x"}, {"1/model.py": SCRIPT}])
-def test_the_placement_follows_unless_somebody_has_said_it(tmp_path: Path, files: dict[str, str]) -> None:
+def test_the_placement_follows_unless_it_is_configured(tmp_path: Path, files: dict[str, str]) -> None:
     assert placement_of(model(tmp_path, files)) == "worker"
     assert placement_of(model(tmp_path, files, {"CONCH_PLACEMENT": "worker"})) == "worker"
-    said = [({"CONCH_PLACEMENT": "in_process"}, {}), ({}, {"placement": "in_process"})]
+    settings = [({"CONCH_PLACEMENT": "in_process"}, {}), ({}, {"placement": "in_process"})]
     names = ["parameter 'CONCH_PLACEMENT'", "--backend-config=python,placement"]
-    for (parameters, options), name in zip(said, names, strict=True):
+    for (parameters, options), name in zip(settings, names, strict=True):
         with pytest.raises(InvalidArgumentError, match="only a worker process can have") as caught:
             placement_of(model(tmp_path, files, parameters, options))
         assert name in caught.value.message

@@ -1,4 +1,4 @@
-"""Environments as a whole: what a worker would be started with, and that it starts with it."""
+"""Environments from spec to worker: interpreter, variables, packages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def only(wheels: Path, *lines: str) -> str:
 
 
 def run(environment: Environment, code: str) -> Any:
-    """What a worker of an environment would evaluate."""
+    """Evaluates code in an environment, as a worker would."""
     command = [str(environment.python), "-c", f"import json; print(json.dumps({code}))"]
     done = subprocess.run(command, env=environment.variables, capture_output=True, check=True, text=True)
     return json.loads(done.stdout)
@@ -76,7 +76,7 @@ def environment_released(environment: Environment) -> Iterator[Environment]:
 
 
 def uses(environment: Environment) -> tuple[str, str]:
-    """The prefix and numpy's version."""
+    """Prefix and numpy version of an environment, which is released."""
     prefix, version = run(environment, "[__import__('sys').prefix, __import__('numpy').__version__]")
     environment.release()
     return prefix, version
@@ -115,7 +115,7 @@ def test_workers_inherit_no_secrets(
         make_venv(tmp_path / "venv")
         parameters["EXECUTION_ENV_PATH"] = str(tmp_path / "venv")
     passes = EnvironmentSpec.of(model(tmp_path, {}, {"CONCH_PASS_ENVIRONMENT": "OTHER"}))
-    assert passes.reason == "parameter 'CONCH_PASS_ENVIRONMENT'"  # or it would have no effect in process
+    assert passes.reason == "parameter 'CONCH_PASS_ENVIRONMENT'"  # it has no effect in process
     environment = environment_for(model(tmp_path, {}, parameters), cache)
     found = run(environment, "dict(__import__('os').environ)")
     assert {"OMP_NUM_THREADS", "TMPDIR", "AWS_SECRET_ACCESS_KEY", "OTHER"} <= found.keys()
@@ -143,7 +143,7 @@ def test_a_venv(tmp_path: Path, cache: EnvironmentCache, monkeypatch: pytest.Mon
     assert environment.variables["VIRTUAL_ENV"] == str(tmp_path / "m" / "venv")
     assert environment.variables["PATH"].startswith(f"{tmp_path}/m/venv/bin:")
     assert "PYTHONHOME" not in environment.variables
-    # Behind what is installed there, not before it.
+    # After the installed packages.
     assert environment.paths == (tmp_path, Path.cwd() / "relative")
     assert environment.version == ".".join(map(str, sys.version_info[:3]))
     assert uses(environment) == (str(tmp_path / "m" / "venv"), np.__version__)
@@ -152,11 +152,11 @@ def test_a_venv(tmp_path: Path, cache: EnvironmentCache, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def conda(tmp_path: Path) -> Path:
-    """A directory like a conda environment: no venv, but with libraries and scripts of its own."""
+    """A directory like a conda environment: no venv, but with libraries and scripts."""
     prefix = tmp_path / "conda"
     (prefix / "bin").mkdir(parents=True)
     (prefix / "lib").mkdir()
-    # The interpreter has its modules elsewhere; what it is told is what matters here.
+    # The modules lie elsewhere; only the variables matter here.
     (prefix / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (prefix / "bin" / "python").chmod(0o755)
     scripts = prefix / "etc" / "conda" / "activate.d"
@@ -180,7 +180,7 @@ def test_a_conda_environment_is_activated(
 
 
 def test_an_archive_is_unpacked_once(tmp_path: Path, cache: EnvironmentCache, conda: Path) -> None:
-    """And knows where it is, which `conda-unpack` has told it."""
+    """`conda-unpack` runs once and adapts its paths."""
     (conda / "bin" / "conda-unpack").write_text(
         "import os, sys\n"
         "prefix = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n"
@@ -278,7 +278,7 @@ def test_what_cannot_run_models_is_said(
 def test_modules_in_the_working_directory_do_not_count(
     tmp_path: Path, cache: EnvironmentCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor do they for workers."""
+    """As for workers."""
     for name in ("numpy", "json"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not this one')\n")
     monkeypatch.chdir(tmp_path)
@@ -329,7 +329,7 @@ def test_what_activating_starts_is_not_waited_for(
 def test_one_in_the_cache_that_runs_no_more_is_made_anew(
     tmp_path: Path, cache: EnvironmentCache, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where the interpreter that it links to is not there any more."""
+    """For example if its link to the interpreter dangles."""
     caplog.set_level("INFO")
     make_venv(tmp_path / "venv")
     archive = packed(tmp_path / "venv", tmp_path / "env.tar", "w")
@@ -353,7 +353,7 @@ def test_a_folder_without_an_interpreter_is_said(tmp_path: Path, cache: Environm
 
 @pytest.fixture
 def without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that has none."""
+    """Hides uv, as on a machine without it."""
     monkeypatch.setattr(Tools, "here", classmethod(lambda cls: Tools((), True)))
 
 
@@ -371,7 +371,7 @@ elif arguments[0] == "sync":
     run += ["--no-index", "--find-links", os.environ["CONCH_TEST_WHEELS"], "conch_tiny==1.0"]
 else:
     assert arguments[:3] == ["pip", "install", "--python"]
-    # The options of a list hold for uv in the same way; a project's dependencies are read by it itself.
+    # uv reads a list's options as pip does, and a project's dependencies itself.
     rest = [argument for argument in arguments[4:]]
     if rest[:2] and rest[1:2] and rest[1].endswith(".toml"):
         rest = ["conch_tiny", *rest[2:]]
@@ -383,7 +383,7 @@ sys.exit(subprocess.call(run))
 
 @pytest.fixture
 def uv(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for uv on PATH that does the same with pip; gives the file with its command lines."""
+    """Puts a fake uv, based on pip, on PATH; returns the file with its command lines."""
     folder = tmp_path / "tools"
     folder.mkdir()
     (folder / "uv").write_text(f"#!{sys.executable}\n{FAKE_UV}")
@@ -642,7 +642,7 @@ CHATTY = "import os, sys, time\nopen(sys.argv[1], 'w').write(str(os.getpid()))\n
 
 
 def leaving(tmp_path: Path, end: str) -> list[str]:
-    """A tool that has a child which goes on printing, and ends at once."""
+    """Command of a tool that ends at once and leaves a printing child."""
     code = (
         "import subprocess, sys, time\nfrom pathlib import Path\nsubprocess.Popen(sys.argv[1:])\n"
         f"while not Path(sys.argv[-1]).exists(): time.sleep(0.01)\n{end}"
@@ -656,7 +656,7 @@ def test_what_goes_on_printing_is_not_waited_for(tmp_path: Path) -> None:
     try:
         os.kill(pid_in(tmp_path / "pid"), signal.SIGKILL)
     except ProcessLookupError:
-        pass  # it has noticed that nobody reads any more
+        pass  # its output pipe broke before
 
 
 def test_what_a_tool_that_fails_has_started_is_killed(tmp_path: Path) -> None:
@@ -666,7 +666,7 @@ def test_what_a_tool_that_fails_has_started_is_killed(tmp_path: Path) -> None:
 
 
 def test_what_a_tool_has_left_is_killed_where_the_load_is_stopped(tmp_path: Path) -> None:
-    """Also if that happens after the tool itself has ended, before its end is noticed."""
+    """Even after the tool has ended, before its exit is noticed."""
     with pytest.raises(UnavailableError, match="the load was stopped"):
         run_tool(
             ["sh", "-c", '"$0" "$@" & exit 0', *sleeper(tmp_path)],

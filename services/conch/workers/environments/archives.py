@@ -1,4 +1,8 @@
-"""Unpacks packed environments; members can't write outside of their folder. Used by: resolve, building."""
+"""Unpacks packed environments; members can't write outside of their folder.
+
+Owns: notes of digests, in the cache's folder. Threads and locks: none; a note is replaced atomically.
+Used by: resolve, building.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +89,8 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
 class _Members:
     """Checks members; one forbidden member refuses the archive.
 
-    Links may have absolute targets, such as a venv's interpreter. To keep writes inside, no member may lie
-    behind a link or replace one.
+    Links may have absolute targets, such as a venv's interpreter, so no member may lie behind a link or
+    replace one.
     """
 
     def __init__(self, label: str, archive: Path, stopped: LoadCancelled) -> None:

@@ -1,6 +1,6 @@
 """Builds an environment from a list of packages: with uv if available, otherwise with venv and pip.
 
-Used by: resolve.
+Threads and locks: the caller holds the cache's lock of the folder; tools inherit it. Used by: resolve.
 """
 
 from __future__ import annotations
@@ -90,19 +90,9 @@ def build(
     stopped: LoadCancelled = never,
     added: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
-    """Builds the environment in ``folder/env``.
+    """Builds the environment in ``folder/env`` of an empty folder; returns facts for the cache's record.
 
-    Args:
-        packages: The packages.
-        folder: An empty folder.
-        label: Description for messages.
-        tools: Available tools.
-        lock: A descriptor that the tools inherit.
-        stopped: Polled.
-        added: The model's variables, for the trial of the new interpreter.
-
-    Returns:
-        Facts for the cache's record.
+    The tools inherit descriptor `lock`. The new interpreter is tried with the model's variables `added`.
 
     Raises:
         ConchError: The build failed or was stopped.

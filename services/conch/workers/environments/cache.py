@@ -44,13 +44,7 @@ The number is the lock's descriptor, which the tools inherit: the folder stays l
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An entry in use.
-
-    Attributes:
-        folder: Its folder.
-        facts: Its record.
-        release: Ends the use.
-    """
+    """An entry in use, with its record; `release` ends the use."""
 
     folder: Path
     facts: Mapping[str, str]
@@ -89,13 +83,9 @@ class EnvironmentCache:
         return cls(Path(given).absolute(), int(limit))
 
     def obtain(self, key: str, make: Make, label: str, stopped: LoadCancelled = never) -> Kept:
-        """Finds or makes an environment.
+        """Finds or makes an environment. An error of `make` leaves no entry.
 
-        Args:
-            key: Name of the entry.
-            make: Makes it; its errors are raised here, and nothing is kept.
-            label: Description for messages.
-            stopped: Polled while another process or thread makes it.
+        `stopped` is polled while another process or thread makes it.
 
         Raises:
             ConchError: It could not be made, or the load was stopped.
@@ -106,14 +96,14 @@ class EnvironmentCache:
             # Evaluated for each try: another process may have made it meanwhile.
             return _facts(folder) is None
 
-        def waits() -> None:
+        def on_wait() -> None:
             log.info("%s: waits for another load or server that is making it", label)
 
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             lost = 0
             while True:
-                lock = FileLock.wait(lock_file, missing, stopped, waits)
+                lock = FileLock.wait(lock_file, missing, stopped, on_wait)
                 shared = not lock.exclusive
                 try:
                     if lock.exclusive and missing():
@@ -134,7 +124,7 @@ class EnvironmentCache:
                         label,
                         folder,
                     )
-                    return self.obtain(_beside(key), make, label, stopped)
+                    return self.obtain(_next_key(key), make, label, stopped)
         except OSError as error:
             raise UnavailableError(
                 f"{label}: the cache of environments '{self.directory}' can't be used: {error}; "
@@ -182,7 +172,7 @@ class EnvironmentCache:
         return True
 
 
-def _beside(key: str) -> str:
+def _next_key(key: str) -> str:
     """Next key for the same contents: ``x~2`` for ``x``, ``x~3`` for ``x~2``."""
     first, _, number = key.partition("~")
     return f"{first}~{int(number or 1) + 1}"

@@ -1,4 +1,7 @@
-"""The environment of a worker process: interpreter, variables, further module paths. Used by: supervision."""
+"""The environment of a worker process: interpreter, variables, further module paths.
+
+Used by: resolve, interpreter, supervision.
+"""
 
 from __future__ import annotations
 

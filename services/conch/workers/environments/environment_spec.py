@@ -1,4 +1,4 @@
-"""Reads which environment a model asks for: one that its config names, or packages that its files list.
+"""Reads a model's environment spec: an environment named by its config, or packages listed in its files.
 
 Used by: resolve, supervision, the Python backend.
 """
@@ -71,7 +71,7 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """The environment that a model version asks for.
+    """The environment that a model version requires.
 
     Attributes:
         prepared: Directory or archive from the config.
@@ -121,8 +121,8 @@ class EnvironmentSpec:
         packages = None if _ignored(options) else _packages(where, version_directory, model_file)
         if packages is not None:
             return cls(None, packages, variables, f"'{packages.file}'")
-        asks = PASS if PASS in parameters else f"{VARIABLE}{next(iter(own))}" if own else ""
-        reason = f"parameter '{asks}'" if asks else ""
+        setting = PASS if PASS in parameters else f"{VARIABLE}{next(iter(own))}" if own else ""
+        reason = f"parameter '{setting}'" if setting else ""
         return cls(None, None, variables, reason)
 
 
@@ -200,7 +200,7 @@ def _in_directory(where: str, directory: Path) -> Packages | None:
 
 
 def _in_project(where: str, path: Path) -> Packages | None:
-    """The dependencies of a project; None where a file is only there for the settings of tools."""
+    """The dependencies of a project; None if the file only configures tools."""
     data = _bytes(where, path)
     whole = _parsed(where, path, data)
     project = whole.get("project")
@@ -252,7 +252,7 @@ def _with_nested(where: str, path: Path, seen: set[Path]) -> Iterator[tuple[Path
     text = data.decode(errors="replace")
     for match in _NESTED.finditer(text):
         nested = path.parent / match["file"].strip("'\"")
-        if nested.is_file():  # a URL, or a file that the tool will not find
+        if nested.is_file():  # otherwise a URL, or missing
             yield from _with_nested(where, nested, seen)
 
 
@@ -285,10 +285,10 @@ def _text(where: str, path: Path, value: object) -> str:
 def placement_of(spec: ModelSpec) -> Placement:
     """Placement of a model version's instances.
 
-    Models that ask for an environment or variables run in workers by default, as in Triton.
+    Models that require an environment or variables run in workers by default, as in Triton.
 
     Raises:
-        NeedsWorkerError: The model asks for an environment, but is configured to run in process.
+        NeedsWorkerError: The model requires an environment, but is configured to run in process.
     """
     return resolve_placement(spec.name, EnvironmentSpec.of(spec), spec.parameters, spec.backend_options)
 
@@ -301,14 +301,14 @@ def resolve_placement(
     if not wanted.reason or placement == "worker":
         return placement
     if "CONCH_PLACEMENT" in parameters:
-        said = "parameter 'CONCH_PLACEMENT'"
+        setting = "parameter 'CONCH_PLACEMENT'"
     elif "placement" in options:
-        said = "--backend-config=python,placement"
+        setting = "--backend-config=python,placement"
     else:
         return "worker"
     raise NeedsWorkerError(
         f"model '{name}': {wanted.reason} asks for an environment of its own, which only a worker process "
         f"can have",
-        f"but {said} has it run in the server's process ('{placement}'); set CONCH_PLACEMENT to 'worker' for "
-        f"the model",
+        f"but {setting} has it run in the server's process ('{placement}'); set CONCH_PLACEMENT to 'worker' "
+        f"for the model",
     )

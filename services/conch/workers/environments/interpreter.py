@@ -1,4 +1,7 @@
-"""Finds and tries the interpreter of an environment; computes its variables. Used by: resolve, building."""
+"""Finds and tries the interpreter of an environment; computes its variables.
+
+Threads and locks: none; programs run as children, and are killed after a timeout. Used by: resolve, building.
+"""
 
 from __future__ import annotations
 
@@ -70,12 +73,8 @@ def interpreter_in(
 ) -> Interpreter:
     """Finds and tries the interpreter of an environment.
 
-    Args:
-        prefix: Directory of the environment.
-        label: Description for messages.
-        conda: It may be a conda environment, with libraries and activation scripts.
-        added: Variables that override those of the activation.
-        stopped: Polled.
+    With `conda`, it may be a conda environment, with libraries and activation scripts. `added` variables
+    override those of the activation.
 
     Raises:
         InvalidArgumentError: No interpreter, or it does not run, or can't run models.
@@ -150,15 +149,15 @@ def _activated_conda(
     if bash is None:
         raise UnavailableError(f"{label}: 'etc/conda/activate.d' needs bash, which is not on PATH")
     command = [bash, "-c", _ACTIVATE, "activate", str(python), *map(str, scripts)]
-    answer = _answer(command, {**variables, "CONCH_LAST_STEP": _VARIABLES}, label, stopped)
-    del answer["CONCH_LAST_STEP"]
-    return {str(name): str(value) for name, value in answer.items()}
+    reply = _run_json(command, {**variables, "CONCH_LAST_STEP": _VARIABLES}, label, stopped)
+    del reply["CONCH_LAST_STEP"]
+    return {str(name): str(value) for name, value in reply.items()}
 
 
 def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: LoadCancelled) -> str:
     """Starts the interpreter, checks Python and numpy; returns the version."""
-    answer = _answer([str(python), "-c", _PROBE], variables, label, stopped)
-    version = tuple(answer["version"])
+    reply = _run_json([str(python), "-c", _PROBE], variables, label, stopped)
+    version = tuple(reply["version"])
     text = ".".join(str(part) for part in version)
     oldest = ".".join(str(part) for part in OLDEST)
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -167,12 +166,12 @@ def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: Loa
             f"{label}: its interpreter '{python}' is Python {text}, but models run in Python {oldest} or "
             f"newer; make the environment anew, as with 'conda create -n NAME python={ours} numpy'"
         )
-    if answer["numpy"] is None:
+    if reply["numpy"] is None:
         raise InvalidArgumentError(
-            f"{label}: models need numpy, which can't be imported there ({answer['problem']}); install it "
+            f"{label}: models need numpy, which can't be imported there ({reply['problem']}); install it "
             f"into the environment of '{python}' (Python {text})"
         )
-    numpy = str(answer["numpy"])
+    numpy = str(reply["numpy"])
     if tuple(int(part) for part in re.findall(r"\d+", numpy)[:2]) < _OLDEST_NUMPY:
         needed = ".".join(str(part) for part in _OLDEST_NUMPY)
         raise InvalidArgumentError(
@@ -182,7 +181,7 @@ def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: Loa
     return text
 
 
-def _answer(
+def _run_json(
     command: list[str], variables: Mapping[str, str], label: str, stopped: LoadCancelled
 ) -> dict[str, Any]:
     """Runs a program; returns its last line of output, decoded from JSON."""
@@ -203,14 +202,14 @@ def _answer(
         finally:
             kill_group(process.pid)  # with its children
             code = process.wait()
-        said, wrong = _contents(output), _contents(errors)
-    last = said.decode(errors="replace").rstrip().rpartition("\n")[2]
+        printed, problems = _contents(output), _contents(errors)
+    last = printed.decode(errors="replace").rstrip().rpartition("\n")[2]
     try:
-        if code == 0 and isinstance(answer := json.loads(last), dict):
-            return answer
+        if code == 0 and isinstance(reply := json.loads(last), dict):
+            return reply
     except ValueError:
         pass
-    problem = (wrong or said).decode(errors="backslashreplace").strip()[-_TAIL:]
+    problem = (problems or printed).decode(errors="backslashreplace").strip()[-_TAIL:]
     raise InvalidArgumentError(
         f"{label}: '{command[0]}' does not run as a Python interpreter (exit code {code}):\n{problem}"
     )

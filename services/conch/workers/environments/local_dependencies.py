@@ -1,7 +1,7 @@
 """Finds local files and relative paths in a list of packages.
 
-Local package files are identified by their contents. Other local places, such as source directories, are not
-read: if one is named by a relative path, the list has another meaning in another directory.
+Package files are identified by their contents. Other local paths, such as source directories, are not read:
+a list with a relative one depends on its directory.
 Used by: environment_spec.
 """
 
@@ -20,7 +20,7 @@ _OPTION = re.compile(
     r"(?:-e|-f|-i|--(?:editable|find-links|index-url|extra-index-url|pypi-url))(?:[ \t]+|=)?(?P<place>\S+)"
 )
 _NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*[ \t]*(?:\[[^\]]*\])?[ \t]*@[ \t]*(?P<place>.*)")
-_BEHIND = re.compile(r"\s*;\s|\s+;|\s+--")
+_SUFFIX = re.compile(r"\s*;\s|\s+;|\s+--")
 """Start of a marker or option of a requirement."""
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
 _REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:")
@@ -90,7 +90,7 @@ def relative_in_lock(value: Any) -> bool:
 
 def _place_of(requirement: str) -> str:
     """Path or URL of a requirement; empty for a package of an index."""
-    start = _BEHIND.split(requirement, maxsplit=1)[0].strip()
+    start = _SUFFIX.split(requirement, maxsplit=1)[0].strip()
     if named := _NAMED.fullmatch(start):
         return named["place"].partition("#")[0]
     place = _EXTRAS.sub("", start.partition("#")[0])

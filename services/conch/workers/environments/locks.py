@@ -1,8 +1,9 @@
 """File locks between processes: shared for users of a file, exclusive for the process that changes it.
 
-The kernel releases `flock` locks when the last process with the file open ends, so a crash leaves none. The
-exclusive holder may remove the file: after a wait the path may name no file or another one, so it is opened
-again. Used by: cache.
+The kernel releases a `flock` lock when the last process with the file open ends, so a crash leaves none. The
+exclusive holder may remove the file, so each try opens the path anew and compares inodes.
+
+Owns: a descriptor per lock. Threads and locks: any thread; `_closing` guards `close`. Used by: cache.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class FileLock:
         """Waits for the lock.
 
         Args:
-            path: The file; created if missing.
-            exclusive: Evaluated for each try. If others share the lock, it is shared all the same: none of
-                them changes anything.
+            path: Created if missing.
+            exclusive: Evaluated for each try. A lock that others share is shared even so: none of them
+                changes the file.
             stopped: Polled while others hold the lock.
             on_wait: Called once if others hold it.
 

@@ -1,6 +1,6 @@
 """Resolves the environment of a model: the server's, a directory, an unpacked archive, or a built one.
 
-Threads: the thread that loads the model; may take minutes. Used by: supervision.
+Threads and locks: runs on the thread that loads the model, for minutes at worst. Used by: supervision.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _in_cache(
         log.warning("%s", error.message)
         if not _runs_without(added, kept.folder / "env", label, stopped):
             cache.remove(kept.folder.name, _BROKEN)
-    # The same one if it is in use, or if only the variables are wrong.
+    # The same entry if it is in use, or if only the variables are wrong.
     kept = cache.obtain(key, make, label, stopped)
     try:
         return _running(kept.folder / "env", label, added, stopped, kept)

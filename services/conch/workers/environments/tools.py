@@ -1,4 +1,8 @@
-"""Runs the tools that make environments; their output goes to the log and, on failure, into the error."""
+"""Runs the tools that make environments; their output goes to the log and, on failure, into the error.
+
+Threads and locks: runs on the caller's thread; a tool is one process group, killed as a whole.
+Used by: building, interpreter, resolve.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _MOST_AT_END_BYTES = 1 << 20
 # A tool must end if the server is killed. PR_SET_PDEATHSIG does that, but setting it between fork and exec
 # is safe only in a process without threads: hence this small process. It also restores the signals that
 # Python ignores, which the tool would inherit.
-_TIED = """
+_LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, 9)
 for number in signal.SIGPIPE, signal.SIGXFSZ:
@@ -89,15 +93,9 @@ def run_tool(
     lock: int | None = None,
     stopped: LoadCancelled = never,
 ) -> None:
-    """Runs a tool to its end.
+    """Runs a tool to its end, in working directory `folder` with exactly these variables.
 
-    Args:
-        command: The tool and its arguments.
-        label: Description for messages.
-        folder: Working directory.
-        variables: Complete environment.
-        lock: A descriptor that the tool and its children inherit.
-        stopped: Polled; the tool is killed once it returns True.
+    The tool and its children inherit descriptor `lock`, and are killed once `stopped` returns True.
 
     Raises:
         InternalError: The tool failed; the text has its last lines.
@@ -106,7 +104,7 @@ def run_tool(
     log.debug("%s: runs %s", label, command)
     output = Output(label)
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _TIED, str(os.getpid()), *command],
+        [sys.executable, "-I", "-c", _LAUNCHER, str(os.getpid()), *command],
         cwd=folder,
         env=variables,
         stdin=subprocess.DEVNULL,
@@ -117,7 +115,7 @@ def run_tool(
     )
     with process:
         try:
-            _follow(process, output, label, stopped)
+            _drain(process, output, label, stopped)
         except BaseException:
             kill_group(process.pid)
             raise
@@ -130,24 +128,24 @@ def run_tool(
         raise InternalError(f"{label}: {' '.join(command)} {ended}:\n{output.tail}")
 
 
-def _follow(process: subprocess.Popen[bytes], output: Output, label: str, stopped: LoadCancelled) -> None:
+def _drain(process: subprocess.Popen[bytes], output: Output, label: str, stopped: LoadCancelled) -> None:
     """Reads output until the tool ends; it is not reaped, so its process group stays valid."""
     assert process.stdout is not None, "it is a pipe"
     stream = process.stdout.fileno()
     end = os.pidfd_open(process.pid)
     try:
-        waiting = select.poll()
+        poll = select.poll()
         for each in (stream, end):
-            waiting.register(each, select.POLLIN)
+            poll.register(each, select.POLLIN)
         left = _MOST_AT_END_BYTES
         while left > 0:
             if stopped():
                 raise UnavailableError(f"{label}: the load was stopped while its environment was made")
-            ready = {each for each, _ in waiting.poll(_POLL_S * 1000)}
+            ready = {each for each, _ in poll.poll(_POLL_S * 1000)}
             if stream in ready:
                 data = os.read(stream, _READ_BYTES)
                 if not data:
-                    waiting.unregister(stream)  # only the end is awaited now
+                    poll.unregister(stream)  # only the exit is awaited now
                 output.add(data)
                 left -= len(data) if end in ready else 0
             elif end in ready:
@@ -160,9 +158,9 @@ def ends_within(pid: int, seconds: float) -> bool:
     """True if a child ends in time; does not reap it."""
     end = os.pidfd_open(pid)
     try:
-        waiting = select.poll()
-        waiting.register(end, select.POLLIN)
-        return bool(waiting.poll(seconds * 1000))
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
     finally:
         os.close(end)
 
