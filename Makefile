@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # Serving needs a tenth of what tests and linters need.
 SERVE_STAMP := $(VENV)/.serves
-PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# Three files at a time on two cores: tests wait for half of their time.
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # The servers and workers that tests start import what is compiled already, also where Python is told to write none:
@@ -35,10 +36,10 @@ wheel: $(SERVE_STAMP)
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 test: $(STAMP)
-	$(PYTEST) -n 3 -m 'not slow and not process' --budgets quick
+	$(PYTEST) -m 'not slow and not process' --budgets quick
 
 test-all: $(STAMP)
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -n 2 --budgets all
+	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 
 test-failed: $(STAMP)
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
