@@ -77,7 +77,7 @@ class BlsServer:
             "family": metrics.family,
             "metric": metrics.metric,
             "value": metrics.value,
-            "waiting_calls": self._report_wait,
+            "waits": self._report_wait,
         }
         self._blocking_queries: dict[str, Callable[[Query], dict[str, object]]] = {
             "ready": self._ready,
