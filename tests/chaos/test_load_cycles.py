@@ -45,9 +45,9 @@ def cycle(client: Any, model: str, use: Callable[[Any], None]) -> None:
         pytest.param("probe", "in_process", SETTLED, 100, id="python-short"),
         pytest.param("simple", "in_process", SETTLED, 100, id="onnxruntime-short"),
         pytest.param("probe", "worker", 2, 6, id="worker-short"),
-        pytest.param("probe", "in_process", SETTLED, 1_000, id="python-long", marks=pytest.mark.slow),
-        pytest.param("simple", "in_process", SETTLED, 1_000, id="onnxruntime-long", marks=pytest.mark.slow),
-        pytest.param("probe", "worker", SETTLED, 200, id="worker-long", marks=pytest.mark.slow),
+        pytest.param("probe", "in_process", SETTLED, 400, id="python-long", marks=pytest.mark.slow),
+        pytest.param("simple", "in_process", SETTLED, 400, id="onnxruntime-long", marks=pytest.mark.slow),
+        pytest.param("probe", "worker", 20, 60, id="worker-long", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_is_left_of_them(

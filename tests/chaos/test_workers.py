@@ -180,7 +180,7 @@ def test_queued_requests_wait_for_the_next_worker(
     assert all(isinstance(each, int) and each != pid for each in outcomes.values())
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [6, pytest.param(40, marks=pytest.mark.slow)])
 def test_random_workers_are_killed_under_load(shared: ServerProcess, kills: int) -> None:
     """Only requests in flight fail, each with UNAVAILABLE, and the model goes on answering.
 
@@ -264,7 +264,7 @@ def test_workers_end_with_their_server(repository: Path, tmp_path: Path) -> None
         server.process.wait()
 
 
-@pytest.mark.parametrize("cycles", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cycles", [3, pytest.param(15, marks=pytest.mark.slow)])
 def test_nothing_is_left_of_workers_that_were_unloaded(
     client: Client, shared: ServerProcess, cycles: int
 ) -> None:

@@ -13,9 +13,7 @@ STEPS = 40
 """Steps of one example."""
 
 
-def run_machine(
-    machine: type[RuleBasedStateMachine], examples: int, slow_factor: int = 10
-) -> tuple[Any, Any]:
+def run_machine(machine: type[RuleBasedStateMachine], examples: int, slow_factor: int = 3) -> tuple[Any, Any]:
     """The test classes of a state machine.
 
     Args:

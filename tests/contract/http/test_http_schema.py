@@ -41,6 +41,7 @@ ALLOWED = (
     "Unable to open shared memory region: ",
     "unexpected error on creating Triton parameter",
     "failed to load '",
+    "Request for unknown model: 'probe' version 1 is not at ready state",  # while another request unloads it
     # 501 and 503: what is not done, or not by this server
     "'repository_name' specification is not supported",
     "Unsupported c",

@@ -307,7 +307,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert version.idle == set(range(self.instances))
 
 
-TestCoreMachine, TestSlowCoreMachine = run_machine(CoreMachine, 400, slow_factor=40)
+TestCoreMachine, TestSlowCoreMachine = run_machine(CoreMachine, 400, slow_factor=8)
 
 
 @pytest.mark.parametrize("kind", ["direct waits", "oldest waits"])

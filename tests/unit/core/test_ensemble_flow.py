@@ -173,7 +173,7 @@ def test_what_comes_out_is_what_the_steps_make(plan: Plan, data: st.DataObject) 
 
 
 @pytest.mark.slow
-@settings(max_examples=scaled(3000), deadline=None)
+@settings(max_examples=scaled(1000), deadline=None)
 @given(plans(), st.data())
 def test_what_comes_out_of_very_many(plan: Plan, data: st.DataObject) -> None:
     check_what_comes_out(plan, data)
