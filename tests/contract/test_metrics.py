@@ -462,7 +462,9 @@ def exported(server: AnyServer) -> dict[str, tuple[str, tuple[str, ...]]]:
     text = get(server.metrics_url)[2].decode()
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
-        if not name.startswith(("nv_", "conch_")):  # models' own, also those of other tests in the process
+        if not name.startswith(
+            ("nv_", "conch_", "process_", "python_")
+        ):  # models' own, also those of other tests in the process
             continue
         lines = re.findall(rf"^{name}(?:_bucket|_sum|_count)?(?:{{(.*)}})? ", text, re.MULTILINE)
         labels = {label for line in lines for label in re.findall(r'([a-z_]+)="', line)}
