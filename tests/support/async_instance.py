@@ -10,7 +10,8 @@ from functools import partial
 
 from tests.support.core import WAIT_S, echo
 
-from conch.core.backend import BackendInstance, BackendModel, Outcome
+from conch.core import backend
+from conch.core.backend import PENDING, BackendInstance, BackendModel, Outcome, Pending
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError
 from conch.core.execution.placement import Placement
@@ -36,7 +37,7 @@ class Begins(BackendInstance):
         closed: How often it was closed.
     """
 
-    starts_async = True
+    blocks = False
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
@@ -54,7 +55,28 @@ class Begins(BackendInstance):
         self.problems.append("executed")
         return echo(batch)
 
-    def start(self, batch: Batch, done: Done) -> None:
+    def start(self, batch: Batch, done: backend.Done) -> Pending:
+        unread: Unread | None = None
+        come: Done = partial(done, batch)
+        if batch.wait is not None:
+            # An outcome that comes later is not seen before it is waited for, or left.
+            unread = Unread(come, self.problems)
+            self.waited_for.append(unread)
+            come = unread.come
+        try:
+            self._start(batch, come)
+        except BaseException:
+            if unread is not None:
+                unread.detach()
+            raise
+        if unread is not None and batch.wait is not None:
+            if unread.has_come:
+                unread.detach()
+            else:
+                batch.wait.reader = unread
+        return PENDING
+
+    def _start(self, batch: Batch, done: Done) -> None:
         with self._lock:
             for wrong, text in (
                 (not self._free, "two batches at a time"),
@@ -76,20 +98,6 @@ class Begins(BackendInstance):
         finally:
             with self._lock:
                 self._beginning = False
-
-    def start_awaitable(self, batch: Batch, done: Done) -> Unread | None:
-        """As `begin`, but an outcome that comes later is not seen before it is waited for, or left."""
-        unread = Unread(done, self.problems)
-        self.waited_for.append(unread)
-        try:
-            self.start(batch, unread.come)
-        except BaseException:
-            unread.detach()
-            raise
-        if not unread.has_come:
-            return unread
-        unread.detach()
-        return None
 
     def _done(self, done: Done, outcome: Outcome) -> None:
         with self._lock:
@@ -132,7 +140,7 @@ class Begins(BackendInstance):
 
 
 class Unread:
-    """An outcome that nobody sees before it is waited for, or left; see `Awaited`.
+    """An outcome that nobody sees before it is waited for, or left; see `OutcomeReader`.
 
     Args:
         done: Takes the outcome.

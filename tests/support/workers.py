@@ -144,7 +144,9 @@ class Begun:
         self.outcomes: list[Outcome] = []
         self._over = threading.Event()
 
-    def done(self, outcome: Outcome) -> None:
+    def done(self, batch: Batch, outcome: Outcome) -> None:
+        assert batch is self.batch
+        batch.settled = True  # as the runner does
         self.outcomes.append(outcome)
         self._over.set()
 

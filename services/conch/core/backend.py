@@ -55,36 +55,62 @@ class ConfigNotes:
         log.warning("%s", text)
 
 
-class AwaitableOutcome(Protocol):
-    """A started batch whose outcome the calling thread may receive; see `BackendInstance.start_awaitable`.
+class Pending:
+    """The type of `PENDING`."""
 
-    Either method is called, once, from any thread.
-    """
+    __slots__ = ()
+
+
+PENDING = Pending()
+"""Returned by `BackendInstance.start` if the outcome comes later."""
+
+Done = Callable[[Batch, Outcome], None]
+"""Takes the outcome of a started batch; see `BackendInstance.start`."""
+
+
+class OutcomeReader(Protocol):
+    """Receives the outcome of a started batch on the thread that calls it; one method is called, once."""
 
     def wait(self, timeout_ns: int) -> None:
         """Receives the outcome; after the timeout it comes to another thread."""
 
     def detach(self) -> None:
-        """Lets the outcome come to another thread. Either method is called once, from any thread."""
+        """Lets the outcome come to another thread."""
 
 
-class BackendInstance(ABC):
+class OutcomeWait:
+    """Permission for an instance to let the starting thread receive a batch's outcome.
+
+    Attributes:
+        reader: Set by the instance in `start` if the thread may; whoever holds the batch calls it soon.
+        continues: Whether the waiting thread starts the instance's next batch.
+    """
+
+    __slots__ = ("continues", "reader")
+
+    def __init__(self) -> None:
+        self.reader: OutcomeReader | None = None
+        self.continues = False
+
+
+class BackendInstance:
     """One instance of a model: runs one batch at a time, possibly on another thread each time.
+
+    A synchronous instance implements `execute`; one whose batches run elsewhere implements `start`.
 
     Attributes:
         allows_inline: Whether the thread that received a request may run its batch. False for instances that
             hold the calling thread for long without computing.
-        starts_async: Whether `start` runs its batches, without waiting for them.
+        blocks: Whether `start` returns only when the batch has run.
         readiness: Its own readiness check, or None.
     """
 
     allows_inline: ClassVar[bool] = True
-    starts_async: ClassVar[bool] = False
+    blocks: ClassVar[bool] = True
     readiness: Readiness | None = None
 
-    @abstractmethod
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
-        """Runs a batch.
+        """Runs a batch on the calling thread.
 
         May set ``compute_input_end_ns`` and ``compute_output_start_ns`` of the batch; without them, all its
         time counts as inference.
@@ -98,38 +124,29 @@ class BackendInstance(ABC):
         Raises:
             Exception: The batch failed; every request in it gets the error.
         """
+        raise NotImplementedError
 
-    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
-        """Starts a batch and returns at once: for instances that run elsewhere, as in another process.
+    def start(self, batch: Batch, done: Done) -> Outcome | Pending:
+        """Starts a batch; the base class executes it.
 
-        Called with no lock held, by any thread, also one that must not block. May set `on_cancel` of the
-        requests. An error it raises is the batch's outcome.
+        Called with no lock held. An instance that does not block is started by any thread, also one that
+        must not wait. It may set `on_cancel` of the requests. If ``batch.wait`` is set, it may let the
+        calling thread receive the outcome: see `OutcomeWait`.
 
         Args:
             batch: The batch; the instance gets no other one before it is done and this has returned.
-            done: Called exactly once, from any thread and possibly before this returns, with what `execute`
-                would have returned or raised. It completes the requests, may start the next batch, and never
-                raises; called without holding locks that `start` or `available` take.
-        """
-        raise NotImplementedError
-
-    def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
-        """As `start`, but lets the calling thread receive the outcome, where the instance supports it.
-
-        For threads with time: the detour over another thread costs more than a quick batch.
-
-        Args:
-            batch: The batch.
-            done: As for `start`; called by the waiting thread or, after its timeout, by another one.
+            done: Called once, with the batch and its outcome, if this returns `PENDING`; from any thread and
+                possibly before this returns, without locks that `start` or `available` take. It sends the
+                responses, may start the next batch, and never raises.
 
         Returns:
-            The handle that the caller waits for or detaches soon; None if the outcome comes as for `start`.
+            The outcome: what `execute` returns, or the error that it raises. An error that this raises is
+            the outcome, too.
         """
-        self.start(batch, done)
-        return None
+        return self.execute(batch)
 
     def available(self, on_available: Callable[[], None]) -> bool:
-        """Whether it can take a batch now; asked before each batch of instances with `starts_async`.
+        """Whether it can take a batch now; asked before each batch of instances that do not block.
 
         Called with a lock of the model held, so it must not wait; possibly several times for one batch.
 

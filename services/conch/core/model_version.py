@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from conch.core.backend import BackendModel
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError, ConchError, UnavailableError
-from conch.core.execution.async_runner import AsyncRunner
 from conch.core.execution.executor import Executor
 from conch.core.execution.instance_pool import InstancePool, Resize
 from conch.core.execution.rate_limiter import RateLimiter
-from conch.core.execution.resource_runner import AsyncResourceLimitedRunner, ResourceLimitedRunner
+from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder, keeps_order
 from conch.core.execution.runner import Runner
 from conch.core.execution.warmup import Warmup
@@ -84,17 +83,11 @@ class Model:
         executor = self._executor = Executor(spec, self.statistics, clock)
         scheduler = scheduler_for(spec, len(active))
         order = ResponseOrder() if keeps_order(spec) else None
+        limits = (
+            ResourceLimits(pool.limiter, pool.grants) if pool.limiter is not None and pool.grants else None
+        )
         named = spec.sequence is not None
-        shared = spec.name, scheduler, active, executor, clock
-        starts_async = bool(active) and all(instance.starts_async for instance in active)
-        self._runner: Runner
-        if pool.limiter is not None and pool.grants:
-            limited = AsyncResourceLimitedRunner if starts_async else ResourceLimitedRunner
-            self._runner = limited(*shared, pool.limiter, pool.grants, named=named, order=order)
-        elif starts_async:
-            self._runner = AsyncRunner(*shared, named=named, order=order)
-        else:
-            self._runner = Runner(*shared, order)
+        self._runner = Runner(spec.name, scheduler, active, executor, clock, named, order, limits)
 
     @classmethod
     def create(

@@ -7,7 +7,6 @@ import math
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +18,7 @@ from tests.unit.core.sequences import sequence_request, sequence_spec
 
 from conch.core.clock import Clock
 from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
-from conch.core.execution.pending_batch import bypassing_claims
+from conch.core.execution.inline_execution import bypassing_claims
 from conch.core.execution.rate_limiter import RateLimiter
 from conch.core.execution.response_tracker import ExecutionRecord
 from conch.core.model_statistics import ModelStatistics
@@ -324,11 +323,12 @@ class TestAway:
 
         loaded = BeginsModel(make)
         model = Model.create(make_spec(), loaded)
-        assert loaded.instances[0].set_aside
         answers = Answers()
         queued = [make_request(answers) for _ in range(3)]
-        for request in queued:
-            assert model.submit(request, may_claim=True) is None
+        for request in queued[:2]:
+            model.submit(request)
+        assert loaded.instances[0].set_aside
+        assert model.submit(queued.pop(), may_claim=True) is None
         counted = model.statistics.snapshot()
         assert (counted.pending, counted.running, model_threads()) == (3, 0, 0)
         assert model.cancel(queued[1]), "what waits can be cancelled"
@@ -370,17 +370,15 @@ class TestAway:
         class Insisting(Begins):
             def available(self, again: Callable[[], None]) -> bool:
                 agains.append(again)
-                return len(agains) != 2
+                return len(agains) != 1
 
         kept = Kept()
         loaded = BeginsModel(lambda: Insisting(kept))
         model = Model.create(make_spec(), loaded)
         answers = Answers()
         model.submit(make_request(answers))
-        assert len(agains) == 2
-        agains[0]()  # given while it was available
-        assert model_threads() == 0, "it is still unavailable"
-        agains[1]()
+        assert len(agains) == 1
+        agains[0]()
         kept.wait(1)
         for again in agains:
             again()
@@ -470,10 +468,9 @@ class TestResize:
         busy = next(one for one in loaded.instances if one.begun)
         away, idle = [one for one in loaded.instances if one is not busy]
         away.go()
-        model.submit(make_request(answers))  # while it is looked for who can run this, it is found out
+        model.submit(make_request(answers))
         kept.finish()
         kept.finish()
-        assert away.set_aside
         resize = model.prepare_resize(self.spec(2))
         resize.commit()
         resize.finish()
@@ -528,9 +525,9 @@ class TestResize:
         resize = model.prepare_resize(self.spec(2))
         resize.commit()
         resize.finish()
-        assert made[1].set_aside
         answers = Answers()
         model.submit(make_request(answers))
+        assert made[1].set_aside
         assert (made[0].begun, made[1].begun) == (1, 0)
         made[1].come_back()
         end(model, loaded)
@@ -724,26 +721,6 @@ def test_a_warm_up_that_fails() -> None:
     assert (loaded.instances[0].closed, loaded.closed) == (1, 1)
 
 
-def test_an_instance_that_keeps_what_it_called_keeps_no_batch() -> None:
-    dones: list[Done] = []
-
-    def begin(batch: Batch, done: Done) -> None:
-        dones.append(done)
-        done(echo(batch))
-
-    class Message:
-        """Something that can be watched, and that the request keeps."""
-
-    model, loaded = make_beginning(make_spec(), begin)
-    message = Message()
-    watched = weakref.ref(message)
-    model.submit(make_request(lambda *_: None, context=message))
-    del message
-    assert watched() is None
-    assert len(dones) == 1
-    end(model, loaded)
-
-
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
     before = set(threading.enumerate())
@@ -932,10 +909,11 @@ def test_who_can_not_run_inline_leaves_what_it_was_to_receive() -> None:
     claim = led(model, answers)
     assert claim.run_inline(MS)
     led(model, answers)
-    reads = 1  # for the budget, but not for the next batch
+    reads = 0
     with pytest.raises(RuntimeError, match="the clock has stopped"):
         claim.run_inline(MS)
     reads = math.inf
+    claim.release()  # as a poller does then
     (unread,) = [one for instance in loaded.instances for one in instance.waited_for]
     assert unread.seen
     kept.finish()  # on any thread now, which begins what is left

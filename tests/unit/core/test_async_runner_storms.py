@@ -20,9 +20,7 @@ from tests.support.profiles import scaled
 from tests.unit.core.sequences import sequence_request, sequence_spec
 
 from conch.core.errors import ConchError
-from conch.core.execution.async_runner import AsyncRunner
 from conch.core.execution.rate_limiter import RateLimiter
-from conch.core.execution.resource_runner import AsyncResourceLimitedRunner
 from conch.core.model_version import Model
 from conch.core.request import InferenceRequest
 from conch.core.servable import ClosedError
@@ -65,7 +63,6 @@ class Storm:
             SPECS[kind], instance_groups=(InstanceGroup("g", count=instances, resources=resources),)
         )
         self.model = Model.create(spec, self.loaded, limiter=self.limiter)
-        self.runner = AsyncResourceLimitedRunner if limited else AsyncRunner
         self.answers = Answers()
         self.sent: list[InferenceRequest] = []
         self.refused = 0
@@ -85,7 +82,7 @@ class Storm:
                 continue
             self.sent.append(request)
             if claim is not None:
-                assert type(claim) is self.runner
+                assert claim.only_starts
                 if chance.random() < 0.3:
                     claim.release()
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -300,10 +300,14 @@ def test_numbers_are_never_used_again() -> None:
 
         number = 0
 
-        def next_batch(self, now_ns: int) -> Decision:
-            decision = super().next_batch(now_ns)
+        def instance_dues(self, now_ns: int) -> Mapping[int, int]:
+            due_ns = self.due_ns(now_ns)
+            return {} if due_ns is None else {self.number: due_ns}
+
+        def next_batch_of(self, number: int, now_ns: int) -> Decision:
+            decision = self.next_batch(now_ns)
             if isinstance(decision, Batch):
-                decision.instance = self.number
+                decision.instance = number
             return decision
 
     def runs(number: int) -> Instance:
@@ -323,6 +327,7 @@ def test_numbers_are_never_used_again() -> None:
         instances[:2],
         Executor(make_spec(), ModelStatistics(), time.monotonic_ns),
         time.monotonic_ns,
+        named=True,
     )
     assert runner.resize(instances[2:3], [(instances[:1], 1)]) == instances[:1]
     assert [runs(number) for number in (1, 2)] == instances[1:3]

@@ -29,7 +29,7 @@ from tests.support.profiles import scaled
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError, UnavailableError
 from conch.core.execution.executor import Executor
 from conch.core.execution.rate_limiter import RateLimiter
-from conch.core.execution.resource_runner import ResourceLimitedRunner
+from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.runner import Runner
 from conch.core.model_statistics import ModelStatistics
 from conch.core.model_version import Model
@@ -92,8 +92,10 @@ class Watched(RateLimiter):
     def __init__(self, *limits: ResourceLimit) -> None:
         super().__init__(limits)
         self._refused = threading.Semaphore(0)
+        self.asked = 0
 
     def ask(self, grants: Collection[ResourceGrant]) -> ResourceGrant | None:
+        self.asked += 1
         granted = super().ask(grants)
         if granted is None:
             self._refused.release()
@@ -117,8 +119,8 @@ def finish(answers: Answers, count: int) -> None:
         assert response.error is None
 
 
-def test_only_who_needs_something_pays() -> None:
-    limiter = RateLimiter()
+def test_only_who_needs_something_asks() -> None:
+    limiter = Watched()
     models = [
         make_model(None, group()),
         make_model(limiter, group("")),
@@ -127,11 +129,14 @@ def test_only_who_needs_something_pays() -> None:
         make_model(limiter, group("R1")),
     ]
     claims = [model.submit(make_request(), may_claim=True) for model in models]
-    assert [type(claim) for claim in claims] == [Runner] * 4 + [ResourceLimitedRunner]
+    asked = []
     for model, claim in zip(models, claims, strict=True):
         assert claim is not None
+        before = limiter.asked
         claim.run_inline()
+        asked.append(limiter.asked - before)
         assert model.close()
+    assert asked == [0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("allows_inline", [True, False])
@@ -464,18 +469,17 @@ class Slots(Scheduler):
         return len(self._waiting)
 
 
-def slotted(limiter: RateLimiter, instances: Sequence[Instance]) -> ResourceLimitedRunner:
+def slotted(limiter: RateLimiter, instances: Sequence[Instance]) -> Runner:
     grants = [ResourceGrant("m", [Resource("R", 1)], 0) for _ in instances]
     limiter.add(grants)
-    return ResourceLimitedRunner(
+    return Runner(
         "m",
         Slots(len(instances)),
         instances,
         Executor(make_spec(), ModelStatistics(), time.monotonic_ns),
         time.monotonic_ns,
-        limiter,
-        dict(zip(instances, grants, strict=True)),
         named=True,
+        limits=ResourceLimits(limiter, dict(zip(instances, grants, strict=True))),
     )
 
 

@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from tests.support.core import make_request, make_spec
 from tests.support.servers import eventually
 from tests.support.workers import Begun, Running, batch_of, model_spec, request_of, worker
 
-from conch.core.backend import BackendInstance, BackendModel, Outcome
+from conch.core.backend import PENDING, BackendInstance, BackendModel, Done, Outcome, OutcomeWait, Pending
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.execution.placement import Placement
@@ -66,17 +65,18 @@ class Noted(Begun):
 
     thread = 0
 
-    def done(self, outcome: Outcome) -> None:
+    def done(self, batch: Batch, outcome: Outcome) -> None:
         self.thread = threading.get_ident()
-        super().done(outcome)
+        super().done(batch, outcome)
 
 
 def start_awaitable(running: Running, value: float, timeout_ns: int, count: int = 4) -> Noted:
     request, _ = request_of(f"of {value}", IN=np.full(count, value, np.float32))
     begun = Noted(batch_of(request))
-    awaited = running.link.start_awaitable(begun.batch, begun.done)
-    if awaited is not None:
-        awaited.wait(timeout_ns)
+    begun.batch.wait = wait = OutcomeWait()
+    running.link.start(begun.batch, begun.done)
+    if wait.reader is not None:
+        wait.reader.wait(timeout_ns)
     return begun
 
 
@@ -158,15 +158,16 @@ def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_
         request, _ = request_of(IN=np.full(4, -2, np.float32))
         begun = Begun(batch_of(request))
 
-        def done(outcome: Outcome) -> None:
+        def done(batch: Batch, outcome: Outcome) -> None:
             events.append("answered")
-            begun.done(outcome)
+            begun.done(batch, outcome)
 
         eventually(link.socket_reader.claim, "the link's thread waits")
         link.socket_reader.release()
-        turn = link.start_awaitable(begun.batch, done)
-        assert turn is not None
-        turn.wait(LONG_NS)
+        begun.batch.wait = wait = OutcomeWait()
+        link.start(begun.batch, done)
+        assert wait.reader is not None
+        wait.reader.wait(LONG_NS)
         with pytest.raises(UnavailableError, match="gone"):
             begun.result()
         assert "can't be understood" in running.wait_lost()
@@ -231,27 +232,18 @@ def test_a_link_that_is_closed_before_its_thread_reads() -> None:
 class Waited(BackendInstance):
     """Does its batches at once, and notes whether it might have taken its time."""
 
-    starts_async = True
+    blocks = False
 
     def __init__(self) -> None:
         self.computed_ns = 1000
         self.waits: list[int] = []
 
-    def execute(self, batch: Batch) -> Any:
-        raise AssertionError
-
-    def start(self, batch: Batch, done: Any) -> None:
-        self.waits.append(0)
-        self._answer(batch, done)
-
-    def start_awaitable(self, batch: Batch, done: Any) -> None:
-        self.waits.append(1)
-        self._answer(batch, done)
-
-    def _answer(self, batch: Batch, done: Any) -> None:
+    def start(self, batch: Batch, done: Done) -> Pending:
+        self.waits.append(int(batch.wait is not None))
         batch.compute_input_end_ns = monotonic_ns()
         batch.compute_output_start_ns = batch.compute_input_end_ns + self.computed_ns
-        done([InferenceResponse([]) for _ in batch.requests])
+        done(batch, [InferenceResponse([]) for _ in batch.requests])
+        return PENDING
 
 
 class WaitedModel(BackendModel):

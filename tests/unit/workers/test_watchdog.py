@@ -122,9 +122,9 @@ def test_a_process_is_killed_unless_it_ends_in_any_case(ends_anyway: bool) -> No
     monitor, process, outcomes = _Monitor(), _Process(), list[Outcome]()
     executing = None if ends_anyway else process
     limit = ExecutionLimit(cast(Any, monitor), "m_0_0", 10.0, lambda: executing)
-    done = limit.watch(_Link(), batch_of(request_of()[0]), outcomes.append)
+    done = limit.watch(_Link(), lambda _, outcome: outcomes.append(outcome))
     monitor.move(10 * S)
-    done(CRASHED)
+    done(batch_of(request_of()[0]), CRASHED)
     (outcome,) = outcomes
     if ends_anyway:
         assert not process.why and outcome is CRASHED
@@ -142,7 +142,7 @@ def test_a_batch_that_is_done_lasts_until_its_last_request_is_answered(answered:
     monitor, process, link = _Monitor(), _Process(), _Link()
     limit = ExecutionLimit(cast(Any, monitor), "m_0_0", 10.0, lambda: process)
     link.entries = [_entry(1), _entry(2)]
-    limit.watch(link, batch_of(request_of()[0]), lambda outcome: None)([])
+    limit.watch(link, lambda *_: None)(batch_of(request_of()[0]), [])
     for entry in link.entries[:answered]:
         assert entry.watched is not None
         entry.watched.ended(entry)

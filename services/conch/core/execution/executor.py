@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from conch.core.backend import BackendInstance, Outcome
+from conch.core.backend import BackendInstance, Done, Outcome, Pending
 from conch.core.clock import Clock
 from conch.core.errors import (
     CancelledError,
@@ -23,11 +23,10 @@ from conch.core.errors import (
     as_conch_error,
     without_traceback,
 )
-from conch.core.execution.pending_batch import PendingBatch
 from conch.core.execution.response_tracker import ExecutionRecord, ResponseTracker
 from conch.core.execution.shaping import Shaper
 from conch.core.model_statistics import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, ModelStatistics
-from conch.core.request import InferenceRequest, InferenceResponse, RunTimes
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.request_log import REQUESTS, complete_run, note_open, note_run
 from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.implicit_state import SequenceStates
@@ -105,56 +104,72 @@ class Executor:
         self._states = SequenceStates(spec) if sequence is not None and sequence.states else None
 
     def run(self, instance: BackendInstance, batch: Batch) -> None:
-        """Runs a batch on an instance and completes its requests; never raises."""
-        if instance.starts_async:
-            completed = threading.Event()
-            pending = self.start(instance, batch, lambda _: completed.set())
-            completed.wait()
-            pending.finish()
-            pending.release()
-            return
-        times = self._start(batch)
-        execution = self.tracker.begin(batch) if self._decoupled else None
-        outcome: Outcome
-        try:
-            outcome = instance.execute(batch)
-        except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
-            outcome = self._failures(batch, error)
-        self._finish(batch, times, execution, outcome)
+        """Runs a batch on an instance, waits for it and completes its requests; never raises."""
+        outcomes: list[Outcome] = []
+        arrived = threading.Event()
 
-    def start(
-        self,
-        instance: BackendInstance,
-        batch: Batch,
-        on_complete: Callable[[PendingBatch], None],
-        awaitable: bool = False,
-    ) -> PendingBatch:
-        """Starts a batch on an instance with `starts_async`; never raises.
+        def done(_: Batch, outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            arrived.set()
+
+        batch.runs_on = instance
+        batch.compute_start_ns = self._clock()
+        if not self.start(batch, done):
+            arrived.wait()
+            self.finish(batch, outcomes[0])
+
+    def start(self, batch: Batch, done: Done) -> bool:
+        """Starts a batch on the instance that it runs on; never raises.
 
         Args:
-            instance: The instance.
-            batch: The batch.
-            on_complete: Called once with the outcome, from any thread and possibly before this returns; it
-                has the batch finished.
-            awaitable: Whether the caller will wait for the outcome, where the instance allows it.
+            batch: The batch, with its instance and start time.
+            done: Takes the outcome if it comes later, and has the batch finished.
+
+        Returns:
+            Whether the batch has run and its requests are complete.
         """
-        times = self._start(batch)
-        execution = self.tracker.begin(batch) if self._decoupled else None
-        pending = PendingBatch(instance, batch, times, execution, self._finish, on_complete)
-        try:
-            if awaitable:
-                pending.awaited = instance.start_awaitable(batch, pending)
-            else:
-                instance.start(batch, pending)
-        except BaseException as error:
-            if not pending.settle(error):
-                log.exception("model '%s' failed after it had answered a batch", self._spec.name)
-        if self.cancels:
-            # Cancelled before the instance could set `on_cancel`.
+        if REQUESTS.on:
+            REQUESTS.execute(batch, self._spec)
+        if self._statistics.watched:  # before the model runs: it may complete some requests at once
+            batch.log_times = note_run(batch)
+        if self._shaper.reshapes_inputs:
             for request in batch.requests:
-                if request.cancelled:
-                    self.notify_cancelled(request)
-        return pending
+                self._shaper.shape_inputs(request)
+        if self._decoupled:
+            batch.execution = self.tracker.begin(batch)
+        outcome: Outcome | Pending
+        try:
+            outcome = batch.runs_on.start(batch, done)
+        except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
+            if batch.settled:
+                log.exception("model '%s' failed after it had answered a batch", self._spec.name)
+            outcome = self._failures(batch, error)
+        if isinstance(outcome, Pending) or batch.settled:
+            if self.cancels:
+                # Cancelled before the instance could set `on_cancel`.
+                for request in batch.requests:
+                    if request.cancelled:
+                        self.notify_cancelled(request)
+            return False
+        batch.settled = True
+        self.finish(batch, outcome)
+        return True
+
+    def finish(self, batch: Batch, outcome: Outcome) -> None:
+        """Completes the requests of a batch that has run, with an error if all else fails; never raises."""
+        try:
+            if batch.execution is None:
+                self._finish(batch, outcome)
+            else:
+                self._finish_decoupled(batch, batch.execution, outcome)
+        except Exception as error:  # must not keep the instance from its next batch
+            log.exception("a batch that was done could not be finished")
+            for request in batch.requests:
+                request.rescheduled = False
+                try:
+                    request.fail(as_conch_error(error))
+                except Exception:
+                    log.exception("a request of a batch that could not be finished could not be answered")
 
     def notify_cancelled(self, request: InferenceRequest) -> None:
         """Notifies the instance that runs a request of its cancellation."""
@@ -163,24 +178,8 @@ class Executor:
         except Exception:
             log.exception("an instance of model '%s' could not be told of a cancellation", self._spec.name)
 
-    def _start(self, batch: Batch) -> RunTimes | None:
-        """Prepares a batch to run."""
-        batch.compute_start_ns = self._clock()
-        if REQUESTS.on:
-            REQUESTS.execute(batch, self._spec)
-        # Before the model runs: it may complete some requests at once.
-        times = note_run(batch) if self._statistics.watched else None
-        if self._shaper.reshapes_inputs:
-            self._shape_inputs(batch.requests)
-        return times
-
-    def _finish(
-        self, batch: Batch, times: RunTimes | None, execution: ExecutionRecord | None, outcome: Outcome
-    ) -> None:
-        """Shapes, counts and sends the responses of a batch that has run."""
-        if execution is not None:
-            self._finish_decoupled(batch, times, execution, outcome)
-            return
+    def _finish(self, batch: Batch, outcome: Outcome) -> None:
+        """Shapes, counts and sends the responses."""
         requests = batch.requests
         responses: Sequence[InferenceResponse | None]
         if type(outcome) is list and len(outcome) == len(requests):
@@ -197,8 +196,8 @@ class Executor:
             batch.compute_input_end_ns = batch.compute_start_ns
         if not batch.compute_output_start_ns and not incomplete:
             batch.compute_output_start_ns = now
-        if times is not None:
-            complete_run(batch, times)
+        if batch.log_times is not None:
+            complete_run(batch, batch.log_times)
         failed = self._shape_all(requests, responses)
         if one_by_one:
             self._count_one_by_one(batch, requests, responses)
@@ -215,16 +214,14 @@ class Executor:
         except Exception:  # must not affect the other requests, nor end the thread
             log.exception("a response of model '%s' could not be handed over", request.model_name)
 
-    def _finish_decoupled(
-        self, batch: Batch, times: RunTimes | None, execution: ExecutionRecord, outcome: Outcome
-    ) -> None:
+    def _finish_decoupled(self, batch: Batch, execution: ExecutionRecord, outcome: Outcome) -> None:
         """The same for a batch of a decoupled model, whose requests may complete later."""
         responses = self._checked(batch, outcome)
         failed = type(responses) is _Failures
         now = batch.compute_end_ns = self._clock()
         execution.end(now, failed)
-        if times is not None:
-            times.input_end_ns = batch.compute_input_end_ns  # its requests end one by one
+        if batch.log_times is not None:
+            batch.log_times.input_end_ns = batch.compute_input_end_ns  # its requests end one by one
         respond = getattr(batch, "end", self._respond)
         for request, response in zip(batch.requests, responses, strict=True):
             if request.rescheduled and response is None:
@@ -370,10 +367,6 @@ class Executor:
             f"specify the START flag on the first request of the sequence: the sequence ended while its "
             f"request ran for longer than max_sequence_idle_microseconds, {self._longest_ns // 1000}"
         )
-
-    def _shape_inputs(self, requests: Sequence[InferenceRequest]) -> None:
-        for request in requests:
-            self._shaper.shape_inputs(request)
 
     def _shape_all(
         self, requests: Sequence[InferenceRequest], responses: Sequence[InferenceResponse | None]

@@ -1,7 +1,17 @@
-"""Drives a scheduler with threads: the lock, the idle instances and the threads of one model version.
+"""Drives a scheduler with threads: the lock, the instances and the threads of one model version.
 
-An idle instance pulls its next batch on a submitting thread that claimed it (inline execution), or on one of
-the model's own threads, which are started on demand, at most one for each instance.
+An idle instance pulls its next batch, on one of these threads:
+
+    ==================================  =================  ==============================================
+    thread                              instances          runs
+    ==================================  =================  ==============================================
+    one with the claim, `run_inline`    any                batches until its budget is used up
+    one that submits, without a claim   that do not block  starts what is due
+    one on which an outcome arrives     that do not block  finishes the batch, starts the next
+    the model's own, started on demand  any                what is due and not claimed, or delayed
+    ==================================  =================  ==============================================
+
+States of the claim (see `inline_execution`):
 
     ========  ================================  ===========================================
     claim     event                             effect
@@ -10,35 +20,49 @@ the model's own threads, which are started on demand, at most one for each insta
     claimed   another `submit`                  queued; no thread is woken
     claimed   `run_inline` takes a batch        none
     none      its budget is used up, work left  claimed; the caller gets True again
-    claimed   `release`                         none; a thread of the model is woken
+    claimed   `release`                         none; the model's threads run what is due
     ========  ================================  ===========================================
 
-While all instances are busy, none of these threads looks at the queue. The expiry thread, started with the
-first request that has a time limit, completes expired requests. It sleeps until the earliest time known when
-it fell asleep, so that most later requests do not wake it.
+A claimant may also receive the outcome of a batch that it has started:
 
-Guarantees: while an instance is idle and a batch is due, a claim exists or a thread of the model is awake.
+    1. `submit` gives thread A the claim. A calls `run_inline`, which starts a batch that may be waited for,
+       keeps it as the awaited one, and returns True: there is more to run.
+    2. A takes in other events. Meanwhile thread B may call `release`: it takes the awaited batch and detaches
+       the outcome, which then comes to another thread.
+    3. Otherwise A calls `run_inline` again: it takes the awaited batch, starts what is due on other
+       instances, waits for the outcome, and starts the next batch.
+
+Guarantees: while an instance is idle and a batch is due, a claim exists or a thread of the model is awake;
+an instance gets a batch when the one before is finished and its `start` has returned.
 Assumes: each claim is run or released soon; the scheduler is only called under the lock.
+Used by: `Model`, `InstancePool`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from functools import partial
 
-from conch.core.backend import BackendInstance
+from conch.core.backend import BackendInstance, Outcome, OutcomeReader
 from conch.core.clock import Clock
 from conch.core.errors import ResourceExhaustedError, UnavailableError
+from conch.core.execution.batch_selector import BatchSelector
+from conch.core.execution.completions import complete, complete_within
 from conch.core.execution.executor import Executor
+from conch.core.execution.expiry_thread import ExpiryThread
+from conch.core.execution.inline_execution import InlineExecution, bypasses_claims
+from conch.core.execution.instance_set import InstanceSet
+from conch.core.execution.model_threads import ModelThreads
+from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
-from conch.core.scheduling.scheduler import Batch, Decision, Scheduler, WaitUntil
+from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
 
-_FAST_NS = 500_000  # mean batch time of a `fast` model
-_LONGEST_WAIT_S = 3600.0  # timeouts of a config may exceed the platform's limit for waits
+_WAIT_NS = 2_000_000
+"""How long a claimant waits for an outcome."""
 
 
 class Runner:
@@ -47,22 +71,19 @@ class Runner:
     Args:
         name: Name of the model, for its threads.
         scheduler: The queue.
-        instances: The model's instances, all idle.
+        instances: The model's instances, all idle; either all of them block or none.
         executor: Runs a batch on an instance.
         clock: Monotonic time in nanoseconds.
+        named: Whether batches name their instance.
         order: Keeps responses in the order of the requests; None if the model does not ask for it.
+        limits: The resources of the instances; None if they need none.
     """
 
     __slots__ = (
-        "_allows_inline", "_by_number", "_claimed", "_clock", "_closing", "_count", "_drained", "_enqueue",
-        "_execute", "_executing", "_executor", "_expired", "_expirer", "_expirer_wakes_ns",
-        "_expirer_woken", "_expiries", "_expiring", "_idle", "_lock", "_mean_ns", "_name", "_next_batch",
-        "_next_number", "_retiring", "_return", "_scheduler", "_sleeping", "_threads", "_timed_ns",
-        "_tracker",
+        "_blocks", "_clock", "_closing", "_drained", "_enqueue", "_executing", "_executor", "_expiries",
+        "_expiry", "_idle", "_inline", "_instances", "_limits", "_lock", "_scheduler", "_selector",
+        "_threads", "_tracker",
     )  # fmt: skip
-
-    _wakes: ClassVar[bool] = True
-    """Whether a thread that takes a batch may wake another one."""
 
     def __init__(
         self,
@@ -71,41 +92,34 @@ class Runner:
         instances: Sequence[BackendInstance],
         executor: Executor,
         clock: Clock,
+        named: bool = False,
         order: ResponseOrder | None = None,
+        limits: ResourceLimits | None = None,
     ) -> None:
-        self._name = name
         self._scheduler = scheduler
         self._enqueue = scheduler.submit if order is None else order.around(scheduler.submit)
         self._executor = executor
         self._clock = clock
-        self._count = len(instances)
-        self._idle = list(instances)
-        self._by_number = dict(enumerate(instances))  # for batches that name their instance
-        self._next_number = len(instances)
-        self._retiring: list[BackendInstance] = []
-        # Steps of a batch, which subclasses and a resize replace.
-        self._next_batch: Callable[[int], Decision] = scheduler.next_batch
-        self._execute = executor.run
-        self._return: Callable[[BackendInstance], None] = self._idle.append
+        self._limits = limits
+        self._blocks = not instances or any(instance.blocks for instance in instances)
         self._lock = threading.Lock()
-        self._sleeping: list[threading.Condition] = []
+        self._instances = InstanceSet(instances, self._on_available)
+        self._idle = self._instances.idle
+        self._selector = BatchSelector(scheduler, self._instances, named, limits, self._blocks)
+        self._inline = InlineExecution(self._blocks, executor.allows_inline)
+        self._inline.allowed = self._all_allow_inline()
+        self._threads = ModelThreads(name, self._lock, self._run)
         self._drained = threading.Condition(self._lock)
-        self._threads: list[threading.Thread] = []
-        self._timed_ns = NEVER  # when the thread wakes that waits for a delayed batch
-        self._claimed = False
         self._closing = False
-        self._allows_inline = self._all_allow_inline(instances)
         self._executing = 0
         self._tracker = executor.tracker  # requests completed by the model itself, possibly after their batch
         self._tracker.on_none = self._on_none_open
-        self._mean_ns = 0
         self._expiries = scheduler.expiries
-        self._expirer: threading.Thread | None = None
-        self._expirer_woken = threading.Condition(self._lock)
-        self._expirer_wakes_ns = NEVER
-        # Taken out of the queue, and how many of them are not complete yet.
-        self._expired: list[InferenceRequest] = []
-        self._expiring = 0
+        self._expiry = ExpiryThread(name, self, scheduler, self._lock, clock)
+        if limits is not None:
+            limits.watch(instances, self._on_granted)
+
+    # --- state ----------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
@@ -115,15 +129,32 @@ class Runner:
 
     @property
     def running(self) -> int:
-        """Requests that run, or that the model completes after `execute` has returned."""
+        """Requests that run, or that the model completes after its batch."""
         with self._lock:
             # Those of a decoupled model are open from the start of execution to the last response.
             return self._tracker.count + (0 if self._tracker.decoupled else self._executing)
 
     @property
+    def held(self) -> int:
+        """Number of live sequences."""
+        return self._scheduler.held
+
+    @property
     def fast(self) -> bool:
-        """Whether recent batches were short; False before the first one."""
-        return 0 < self._mean_ns < _FAST_NS
+        """Whether running inline takes little time; False before the first batch."""
+        return self._inline.fast
+
+    @property
+    def only_starts(self) -> bool:
+        """Whether running inline only starts batches, and receives outcomes that come soon."""
+        return not self._blocks
+
+    def continues(self, request: InferenceRequest) -> bool:
+        """Whether a request belongs to a live sequence."""
+        with self._lock:
+            return self._scheduler.continues(request)
+
+    # --- requests -------------------------------------------------------------------------------------------
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> bool:
         """Queues a request.
@@ -135,103 +166,38 @@ class Runner:
             ClosedError: The version is being replaced or unloaded; the request was not queued.
             ConchError: The queue does not take the request.
         """
+        batch: Batch | None = None
+        inline = self._inline
         try:
             with self._lock:
                 if self._closing and not self._scheduler.continues(request):
                     raise ClosedError
                 now = self._clock()
                 self._enqueue(request, now)
-                if self._expiries.next_ns < self._expirer_wakes_ns:
-                    self._wake_expirer()
-                if self._claimed or not self._idle:
-                    return False  # pulled by the claimant, or by the next instance that is idle
-                if may_claim and self._allows_inline:
-                    self._claimed = True
+                if self._expiries.next_ns < self._expiry.wakes_ns:
+                    self._expiry.wake()
+                if inline.claimed or not self._idle:
+                    # Pulled by the claimant, or by the next instance that is idle.
+                    if self._blocks or not (inline.claimed or inline.awaited) or not bypasses_claims():
+                        return False
+                elif may_claim and inline.allowed:
+                    inline.claimed = True
                     return True
-                self._wake_if_due(now)
-        except (ResourceExhaustedError, UnavailableError) as error:
-            self._executor.refuse(request, error, self.pending, self._mean_ns, self._count)
-            raise
-        return False
-
-    _submit = submit  # for a subclass: `super()` would take a tenth of the time of the whole call
-
-    def run_inline(self, budget_ns: int | None = None) -> bool:
-        """Runs claimed batches on the calling thread until nothing is ready.
-
-        After `budget_ns` no further batch starts. True if work is left then: the caller has the claim again.
-        """
-        with self._lock:
-            self._claimed = False
-            work = self._take(budget_ns is None)
-            if work is None:
-                return False
-            instance, batch = work
-            end = None if budget_ns is None else self._clock() + budget_ns
-        return self._run(instance, batch, end)
-
-    def run_batch_inline(self) -> bool:
-        """Runs one claimed batch, waking a thread for what else is ready; True if claimed again."""
-        with self._lock:
-            self._claimed = False
-            work = self._take(True)
-        return work is not None and self._run(*work, 0)
-
-    def release(self) -> None:
-        """Releases a claim: the model's own threads run the batches."""
-        with self._lock:
-            self._claimed = False
-            self._wake_if_due(self._clock())
-
-    def _run(self, instance: BackendInstance, batch: Batch, end: int | None) -> bool:
-        """Runs a batch, then what else is ready; True if time is up and the caller has the claim again."""
-        while True:
-            self._execute(instance, batch)
-            spent = batch.compute_end_ns - batch.compute_start_ns
-            # Without the lock: a lost update does no harm to a rough mean.
-            self._mean_ns = spent if not self._mean_ns else (7 * self._mean_ns + spent) // 8
-            with self._lock:
-                now = self._clock()
-                self._scheduler.complete(batch, now)
-                self._return(instance)
-                self._executing -= len(batch.requests) - batch.fillers
-                if end is not None and now >= end and self._is_due(now):
-                    self._claimed = True
-                    return True
-                work = self._take(end is None)
-                if work is None:
-                    self._check_drained()
+                elif self._blocks:
+                    self._wake_if_due(now)
                     return False
-                instance, batch = work
-
-    def _take(self, wake: bool) -> tuple[BackendInstance, Batch] | None:
-        """Takes an idle instance and its next batch; called with the lock held.
-
-        `wake` wakes a thread for other idle instances; short batches run sooner one after the other.
-        """
-        if not self._idle:
-            return None
-        now = self._clock()
-        if self._expiries.next_ns <= now:
-            self._expire(now)
-        decision = self._next_batch(now)
-        if type(decision) is Batch:
-            instance = self._instance_for(decision)
-            if wake and self._wakes:
-                self._wake_if_due(now)
-            return instance, decision
-        if type(decision) is WaitUntil and decision.time_ns < self._timed_ns:
-            self._wake()
-        return None
-
-    def _instance_for(self, batch: Batch) -> BackendInstance:
-        """Takes the idle instance of a batch."""
-        self._executing += len(batch.requests) - batch.fillers
-        if batch.instance is None:
-            return self._idle.pop()
-        instance = self._by_number[batch.instance]
-        self._idle.remove(instance)
-        return instance
+                else:
+                    batch = self._take(now, False)
+                    if batch is None:
+                        return False
+        except (ResourceExhaustedError, UnavailableError) as error:
+            self._executor.refuse(request, error, self.pending, inline.mean_ns, self._instances.count)
+            raise
+        if batch is None:
+            self.release()
+        else:
+            self._drive(batch, None)
+        return False
 
     def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Takes a request out of the queue, with those that can't be served without it.
@@ -243,18 +209,250 @@ class Runner:
             if cancelled:
                 self._wake_if_due(self._clock())  # the others may now form a batch
             self._check_drained()
-        self._after_removal()
+        self.after_removal()
         return cancelled
 
-    @property
-    def held(self) -> int:
-        """Number of live sequences."""
-        return self._scheduler.held
-
-    def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a live sequence."""
+    def take_queued(self) -> list[InferenceRequest]:
+        """Takes everything out of the queue, for a shutdown that can't wait; the caller completes it."""
         with self._lock:
-            return self._scheduler.continues(request)
+            taken = self._scheduler.drain()
+            self._check_drained()
+        self.after_removal()
+        return taken
+
+    # --- claims ---------------------------------------------------------------------------------------------
+
+    def run_inline(self, budget_ns: int | None = None) -> bool:
+        """Runs claimed batches on the calling thread until nothing is ready.
+
+        After `budget_ns` no further batch starts. True if work is left then, or if an outcome is to be
+        received: the caller has the claim again.
+        """
+        while True:
+            with self._lock:
+                self._inline.claimed = False
+                now = self._clock()
+                batch = self._take(now, budget_ns is None)
+                awaited = self._inline.take_awaited()
+            if awaited is None and batch is None:
+                return False
+            end = None if budget_ns is None else now + budget_ns
+            if awaited is not None:
+                more = self._receive(awaited, batch, end)
+            else:
+                assert batch is not None
+                more = self._drive(batch, end, True)
+            if not more or budget_ns is not None:
+                return more
+
+    def run_batch_inline(self) -> bool:
+        """Runs one claimed batch, waking a thread for what else is ready; True if claimed again."""
+        with self._lock:
+            self._inline.claimed = False
+            batch = self._take(self._clock(), True)
+        return batch is not None and self._drive(batch, 0)
+
+    def release(self) -> None:
+        """Releases a claim: the model's own threads run the batches, or this one starts them."""
+        batch: Batch | None = None
+        with self._lock:
+            self._inline.claimed = False
+            awaited = self._inline.take_awaited()
+            if awaited is not None and awaited.wait is not None:
+                awaited.wait.continues = False
+            now = self._clock()
+            if self._blocks:
+                self._wake_if_due(now)
+            else:
+                batch = self._take(now, False)  # cheaper than waking another thread for that
+        _detach(awaited)
+        if batch is not None:
+            self._drive(batch, None)
+
+    def _receive(self, awaited: Batch, batch: Batch | None, end: int | None) -> bool:
+        """Starts what is due on other instances, then receives an outcome; True if there is more to run."""
+        wait = awaited.wait
+        assert wait is not None and wait.reader is not None
+        try:
+            if batch is not None:
+                self._drive(batch, end)
+        except BaseException:
+            wait.continues = False
+            wait.reader.detach()  # or the outcome would never be received
+            raise
+        complete_within(partial(wait.reader.wait, _WAIT_NS))
+        with self._lock:
+            wait.continues = self._inline.claimed = False
+            batch = self._take(self._clock(), False)
+            if batch is None:
+                self._check_drained()
+                return False
+        return self._drive(batch, end, True)
+
+    # --- batches --------------------------------------------------------------------------------------------
+
+    def _drive(self, batch: Batch | None, end: int | None, may_wait: bool = False) -> bool:
+        """Runs or starts a batch, then what else is ready.
+
+        Args:
+            batch: The batch.
+            end: When to start no other batch; None for no limit.
+            may_wait: Whether the caller may receive the outcome of one of the batches.
+
+        Returns:
+            Whether the caller is to run inline again: for that outcome, or because time is up.
+        """
+        inline = self._inline
+        waits = False
+        while batch is not None:
+            if self._limits is not None:
+                self.after_removal()
+            if may_wait and not waits:
+                batch.wait = inline.wait()
+            complete = self._executor.start(batch, self._done)
+            if complete:
+                inline.record(batch)
+            unread: OutcomeReader | None = None
+            with self._lock:
+                now = self._clock()
+                if complete or batch.finished:
+                    self._free(batch, now)
+                batch.starting = False
+                if batch.wait is not None:
+                    unread = inline.started(batch)
+                    waits = waits or inline.awaited is batch
+                if end is not None and now >= end and self._selector.is_due(now):
+                    inline.claimed = waits = True
+                    batch = None
+                else:
+                    batch = self._take(now, end is None)
+                if batch is None:
+                    self._check_drained()
+            if unread is not None:
+                unread.detach()
+        if self._limits is not None:
+            self.after_removal()
+        return waits
+
+    def _done(self, batch: Batch, outcome: Outcome) -> None:
+        """Takes the outcome of a batch whose `start` has not returned it."""
+        if not batch.settled:
+            batch.settled = True
+            complete(partial(self._complete, batch, outcome))
+
+    def _complete(self, batch: Batch, outcome: Outcome) -> None:
+        """Completes the requests of a batch, and starts the next one of its instance."""
+        self._executor.finish(batch, outcome)
+        self._inline.record(batch)
+        following: Batch | None = None
+        with self._lock:
+            batch.finished = True
+            if not batch.starting:  # else its starter goes on when it has returned
+                now = self._clock()
+                self._free(batch, now)
+                if batch.wait is None or not batch.wait.continues:
+                    following = self._take(now, False)
+            if following is None:
+                self._check_drained()
+        if following is not None or self._limits is not None:
+            self._drive(following, None)
+
+    def _take(self, now: int, wake: bool) -> Batch | None:
+        """Takes the next batch and its instance; called with the lock held.
+
+        `wake` wakes a thread for other idle instances; short batches run sooner one after the other.
+        """
+        decision = self._next_batch(now)
+        if type(decision) is Batch:
+            if wake and self._blocks:  # else the thread that takes a batch goes on until none is left
+                self._wake_if_due(now)
+            return decision
+        if type(decision) is WaitUntil and decision.time_ns < self._threads.timed_ns:
+            self._threads.wake(self._instances.count)
+        return None
+
+    def _next_batch(self, now: int) -> Decision:
+        """Decides what an idle instance runs next; called with the lock held."""
+        if not self._idle:
+            return IDLE
+        if self._expiries.next_ns <= now and not self._expiry.look(now):
+            self._check_drained()  # the last sequence may have ended
+        decision = self._selector.next_batch(now)
+        if type(decision) is Batch:
+            self._executing += len(decision.requests) - decision.fillers
+            decision.compute_start_ns = now
+        return decision
+
+    def _free(self, batch: Batch, now: int) -> None:
+        """Makes the instance of a finished batch idle; called with the lock held."""
+        self._executing -= len(batch.requests) - batch.fillers
+        if self._instances.retiring:
+            self._drained.notify_all()  # the instance may be among them
+        self._selector.finished(batch, now)
+
+    # --- resources, availability, resizing ------------------------------------------------------------------
+
+    def after_removal(self) -> None:
+        """Gives back the resources of instances that have nothing to run any more; without the lock."""
+        limits = self._limits
+        if limits is None:
+            return
+        with self._lock:
+            now = self._clock()
+            if self._selector.give_back_unneeded(now):
+                self._wake_if_due(now)  # a batch may be due later, and no thread waits for that
+            granted = limits.take_granted()
+        limits.notify(granted)
+
+    def _on_granted(self) -> None:
+        """Uses a waiting grant that is held now; called by the thread that freed the resources."""
+        with self._lock:
+            self._wake_if_due(self._clock())
+        self.after_removal()
+
+    def _on_available(self, instance: BackendInstance, token: object) -> None:
+        """Makes an instance idle that is available again."""
+        with self._lock:
+            if self._instances.restore(instance, token):
+                # A thread of the model starts batches: the calling thread may hold locks.
+                self._wake_if_due(self._clock())
+
+    def resize(
+        self,
+        added: Sequence[BackendInstance],
+        surplus: Iterable[tuple[Sequence[BackendInstance], int]],
+    ) -> list[BackendInstance]:
+        """Adds and removes instances while requests run; no request is lost or waits for it.
+
+        `surplus` has candidates and how many of them to remove; see `InstanceSet.remove`. Returns the removed
+        instances; busy ones still run their batch, see `wait_gone`.
+        """
+        limits = self._limits
+        if limits is not None:
+            limits.watch(added, self._on_granted)
+        with self._lock:
+            removed = self._instances.remove(surplus)
+            self._instances.add(added)
+            self._inline.allowed = self._all_allow_inline()
+            if limits is not None:
+                limits.remove(removed)
+            self._wake_if_due(self._clock())
+        self.after_removal()
+        return removed
+
+    def wait_gone(self, instances: Sequence[BackendInstance]) -> None:
+        """Waits until instances that `resize` removed run no batch."""
+        with self._lock:
+            self._drained.wait_for(lambda: not any(one in self._instances.retiring for one in instances))
+
+    def _all_allow_inline(self) -> bool:
+        """Whether batches may run inline; those that are only started always may."""
+        if not self._blocks:
+            return True
+        instances = self._instances.by_number.values()
+        return self._executor.allows_inline and all(instance.allows_inline for instance in instances)
+
+    # --- closing and expiry ---------------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, finishes the accepted ones, and ends the threads.
@@ -264,107 +462,29 @@ class Runner:
         with self._lock:
             self._closing = True
             self._scheduler.begin_closing(self._clock())
-            self._wake_all()
-            self._expirer_woken.notify()
+            self._threads.wake_all()
+            self._expiry.notify_over()
             done = self._drained.wait_for(self._is_drained, timeout_s)
         if done:
-            for thread in (*self._threads, *([] if self._expirer is None else [self._expirer])):
-                if thread is not threading.current_thread():
-                    thread.join()
+            self._threads.join()
+            self._expiry.join()
         return done
 
-    def take_queued(self) -> list[InferenceRequest]:
-        """Takes everything out of the queue, for a shutdown that can't wait; the caller completes it."""
-        with self._lock:
-            taken = self._scheduler.drain()
-            self._check_drained()
-        self._after_removal()
-        return taken
+    def expire(self, request: InferenceRequest) -> None:
+        """Completes an expired request; see `ExpiringQueue`."""
+        self._executor.expire(request, self._scheduler.expiry_text(request))
 
-    def resize(
-        self,
-        added: Sequence[BackendInstance],
-        surplus: Iterable[tuple[Sequence[BackendInstance], int]],
-    ) -> list[BackendInstance]:
-        """Adds and removes instances while requests run; no request is lost or waits for it.
-
-        `surplus` has candidates and how many of them to remove: idle ones first, later ones before earlier.
-        Returns the removed instances; busy ones still run their batch, see `wait_gone`.
-        """
-        with self._lock:
-            going: list[BackendInstance] = []
-            for candidates, count in surplus:
-                going += sorted(reversed(candidates), key=self._rank)[:count]
-            for instance in going:
-                if self._rank(instance) > 0:
-                    self._retiring.append(instance)
-                else:
-                    self._remove_idle(instance)
-                    self._count -= 1
-            self._add_new(added)
-            self._count += len(added)
-            self._by_number = {number: one for number, one in self._by_number.items() if one not in going}
-            self._by_number |= enumerate(added, self._next_number)
-            self._next_number += len(added)
-            self._allows_inline = self._all_allow_inline(self._by_number.values())
-            self._choose_return()
-            self._wake_if_due(self._clock())
-            return going
-
-    def wait_gone(self, instances: Sequence[BackendInstance]) -> None:
-        """Waits until instances that `resize` removed run no batch."""
-        with self._lock:
-            self._drained.wait_for(lambda: not any(one in self._retiring for one in instances))
-
-    def _choose_return(self) -> None:
-        self._return = self._return_or_retire if self._retiring else self._idle.append
-
-    def _return_or_retire(self, instance: BackendInstance) -> None:
-        """Makes an instance idle after its batch, or removes it; called with the lock held."""
-        if instance in self._retiring:
-            self._retiring.remove(instance)
-            self._count -= 1
-            self._choose_return()
-            self._drained.notify_all()
-        else:
-            self._add_finished(instance)
-
-    def _add_finished(self, instance: BackendInstance) -> None:
-        """Makes an instance idle after its batch; called with the lock held."""
-        self._idle.append(instance)
-
-    def _add_new(self, instances: Iterable[BackendInstance]) -> None:
-        """Adds new instances; called with the lock held."""
-        self._idle += instances
-
-    def _rank(self, instance: BackendInstance) -> int:
-        """The order in which instances are removed; busy ones have a rank above 0."""
-        return instance not in self._idle
-
-    def _remove_idle(self, instance: BackendInstance) -> None:
-        """Removes an instance that runs no batch."""
-        self._idle.remove(instance)
-
-    def _count_idle(self) -> int:
-        """Number of instances that run no batch."""
-        return len(self._idle)
-
-    def _all_allow_inline(self, instances: Iterable[BackendInstance]) -> bool:
-        """Whether batches may run inline."""
-        return self._executor.allows_inline and all(instance.allows_inline for instance in instances)
-
-    def _after_removal(self) -> None:
-        """Hook, called without the lock when requests may have left the queue without running."""
-
-    def _is_empty(self) -> bool:
-        """Whether no instance has anything left to run."""
-        return not (self._scheduler.pending or self._scheduler.held)
+    def check(self, now_ns: int) -> bool:
+        """See `ExpiringQueue.check`."""
+        self._wake_if_due(now_ns)  # after an expiry, the others may now form a batch
+        self._check_drained()
+        return self._closing and self._is_drained()
 
     def _is_drained(self) -> bool:
         return (
-            self._count_idle() == self._count
-            and self._is_empty()
-            and not (self._expiring or self._tracker.count)
+            self._instances.all_rest
+            and not (self._scheduler.pending or self._scheduler.held)
+            and not (self._expiry.incomplete or self._tracker.count)
         )
 
     def _on_none_open(self) -> None:
@@ -378,122 +498,40 @@ class Runner:
         """Lets `close` and the threads end if all is done; called with the lock held."""
         if self._closing and self._is_drained():
             self._drained.notify_all()
-            self._wake_all()
-            self._expirer_woken.notify()
+            self._threads.wake_all()
+            self._expiry.notify_over()
 
-    def _expire(self, now: int) -> None:
-        """Takes out expired requests for the expiry thread; called with the lock held."""
-        expired = self._scheduler.expired(now)
-        if expired:
-            self._expired += expired
-            self._expiring += len(expired)
-            self._wake_expirer()
-        else:
-            self._check_drained()  # the last sequence may have ended
-
-    def _wake_expirer(self) -> None:
-        # Until it runs, only still earlier times need to wake it.
-        self._expirer_wakes_ns = self._expiries.next_ns
-        if self._expirer is None:
-            self._expirer = threading.Thread(
-                target=self._run_expirer, name=f"conch-{self._name}-timeouts", daemon=True
-            )
-            self._expirer.start()
-        else:
-            self._expirer_woken.notify()
-
-    def _run_expirer(self) -> None:
-        """Completes expired requests, outside the lock: a responder may take time."""
-        while expired := self._next_expired():
-            for request in expired:
-                self._executor.expire(request, self._scheduler.expiry_text(request))
-            self._after_removal()
-            with self._lock:
-                self._expiring -= len(expired)
-                self._check_drained()
-            del expired, request  # or they live for as long as the thread sleeps
-
-    def _next_expired(self) -> list[InferenceRequest]:
-        """Waits for requests to expire; an empty list once the runner is closed and drained."""
-        with self._lock:
-            while not (self._closing and self._is_drained()):
-                now = self._clock()
-                if self._expiries.next_ns <= now:
-                    self._expired += (expired := self._scheduler.expired(now))
-                    self._expiring += len(expired)
-                    self._wake_if_due(now)  # the others may now form a batch
-                    self._check_drained()
-                    if not self._expired:
-                        continue  # the last sequence may have ended
-                if self._expired:
-                    taken, self._expired = self._expired, []
-                    self._check_drained()
-                    return taken
-                wakes_ns = self._expirer_wakes_ns = self._expiries.next_ns
-                self._expirer_woken.wait(
-                    None if wakes_ns >= NEVER else min((wakes_ns - now) / 1e9, _LONGEST_WAIT_S)
-                )
-        return []
-
-    def _is_due(self, now: int) -> bool:
-        due = self._scheduler.due_ns(now)
-        return due is not None and due <= now
+    # --- the model's own threads ----------------------------------------------------------------------------
 
     def _wake_if_due(self, now: int) -> None:
         """Wakes a thread if a batch is or will be due and no claim exists; called with the lock held."""
-        if self._idle and not self._claimed:
-            due = self._scheduler.due_ns(now)
-            if due is not None and (due <= now or due < self._timed_ns):
-                self._wake()
+        if self._idle and not self._inline.claimed:
+            due = self._selector.due_ns(now)
+            if due is not None and (due <= now or due < self._threads.timed_ns):
+                self._threads.wake(self._instances.count)
 
-    def _wake(self) -> None:
-        """Wakes or starts a thread of the model; called with the lock held."""
-        if self._sleeping:
-            self._sleeping.pop().notify()
-        elif len(self._threads) < self._count:
-            thread = threading.Thread(
-                target=self._thread, name=f"conch-{self._name}-{len(self._threads)}", daemon=True
-            )
-            thread.start()
-            self._threads.append(thread)
+    def _run(self, woken: threading.Condition) -> None:
+        while (batch := self._pull(woken)) is not None:
+            self._drive(batch, None)
+            del batch  # or the batch lives for as long as the thread sleeps
 
-    def _wake_all(self) -> None:
-        while self._sleeping:
-            self._sleeping.pop().notify()
-
-    def _thread(self) -> None:
-        # One condition for each thread: it has been woken exactly if it has left `_sleeping`, also if its
-        # wait times out at that moment.
-        woken = threading.Condition(self._lock)
-        while (work := self._pull(woken)) is not None:
-            self._run(*work, None)
-            del work  # or the batch lives for as long as the thread sleeps
-
-    def _pull(self, woken: threading.Condition) -> tuple[BackendInstance, Batch] | None:
+    def _pull(self, woken: threading.Condition) -> Batch | None:
         """Waits for a batch; None once the runner is closed and has nothing to run."""
         with self._lock:
             while True:
-                timeout: float | None = None
-                timed = False
-                if self._idle:
-                    now = self._clock()
-                    if self._expiries.next_ns <= now:
-                        self._expire(now)
-                    decision = self._next_batch(now)
-                    if type(decision) is Batch:
-                        instance = self._instance_for(decision)
+                now = self._clock()
+                decision = self._next_batch(now)
+                if type(decision) is Batch:
+                    if self._blocks:
                         self._wake_if_due(now)
-                        return instance, decision
-                    if type(decision) is WaitUntil and decision.time_ns < self._timed_ns:
-                        timed = True
-                        self._timed_ns = decision.time_ns
-                        timeout = (decision.time_ns - now) / 1e9
-                if self._closing and self._is_empty():
+                    return decision
+                if self._closing and not (self._scheduler.pending or self._scheduler.held):
                     self._check_drained()
                     return None
-                self._sleeping.append(woken)
-                woken.wait(timeout)
-                if woken in self._sleeping:
-                    self._sleeping.remove(woken)  # its wait timed out
-                if timed:
-                    self._timed_ns = NEVER
+                self._threads.sleep(woken, now, decision.time_ns if type(decision) is WaitUntil else NEVER)
+
+
+def _detach(batch: Batch | None) -> None:
+    """Lets the outcome of an awaited batch come to another thread."""
+    if batch is not None and batch.wait is not None and batch.wait.reader is not None:
+        batch.wait.reader.detach()

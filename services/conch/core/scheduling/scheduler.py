@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, RunTimes
+
+if TYPE_CHECKING:
+    from conch.core.backend import BackendInstance, OutcomeWait
+    from conch.core.execution.response_tracker import ExecutionRecord
 
 
 class Batch:
-    """Requests that run together, and the times of their execution.
+    """Requests that run together: one object from the scheduler's decision to the last response.
+
+    The scheduler makes it; the runner, the executor and the instance keep what they know of it here.
 
     Attributes:
         requests: The requests, in queue order or, with the direct strategy, by row.
@@ -24,6 +30,13 @@ class Batch:
         bytes_copied: Bytes copied to gather inputs and scatter outputs.
         end: Sends the last response of a decoupled request that failed or may not run again, behind the
             responses still being sent; unset where the order needs no care.
+        runs_on: The instance that the runner chose; set while it runs.
+        starting: True until `BackendInstance.start` has returned.
+        settled: True once the batch has an outcome; later outcomes are dropped.
+        finished: True once its responses are sent.
+        wait: Lets the starting thread receive the outcome; None if it may not.
+        log_times: Run times shared with the request log; None if no request is logged.
+        execution: Record of a decoupled model's execution; None for others.
     """
 
     __slots__ = (
@@ -33,13 +46,21 @@ class Batch:
         "compute_output_start_ns",
         "compute_start_ns",
         "end",
+        "execution",
         "fillers",
+        "finished",
         "instance",
+        "log_times",
         "requests",
+        "runs_on",
+        "settled",
         "size",
+        "starting",
+        "wait",
     )
 
     end: Callable[[InferenceRequest, InferenceResponse], None]
+    runs_on: BackendInstance
 
     def __init__(self, requests: list[InferenceRequest], size: int, instance: int | None = None) -> None:
         self.requests = requests
@@ -51,6 +72,11 @@ class Batch:
         self.compute_output_start_ns = 0
         self.compute_end_ns = 0
         self.bytes_copied = 0
+        self.starting = True
+        self.settled = self.finished = False
+        self.wait: OutcomeWait | None = None
+        self.log_times: RunTimes | None = None
+        self.execution: ExecutionRecord | None = None
 
 
 class WaitUntil:

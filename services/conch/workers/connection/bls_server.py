@@ -19,8 +19,7 @@ from conch.core.bls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
-from conch.core.execution.async_runner import AsyncRunner
-from conch.core.execution.pending_batch import bypassing_claims
+from conch.core.execution.inline_execution import bypassing_claims
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
@@ -329,7 +328,7 @@ def _run_claim(model: InlineClaim) -> None:
 
     Models in this process are left to threads of their own: they may take as long as they like.
     """
-    if isinstance(model, AsyncRunner) and _depth.value < _MOST_NESTED:
+    if model.only_starts and _depth.value < _MOST_NESTED:
         _depth.value += 1
         try:
             # Once to begin a batch, once to receive what comes of it.

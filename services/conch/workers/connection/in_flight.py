@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from conch.core.backend import Outcome
+from conch.core.backend import Done
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, Kept
@@ -53,7 +53,7 @@ class SentBatch:
         batch: Batch,
         known: list[bool],
         numbers: list[int],
-        done: Callable[[Outcome], None],
+        done: Done,
         since_ns: int,
     ) -> None:
         self.number = number
@@ -116,7 +116,7 @@ class InFlightTable:
         self._closed = False
         self._last: list[InFlight] = []
 
-    def add(self, batch: Batch, done: Callable[[Outcome], None]) -> SentBatch | None:
+    def add(self, batch: Batch, done: Done) -> SentBatch | None:
         """Adds a batch that is about to be sent; None if the table is closed."""
         requests = batch.requests
         following = self._numbers

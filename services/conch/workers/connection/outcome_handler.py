@@ -65,8 +65,8 @@ class OutcomeHandler:
         batch.bytes_copied += record.bytes_copied
         done = sent.done
         # Only `done` holds the outcome now, so memory that it drops is free at once.
-        del sent, batch, received, reader
-        done(outcome)
+        del sent, received, reader
+        done(batch, outcome)
 
     def response(self, number: int, received: ReceivedMessage) -> None:
         """Delivers a response of a sender, or the end of a request's responses.
@@ -122,7 +122,7 @@ class OutcomeHandler:
     def fail(self, sent: SentBatch, error: ConchError, opened: dict[int, OpenRequest] | None = None) -> None:
         """Fails a batch that has left the table; `opened` has its requests if they have left it too."""
         self._leave_to_queues(sent, opened)
-        sent.done(error)
+        sent.done(sent.batch, error)
 
     def _responses(self, sent: SentBatch, received: ReceivedMessage) -> list[InferenceResponse | None]:
         responses: list[InferenceResponse | None] = []

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
+from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.busy_poll import BusyPoll
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
@@ -116,7 +116,7 @@ class SocketReader:
 class ReadingConnection(Protocol):
     """A connection whose socket a thread has claimed."""
 
-    def wait_for(self, awaited: AwaitedBatch, timeout_ns: int) -> None:
+    def wait_for(self, batch: Batch, timeout_ns: int) -> None:
         """Reads until the batch is done or time is up; releases the socket."""
 
     def release_socket(self) -> None:
@@ -124,28 +124,18 @@ class ReadingConnection(Protocol):
 
 
 class AwaitedBatch:
-    """A batch whose sender reads the socket until its outcome arrives; an `AwaitableOutcome`.
+    """A batch whose sender reads the socket until its outcome arrives; an `OutcomeReader`."""
 
-    Attributes:
-        ended: True once the outcome has arrived.
-    """
+    __slots__ = ("_batch", "_connection")
 
-    __slots__ = ("_connection", "_done", "ended")
-
-    def __init__(self, connection: ReadingConnection, done: Callable[[Outcome], None]) -> None:
+    def __init__(self, connection: ReadingConnection, batch: Batch) -> None:
         self._connection = connection
-        self._done = done
-        self.ended = False
-
-    def __call__(self, outcome: Outcome) -> None:
-        """Passes the outcome on."""
-        self.ended = True
-        self._done(outcome)
+        self._batch = batch
 
     def wait(self, timeout_ns: int) -> None:
-        """See `AwaitableOutcome.wait`."""
-        self._connection.wait_for(self, timeout_ns)
+        """See `OutcomeReader.wait`."""
+        self._connection.wait_for(self._batch, timeout_ns)
 
     def detach(self) -> None:
-        """See `AwaitableOutcome.detach`."""
+        """See `OutcomeReader.detach`."""
         self._connection.release_socket()

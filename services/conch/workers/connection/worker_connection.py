@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from conch.core.backend import AwaitableOutcome, ConfigNotes, Outcome
+from conch.core.backend import PENDING, ConfigNotes, Done, Pending
 from conch.core.bls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
@@ -170,33 +170,27 @@ class WorkerConnection:
         self.sender.notify(Kind.HELLO, 0, wire.encode_hello(0))
         self.sender.notify(Kind.LOAD, 0, wire.encode_json(fields))
 
-    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+    def start(self, batch: Batch, done: Done) -> Pending:
         """Sends a batch, see `BackendInstance.start`; on a lost connection it fails at once."""
-        sent = self.table.add(batch, done)
-        if sent is not None:
-            self.sender.send(sent)
-
-    def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
-        """Sends a batch whose outcome the caller may await; see `BackendInstance.start_awaitable`."""
-        if not self.socket_reader.claim():
-            self.start(batch, done)
-            return None
-        awaited = AwaitedBatch(self, done)
+        wait = batch.wait
+        if wait is not None and self.socket_reader.claim():
+            wait.reader = AwaitedBatch(self, batch)
         try:
-            self.start(batch, awaited)
+            sent = self.table.add(batch, done)
+            if sent is not None:
+                self.sender.send(sent)
         except BaseException:
-            awaited.detach()
+            if wait is not None and wait.reader is not None:
+                wait.reader = None
+                self.socket_reader.release()
             raise
-        if awaited.ended:
-            awaited.detach()
-            return None
-        return awaited
+        return PENDING
 
-    def wait_for(self, awaited: AwaitedBatch, timeout_ns: int) -> None:
+    def wait_for(self, batch: Batch, timeout_ns: int) -> None:
         """Reads until the batch is done or time is up; releases the socket."""
         try:
             end_ns = monotonic_ns() + timeout_ns
-            self.socket_reader.read_until(lambda: awaited.ended, self._dispatcher.handle, end_ns)
+            self.socket_reader.read_until(lambda: batch.settled, self._dispatcher.handle, end_ns)
         finally:
             self.socket_reader.release()
 

@@ -123,7 +123,7 @@ class CrashRecord:
             if self._late is not None:
                 self._late.append(sent)
                 return
-        sent.done(self.error())
+        sent.done(sent.batch, self.error())
 
     def explained(self, explanation: ConchError | None) -> list[SentBatch]:
         """Stores the explanation, None if only the reason is known; returns the late batches to fail."""

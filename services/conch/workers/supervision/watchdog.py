@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from conch.core.backend import Outcome
+from conch.core.backend import Done, Outcome
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, DeadlineExceededError
 from conch.core.scheduling.scheduler import Batch
@@ -133,11 +133,9 @@ class ExecutionLimit:
         self.watchdog = Watchdog(monitor, limit_s, self._hung)
         self._hung_numbers: set[int] = set()
 
-    def watch(
-        self, link: ExecutingConnection, batch: Batch, done: Callable[[Outcome], None]
-    ) -> Callable[[Outcome], None]:
+    def watch(self, link: ExecutingConnection, done: Done) -> Done:
         """Watches a batch that is about to be sent; returns the callback that replaces `done`."""
-        return _Watched(self.watchdog, link, batch, done, self._error)
+        return _Watched(self.watchdog, link, done, self._error)
 
     def close(self) -> None:
         """Forgets all executions."""
@@ -167,30 +165,28 @@ class _Watched:
         self,
         hangs: Watchdog,
         link: ExecutingConnection,
-        batch: Batch,
-        done: Callable[[Outcome], None],
+        done: Done,
         error: Callable[[int], ConchError | None],
     ) -> None:
         self._hangs = hangs
         self._link = link
-        self._batch = batch
         self._done = done
         self._error = error
         self._left: set[int] = set()
         self._number = hangs.begin()
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, batch: Batch, outcome: Outcome) -> None:
         """Passes the outcome on, or the error of the limit."""
         link = self._link
         if isinstance(outcome, BaseException):
             outcome = self._error(self._number) or outcome
-        elif link.concurrent and (kept := link.kept(self._batch)):
+        elif link.concurrent and (kept := link.kept(batch)):
             self._left.update(entry.number for entry in kept)
             for entry in kept:
                 entry.watched = self
         if not self._left or link.lost:
             self._hangs.end(self._number)
-        self._done(outcome)
+        self._done(batch, outcome)
 
     def ended(self, entry: OpenRequest) -> None:
         """See `Watch`."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 from conch.backends.python.python_settings import Settings
-from conch.core.backend import AwaitableOutcome, BackendInstance, Outcome
+from conch.core.backend import BackendInstance, Done, Outcome, Pending
 from conch.core.bls import ServerCalls
 from conch.core.custom_metrics import current_families
 from conch.core.execution.placement import Placement
-from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness, WorkerStatus
 from conch.core.spec import ModelSpec
@@ -28,7 +26,7 @@ from conch.workers.supervision.worker_process import Launch
 class WorkerInstance(BackendInstance):
     """An instance whose model runs in a worker process; made by `open`."""
 
-    starts_async: ClassVar[bool] = True
+    blocks: ClassVar[bool] = False
 
     def __init__(self, launch: Launch, group: WorkerGroup) -> None:
         self.supervisor = Supervisor(launch, group, self._set_readiness)
@@ -57,27 +55,12 @@ class WorkerInstance(BackendInstance):
         instance.supervisor.open()
         return instance
 
-    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
-        """Runs a batch and waits for it; see `BackendInstance.execute`."""
-        return _wait_for(self, batch)
-
-    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+    def start(self, batch: Batch, done: Done) -> Outcome | Pending:
         """Sends a batch to the worker; see `BackendInstance.start`."""
-        link = self.supervisor.link
+        link, limit = self.supervisor.link, self.limit
         if link is None:
-            done(self.supervisor.refusal())
-            return
-        link.start(batch, done if self.limit is None else self.limit.watch(link, batch, done))
-
-    def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
-        """See `BackendInstance.start_awaitable`."""
-        link = self.supervisor.link
-        if link is None:
-            done(self.supervisor.refusal())
-            return None
-        return link.start_awaitable(
-            batch, done if self.limit is None else self.limit.watch(link, batch, done)
-        )
+            return self.supervisor.refusal()
+        return link.start(batch, done if limit is None else limit.watch(link, done))
 
     def available(self, on_available: OnAvailable) -> bool:
         """False while requests should wait for a restart; see `BackendInstance.available`."""
@@ -102,34 +85,13 @@ class WorkerInstance(BackendInstance):
 class _Loaded(BackendInstance):
     """A restarted worker before it serves, for its warm-up."""
 
-    starts_async: ClassVar[bool] = True
+    blocks: ClassVar[bool] = False
 
     def __init__(self, link: WorkerConnection, limit: ExecutionLimit | None) -> None:
         self._link = link
-        self.limit = limit
+        self._limit = limit
 
-    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
-        """Runs a batch and waits for it."""
-        return _wait_for(self, batch)
-
-    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+    def start(self, batch: Batch, done: Done) -> Pending:
         """Sends a batch to the worker."""
-        link, limit = self._link, self.limit
-        link.start(batch, done if limit is None else limit.watch(link, batch, done))
-
-
-def _wait_for(instance: BackendInstance, batch: Batch) -> Sequence[InferenceResponse | None] | None:
-    """Runs a batch on an asynchronous instance and waits for it."""
-    outcomes: list[Outcome] = []
-    over = threading.Event()
-
-    def done(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        over.set()
-
-    instance.start(batch, done)
-    over.wait()
-    outcome = outcomes[0]
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
+        link, limit = self._link, self._limit
+        return link.start(batch, done if limit is None else limit.watch(link, done))
