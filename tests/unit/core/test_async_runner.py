@@ -447,8 +447,8 @@ class TestAway:
         assert answers.wait(6)
         assert first.begun == 2
         model.submit(sequence_request(waiting.correlation_id, "E", answers))
-        assert texts(answers) == [""] * 7
         assert answers.wait(7)
+        assert texts(answers) == [""] * 7
         end(model, loaded)
         assert limiter.held == 0
 

@@ -200,7 +200,7 @@ def test_inputs_have_their_own_shape_again_for_the_next_run() -> None:
 
     run = Run(spec, "a", execute)
     assert run.requests[0].inputs["IN"].shape == (1, 16)
-    Executor(spec, run.statistics, lambda: 2_000).run(Instance(execute), run.batch)
+    Executor(spec, run.statistics, lambda: 2_000).run(Instance(execute), Batch(run.batch.requests, 1))
     assert shapes == [(1, 4, 4)] * 2
 
 

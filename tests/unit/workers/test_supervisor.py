@@ -225,7 +225,9 @@ SAMPLE = WarmupSample("w", (WarmupInput("IN", "FP32", (4,)),), count=3)
 
 def _output(instance: WorkerInstance) -> int:
     eventually(lambda: instance.available(lambda: None), "a worker serves")
-    (response,) = instance.execute(batch_of(request_of("", IN=np.ones(1, np.float32))[0])) or ()
+    begun = Begun(batch_of(request_of("", IN=np.ones(1, np.float32))[0]))
+    instance.start(begun.batch, begun.done)
+    (response,) = begun.result()
     assert response is not None
     return int(response.outputs[0].numpy()[0])
 
