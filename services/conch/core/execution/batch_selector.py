@@ -117,14 +117,9 @@ class BatchSelector:
         pairs = [(self._instances.by_number.get(number), (due, number)) for number, due in dues.items()]
         return {one: due for one, due in pairs if one is not None and one in self._idle}
 
-    def finished(self, batch: Batch, now_ns: int) -> None:
-        """Frees the instance of a finished batch, or asks for its resources again if more is due."""
-        self._scheduler.complete(batch, now_ns)
-        instance = batch.runs_on
-        idle = self._instances.give_back(instance)
-        if self._limits is not None:
-            again = idle and self._instances.is_available(instance) and instance in self._needed(now_ns)
-            self._limits.release(instance, again)
+    def has_use_for(self, instance: BackendInstance, now_ns: int) -> bool:
+        """Whether an instance that has become idle is available, and may run a batch that is due."""
+        return self._instances.is_available(instance) and instance in self._needed(now_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
         """When an idle instance that waits for no resources has a batch; None for never."""

@@ -158,10 +158,7 @@ class Executor:
     def finish(self, batch: Batch, outcome: Outcome) -> None:
         """Completes the requests of a batch that has run, with an error if all else fails; never raises."""
         try:
-            if batch.execution is None:
-                self._finish(batch, outcome)
-            else:
-                self._finish_decoupled(batch, batch.execution, outcome)
+            self._finish(batch, outcome)
         except Exception as error:  # must not keep the instance from its next batch
             log.exception("a batch that was done could not be finished")
             for request in batch.requests:
@@ -180,6 +177,9 @@ class Executor:
 
     def _finish(self, batch: Batch, outcome: Outcome) -> None:
         """Shapes, counts and sends the responses."""
+        if batch.execution is not None:
+            self._finish_decoupled(batch, batch.execution, outcome)
+            return
         requests = batch.requests
         responses: Sequence[InferenceResponse | None]
         if type(outcome) is list and len(outcome) == len(requests):

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from conch.core.backend import OutcomeReader, OutcomeWait
 from conch.core.scheduling.scheduler import Batch
 
-_FAST_NS = 500_000
+FAST_NS = 500_000
 """Mean time of the batches of a fast version, and of computations that are waited for."""
 
 
@@ -26,7 +26,7 @@ class InlineExecution:
     """The claim on one version.
 
     Args:
-        blocks: Whether its instances run batches on the thread that starts them.
+        blocks: Whether its instances run batches on the thread that starts them; they are not waited for.
         answers: Whether responses may be sent by polling threads. Not those of decoupled models: sending may
             block until a client reads, and polling threads send.
 
@@ -47,11 +47,6 @@ class InlineExecution:
         self.mean_ns = 0
         self._computed_ns = 0
 
-    @property
-    def fast(self) -> bool:
-        """Whether running inline takes little time: recent batches were short, or are only started."""
-        return not self._blocks or 0 < self.mean_ns < _FAST_NS
-
     def record(self, batch: Batch) -> None:
         """Takes the times of a finished batch."""
         spent = batch.compute_end_ns - batch.compute_start_ns
@@ -62,7 +57,7 @@ class InlineExecution:
 
     def wait(self) -> OutcomeWait | None:
         """Permission to wait for a batch that is about to start; None if it may take long."""
-        if not self._blocks and self._answers and 0 < self._computed_ns < _FAST_NS:
+        if self._answers and 0 < self._computed_ns < FAST_NS:
             return OutcomeWait()
         return None
 

@@ -51,14 +51,14 @@ from conch.core.execution.batch_selector import BatchSelector
 from conch.core.execution.completions import complete, complete_within
 from conch.core.execution.executor import Executor
 from conch.core.execution.expiry_thread import ExpiryThread
-from conch.core.execution.inline_execution import InlineExecution, bypasses_claims
+from conch.core.execution.inline_execution import FAST_NS, InlineExecution, bypasses_claims
 from conch.core.execution.instance_set import InstanceSet
 from conch.core.execution.model_threads import ModelThreads
 from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
-from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler, WaitUntil
+from conch.core.scheduling.scheduler import Batch, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
 
 _WAIT_NS = 2_000_000
@@ -81,8 +81,8 @@ class Runner:
 
     __slots__ = (
         "_blocks", "_clock", "_closing", "_drained", "_enqueue", "_executing", "_executor", "_expiries",
-        "_expiry", "_idle", "_inline", "_instances", "_limits", "_lock", "_scheduler", "_selector",
-        "_threads", "_tracker",
+        "_expiry", "_idle", "_inline", "_instances", "_later_ns", "_limits", "_lock", "_next_batch",
+        "_scheduler", "_selector", "_threads", "_tracker",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +105,9 @@ class Runner:
         self._lock = threading.Lock()
         self._instances = InstanceSet(instances, self._on_available)
         self._idle = self._instances.idle
+        self._later_ns = NEVER  # when a batch is due, if `_take` found none
         self._selector = BatchSelector(scheduler, self._instances, named, limits, self._blocks)
+        self._next_batch = self._selector.next_batch
         self._inline = InlineExecution(self._blocks, executor.allows_inline)
         self._inline.allowed = self._all_allow_inline()
         self._threads = ModelThreads(name, self._lock, self._run)
@@ -142,7 +144,7 @@ class Runner:
     @property
     def fast(self) -> bool:
         """Whether running inline takes little time; False before the first batch."""
-        return self._inline.fast
+        return not self._blocks or 0 < self._inline.mean_ns < FAST_NS
 
     @property
     def only_starts(self) -> bool:
@@ -233,7 +235,7 @@ class Runner:
                 self._inline.claimed = False
                 now = self._clock()
                 batch = self._take(now, budget_ns is None)
-                awaited = self._inline.take_awaited()
+                awaited = None if self._blocks else self._inline.take_awaited()
             if awaited is None and batch is None:
                 return False
             end = None if budget_ns is None else now + budget_ns
@@ -307,7 +309,7 @@ class Runner:
         while batch is not None:
             if self._limits is not None:
                 self.after_removal()
-            if may_wait and not waits:
+            if may_wait and not waits and not self._blocks:
                 batch.wait = inline.wait()
             complete = self._executor.start(batch, self._done)
             if complete:
@@ -326,7 +328,7 @@ class Runner:
                     batch = None
                 else:
                     batch = self._take(now, end is None)
-                if batch is None:
+                if batch is None and self._closing:
                     self._check_drained()
             if unread is not None:
                 unread.detach()
@@ -357,38 +359,42 @@ class Runner:
         if following is not None or self._limits is not None:
             self._drive(following, None)
 
-    def _take(self, now: int, wake: bool) -> Batch | None:
+    def _take(self, now: int, wake: bool, sleeps: bool = False) -> Batch | None:
         """Takes the next batch and its instance; called with the lock held.
 
-        `wake` wakes a thread for other idle instances; short batches run sooner one after the other.
+        Args:
+            now: Monotonic time in nanoseconds.
+            wake: Whether to wake a thread for other idle instances; short batches run sooner one after the
+                other. The thread that starts a batch which does not block goes on until none is left.
+            sleeps: Whether the caller sleeps until `_later_ns` if there is nothing to run.
         """
-        decision = self._next_batch(now)
-        if type(decision) is Batch:
-            if wake and self._blocks:  # else the thread that takes a batch goes on until none is left
-                self._wake_if_due(now)
-            return decision
-        if type(decision) is WaitUntil and decision.time_ns < self._threads.timed_ns:
-            self._threads.wake(self._instances.count)
-        return None
-
-    def _next_batch(self, now: int) -> Decision:
-        """Decides what an idle instance runs next; called with the lock held."""
-        if not self._idle:
-            return IDLE
         if self._expiries.next_ns <= now and not self._expiry.look(now):
             self._check_drained()  # the last sequence may have ended
-        decision = self._selector.next_batch(now)
+        decision = self._next_batch(now)
         if type(decision) is Batch:
             self._executing += len(decision.requests) - decision.fillers
             decision.compute_start_ns = now
-        return decision
+            if wake and self._blocks and self._idle:
+                self._wake_if_due(now)
+            return decision
+        self._later_ns = NEVER
+        if type(decision) is WaitUntil:
+            self._later_ns = decision.time_ns
+            if not sleeps and decision.time_ns < self._threads.timed_ns:
+                self._threads.wake(self._instances.count)
+        return None
 
     def _free(self, batch: Batch, now: int) -> None:
         """Makes the instance of a finished batch idle; called with the lock held."""
         self._executing -= len(batch.requests) - batch.fillers
-        if self._instances.retiring:
-            self._drained.notify_all()  # the instance may be among them
-        self._selector.finished(batch, now)
+        self._scheduler.complete(batch, now)
+        instance = batch.runs_on
+        idle = self._instances.give_back(instance)
+        if not idle:
+            self._drained.notify_all()
+        if self._limits is not None:
+            again = idle and self._selector.has_use_for(instance, now)
+            self._limits.release(instance, again)
 
     # --- resources, availability, resizing ------------------------------------------------------------------
 
@@ -520,15 +526,13 @@ class Runner:
         with self._lock:
             while True:
                 now = self._clock()
-                decision = self._next_batch(now)
-                if type(decision) is Batch:
-                    if self._blocks:
-                        self._wake_if_due(now)
-                    return decision
+                batch = self._take(now, True, True)
+                if batch is not None:
+                    return batch
                 if self._closing and not (self._scheduler.pending or self._scheduler.held):
                     self._check_drained()
                     return None
-                self._threads.sleep(woken, now, decision.time_ns if type(decision) is WaitUntil else NEVER)
+                self._threads.sleep(woken, now, self._later_ns)
 
 
 def _detach(batch: Batch | None) -> None:

@@ -198,8 +198,10 @@ class Pollers:
             for model in claims:
                 model.release()
             return
-        fast = [model for model in claims if model.fast]
-        slow = [model for model in claims if not model.fast]
+        fast: list[InlineClaim] = []
+        slow: list[InlineClaim] = []
+        for model in claims:
+            (fast if model.fast else slow).append(model)
         for model in slow[1:]:
             model.release()  # before any batch
         if fast and not self._run_while_unpolled(fast, slow[:1]):
