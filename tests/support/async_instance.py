@@ -357,7 +357,7 @@ class Whim:
 
         for request in batch.requests:
             if not request.filler:
-                request.on_cancel = lambda: end(lambda: CancelledError(""))
+                request.on_cancel = lambda _: end(lambda: CancelledError(""))
         self._elsewhere.later(lambda: end(lambda: self._outcome(batch)))
 
     def _outcome(self, batch: Batch) -> Outcome:

@@ -27,6 +27,8 @@ from conch.core.tensor import Array, Tensor
 from conch.memory.cuda import CudaDevices
 from conch.workers.connection.packet_channel import PacketChannel
 from conch.workers.connection.worker_connection import WorkerConnection
+from conch.workers.protocol import tensor_layouts
+from conch.workers.protocol.tensor_layouts import LayoutKey, Layouts, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 _SERVICES = str(ROOT / "services")
@@ -164,6 +166,18 @@ def request_of(request_id: str = "", /, **arrays: Array) -> tuple[InferenceReque
     answers = Answers()
     inputs = {name: Tensor.from_array(name, array) for name, array in arrays.items()}
     return InferenceRequest("m", "", inputs, answers, monotonic_ns(), request_id), answers
+
+
+def placed(key: LayoutKey, places: Sequence[Place]) -> bytes:
+    """The description of one list of tensors in blocks or on GPUs."""
+    head = tensor_layouts.encode_head(1, True, True, [Layouts().encode(key)])
+    return b"".join([head, *[place.encode() for place in places]])
+
+
+def inline(key: LayoutKey, sizes: Sequence[int] = ()) -> bytes:
+    """The description of one list of tensors in the message; sizes only of lists with strings."""
+    head = tensor_layouts.encode_head(1, True, False, [Layouts().encode(key)])
+    return head + tensor_layouts.encode_sizes(sizes)
 
 
 def batch_of(*requests: InferenceRequest) -> Batch:

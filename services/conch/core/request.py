@@ -188,8 +188,8 @@ class InferenceRequest:
             that validation results can be shared; None if unknown.
         region_bindings: The shared-memory regions of the request; None for none.
         watch: The log entry of the request; None if it is not logged.
-        on_cancel: Set by an asynchronous instance: called once if the request is cancelled while it runs,
-            from any thread with no lock held, possibly just after the request was answered.
+        on_cancel: Set by an instance that does not block: called once, with the request, if it is
+            cancelled while it runs; from any thread with no lock held, possibly just after its last response.
         filler: Whether the request only fills a row of a batch; it is not counted, its responses go nowhere.
     """
 
@@ -233,7 +233,7 @@ class InferenceRequest:
 
     failed: bool
     kept: object
-    on_cancel: Callable[[], None]
+    on_cancel: Callable[[InferenceRequest], None]
 
     def __init__(
         self,
@@ -319,7 +319,7 @@ class InferenceRequest:
             del self.on_cancel  # only the thread whose `del` succeeds calls it
         except AttributeError:
             return
-        on_cancel()
+        on_cancel(self)
 
     def fail(self, error: ConchError) -> None:
         """Sends an error as the final response."""

@@ -606,7 +606,7 @@ class TestCancel:
         def begin(batch: Batch, done: Done) -> None:
             for request in batch.requests:
 
-                def on_cancel(request: InferenceRequest = request) -> None:
+                def on_cancel(request: InferenceRequest) -> None:
                     told.append(request)
                     done(CancelledError(""))  # takes the model's lock
 
@@ -633,7 +633,7 @@ class TestCancel:
             (request,) = batch.requests
             model.cancel(request)  # another thread could do that now
 
-            def on_cancel() -> None:
+            def on_cancel(_: InferenceRequest) -> None:
                 told.append(request)
                 done(CancelledError(""))
 
@@ -650,7 +650,7 @@ class TestCancel:
 
         def begin(batch: Batch, done: Done) -> None:
             (request,) = batch.requests
-            request.on_cancel = lambda: told.append(request)
+            request.on_cancel = told.append
             done(echo(batch))
 
         model, loaded = make_beginning(make_spec(), begin)
@@ -663,7 +663,7 @@ class TestCancel:
     def test_a_decoupled_request_that_goes_on_after_its_batch(self) -> None:
         def begin(batch: Batch, done: Done) -> None:
             (request,) = batch.requests
-            request.on_cancel = lambda: request.respond(None, True)
+            request.on_cancel = lambda request: request.respond(None, True)
             done(None)
 
         model, loaded = make_beginning(make_spec(decoupled=True), begin)
@@ -676,7 +676,7 @@ class TestCancel:
         end(model, loaded)
 
     def test_raising_when_told(self, caplog: pytest.LogCaptureFixture) -> None:
-        def raising() -> None:
+        def raising(_: InferenceRequest) -> None:
             raise ValueError("no luck")
 
         kept = Kept()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
-from tests.support.workers import batch_of, request_of, worker
+from tests.support.workers import batch_of, placed, request_of, worker
 from tests.unit.workers.models import Server, floats, source_of, spec_of
 from tests.unit.workers.test_blocks import LARGE, exchanges, send, tell
 
@@ -27,7 +27,6 @@ from conch.core.servable import Servable
 from conch.core.tensor import Buffer, Tensor
 from conch.workers.connection import packet_channel as channel_module
 from conch.workers.connection.packet_channel import BUFFER_BYTES, ChannelClosedError, PacketChannel
-from conch.workers.protocol import tensor_layouts
 from conch.workers.protocol.devices import ServerDevices
 from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.tensor_layouts import Place
@@ -82,7 +81,7 @@ def test_a_new_block_that_is_back_before_its_sender_goes_on_is_sent_once(
 
         monkeypatch.setattr(server.channel, "send", send_and_answer)
         payload = server.pack([[large()]])
-        server.send(Kind.EXECUTE, 1, payload.lists[0], payload)
+        server.send(Kind.EXECUTE, 1, payload.fields, payload)
         assert server.pool.count == 1
         assert open_files() == files + 2  # of the two mappings
 
@@ -104,7 +103,7 @@ def test_a_message_that_can_not_be_sent_gives_its_block_back(
         with monkeypatch.context() as patch:
             patch.setattr(source.channel, "send", no_files)
             with pytest.raises(OSError, match="Too many open files"):
-                source.send(Kind.DONE, 0, payload.lists[0], payload)
+                source.send(Kind.DONE, 0, payload.fields, payload)
         assert (source.pool.lent, source.pool.count) == (0, 1)
         # And the block can still be used, though the other side has never seen it.
         (tensor,) = send(source, target, [large()])
@@ -165,9 +164,9 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
         block = payload.block = server.pool.take(size)
         block.memory[size - 8 : size] = np.arange(8, dtype=np.uint8)
         key = (("x", "UINT8", (size,)),)
-        fields = tensor_layouts.encode_tensors(server.sent, key, [Place(block.number, 0, size)])
+        fields = placed(key, [Place(block.number, 0, size)])
         server.send(Kind.EXECUTE, 1, fields, payload)
-        (tensor,) = host.receive().tensors()
+        (tensor,) = host.receive().lists(1)[0]
         assert tensor.nbytes == size
         assert tensor.numpy()[-8:].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from tests.support.workers import inline, placed
 
 from conch.core.tensor import Tensor
 from conch.workers.connection.message_stream import MessageStream
@@ -58,9 +59,9 @@ def exchanges() -> Iterator[tuple[MessageStream, MessageStream]]:
 
 def send(source: MessageStream, target: MessageStream, tensors: list[Tensor]) -> list[Tensor]:
     payload = source.pack([tensors])
-    source.send(Kind.DONE, 0, payload.lists[0], payload)
+    source.send(Kind.DONE, 0, payload.fields, payload)
     del payload
-    return target.receive().tensors()
+    return target.receive().lists(1)[0]
 
 
 def tell(source: MessageStream, target: MessageStream) -> None:
@@ -208,8 +209,8 @@ def test_what_a_worker_sends_can_be_read_only_and_positions_are_copied() -> None
         )
         block = payload.block
         assert block is not None
-        worker.send(Kind.DONE, 0, payload.lists[0], payload)
-        floats, positions, strings = server.receive().tensors()
+        worker.send(Kind.DONE, 0, payload.fields, payload)
+        floats, positions, strings = server.receive().lists(1)[0]
         assert isinstance(floats, BlockTensor)
         assert floats.shared and floats.renamed("X", (10, 10_000)).shared
         assert not floats.numpy().flags.writeable
@@ -226,9 +227,9 @@ def test_an_input_that_goes_back_as_it_came_is_not_copied() -> None:
         assert worker.pack([[given]]).bytes_copied == LARGE.nbytes  # the model may go on to write to it
         payload = worker.pack([[given]], returned=True)
         assert (payload.block, payload.bytes_copied) == (None, 0)
-        worker.send(Kind.DONE, 0, payload.lists[0], payload)
+        worker.send(Kind.DONE, 0, payload.fields, payload)
         del given, payload
-        (returned,) = server.receive().tensors()
+        (returned,) = server.receive().lists(1)[0]
         assert (returned.numpy() == LARGE).all()
         tell(worker, server)  # the worker gives it back, but the server still looks at it
         server.pool.tidy()
@@ -247,9 +248,9 @@ def test_a_part_of_an_input_stays_where_it_is(part: slice) -> None:
         small, large = Tensor.from_array("B", array[part].reshape(-1, 1)), Tensor.from_array("C", LARGE)
         payload = worker.pack([[small, large]], returned=True)
         assert payload.bytes_copied == LARGE.nbytes
-        worker.send(Kind.DONE, 0, payload.lists[0], payload)
+        worker.send(Kind.DONE, 0, payload.fields, payload)
         del given, array, small, payload
-        back, other = server.receive().tensors()
+        back, other = server.receive().lists(1)[0]
         assert (back.numpy() == LARGE[part].reshape(-1, 1) + 1).all()
         assert (other.numpy() == LARGE).all()
         tell(worker, server)
@@ -285,39 +286,36 @@ def test_what_may_change_or_has_gaps_is_copied() -> None:
             worker.discard(payload)
 
 
-def test_heterogeneous_lists_are_refused_as_homogeneous() -> None:
+def test_lists_must_have_all_their_bytes() -> None:
     with exchanges() as (server, worker):
-        payload = worker.pack([[Tensor.from_array("A", LARGE)]])
-        worker.send(Kind.DONE, 0, payload.lists[0], payload)
-        with pytest.raises(WireError, match="can't be alike"):
-            server.receive().homogeneous_tensors(1)
         payload = worker.pack([[Tensor.from_array("A", LARGE[:4])]] * 2)
-        assert payload.homogeneous is not None
-        worker.send(Kind.DONE, 0, payload.homogeneous, payload)
-        with pytest.raises(WireError, match="tensors end at 48"):
-            server.receive().homogeneous_tensors(3)
+        payload.data = [bytes(24)]
+        worker.send(Kind.DONE, 0, payload.fields, payload)
+        with pytest.raises(WireError, match="tensors end at 32, but there are 24 bytes"):
+            server.receive().lists(2)
+        payload = worker.pack([[Tensor.from_array("A", LARGE[:4])]] * 2)
+        worker.send(Kind.DONE, 0, payload.fields, payload)
+        with pytest.raises(WireError, match="2 lists of tensors are described, not 3"):
+            server.receive().lists(3)
 
 
 def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
     with exchanges() as (server, worker):
         for source in (5, 5 | wire.RETURNED):
-            fields = tensor_layouts.encode_tensors(
-                tensor_layouts.Layouts(), (("A", "FP32", (1,)),), [tensor_layouts.Place(source, 0, 4)]
-            )
+            fields = placed((("A", "FP32", (1,)),), [tensor_layouts.Place(source, 0, 4)])
             worker.send(Kind.DONE, 0, fields)
             with pytest.raises(WireError):
-                server.receive().tensors()
+                server.receive().lists(1)[0]
 
 
 def test_small_tensors_must_be_in_their_message() -> None:
     with exchanges() as (server, worker):
         for key, size in (((("A", "FP32", (3,)),), 12), ((("A", "BYTES", (1,)),), 2**64 - 8)):
-            begin, _, strings, _, _ = tensor_layouts.Layouts().encode(key)
             payload = Payload()
             payload.data = [bytes(8)]
-            worker.send(Kind.DONE, 0, begin + size.to_bytes(8, "little") * strings, payload)
+            worker.send(Kind.DONE, 0, inline(key, [size] if key[0][1] == "BYTES" else []), payload)
             with pytest.raises(WireError, match="but there are 8 bytes"):
-                server.receive().tensors()
+                server.receive().lists(1)[0]
 
 
 @pytest.mark.parametrize("offset", [LEAST_BYTES - 2, LEAST_BYTES, 2**63, 2**64 - 4])
@@ -325,14 +323,10 @@ def test_a_tensor_must_lie_within_its_block(offset: int) -> None:
     with exchanges() as (server, worker):
         payload = worker.pack([[Tensor.from_array("A", np.zeros(16_000, np.float32))]])
         assert payload.block is not None and payload.block.size == LEAST_BYTES
-        fields = tensor_layouts.encode_tensors(
-            tensor_layouts.Layouts(),
-            (("A", "FP32", (1,)),),
-            [tensor_layouts.Place(payload.block.number, offset, 4)],
-        )
+        fields = placed((("A", "FP32", (1,)),), [tensor_layouts.Place(payload.block.number, offset, 4)])
         worker.send(Kind.DONE, 0, fields, payload)
         with pytest.raises(WireError, match="a tensor ends at"):
-            server.receive().tensors()
+            server.receive().lists(1)[0]
 
 
 def test_much_that_waits_is_given_back_without_a_message() -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.support.cuda import Allocation, FakeCuda
 from tests.support.cuda_models import MADE
 from tests.support.servers import eventually
-from tests.support.workers import NoCalls, Running, batch_of, model_spec, worker
+from tests.support.workers import NoCalls, Running, batch_of, model_spec, placed, worker
 from tests.unit.workers.test_blocks import exchanges
 
 from conch.core.bls import ServerCalls
@@ -512,9 +512,12 @@ def test_places_are_checked(setting: Setting) -> None:
 
 def test_strings_are_never_on_a_gpu() -> None:
     key = (("IN", "BYTES", (1,)),)
-    text = tensor_layouts.encode_tensors(tensor_layouts.Layouts(), key, [Place(ON_DEVICE, 0, 8, bytes(80))])
+    text = placed(key, [Place(ON_DEVICE, 0, 8, bytes(80))])
+    reader = Reader(memoryview(text))
+    tensor_layouts.read_head(reader, 1)
+    (layout,) = tensor_layouts.Layouts().read(reader).tensors
     with pytest.raises(WireError, match="can't be on a GPU"):
-        tensor_layouts.decode_tensors(tensor_layouts.Layouts(), Reader(memoryview(text)))
+        tensor_layouts.read_place(reader, layout)
 
 
 def test_a_message_that_is_not_sent_lends_nothing(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

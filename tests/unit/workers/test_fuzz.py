@@ -14,41 +14,42 @@ from hypothesis import strategies as st
 from tests.support.core import WAIT_S, make_spec
 from tests.support.profiles import scaled
 from tests.support.servers import eventually
-from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, request_of
+from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, inline, placed, request_of
 
-from conch.core.errors import ConchError, UnavailableError
+from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.spec import ModelSpec
 from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
 from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.protocol import tensor_layouts, wire
-from conch.workers.protocol.message_records import DoneRecord, RequestRecord, ResponseRecord
-from conch.workers.protocol.tensor_layouts import Layouts, Place
+from conch.workers.protocol.request_columns import encode_requests
+from conch.workers.protocol.response_columns import encode_failure, encode_responses
+from conch.workers.protocol.tensor_layouts import Place
 from conch.workers.protocol.wire import Kind
 
 SMALL = st.integers(0, 5)
 RECORDS = st.one_of(
     st.binary(max_size=40),
-    st.builds(DoneRecord, SMALL, SMALL, SMALL, SMALL, st.just(0)).map(
-        lambda record: record.encode() + ResponseRecord(True).encode() * record.length
+    st.builds(
+        encode_responses,
+        st.just(1),
+        st.just(b""),
+        st.none() | st.lists(st.integers(0, 31), min_size=1, max_size=1),
+        st.none() | st.sampled_from([[b""], [b"{}"], [b'{"code":"INTERNAL","text":"x"}']]),
+        st.tuples(SMALL, SMALL, SMALL),
     ),
-    st.builds(DoneRecord, SMALL, SMALL, SMALL, SMALL, st.just(0), st.just(True)).map(
-        lambda record: record.encode()
-    ),
-    st.builds(ResponseRecord, st.booleans(), final=st.booleans(), rescheduled=st.booleans()).map(
-        lambda record: record.encode()
-    ),
-    st.builds(RequestRecord, SMALL, model=st.just(("a", "1"))).map(lambda record: record.encode()),
+    st.just(encode_failure(InternalError("no"))),
+    st.just(encode_requests([request_of()[0]], model=("a", "1"))),
     st.sampled_from(
         [
             b"{}",
-            b'{"ask":"find","name":"x","version":""}',
-            b'{"ask":"load","name":"x","parameters":{"a":{"file":"%"}}}',
-            b'{"ask":"load","name":1}',
-            b'{"ask":"family","number":1,"name":"f_uzz","kind":"gauge","description":""}',
-            b'{"ask":"metric","number":2,"family":1,"labels":{},"bounds":null}',
-            b'{"ask":"metric","number":2,"family":[],"labels":{},"bounds":null}',
-            b'{"ask":"value","number":2}',
-            b'{"ask":"value","number":{}}',
+            b'{"query":"find","name":"x","version":""}',
+            b'{"query":"load","name":"x","parameters":{"a":{"file":"%"}}}',
+            b'{"query":"load","name":1}',
+            b'{"query":"family","number":1,"name":"f_uzz","kind":"gauge","description":""}',
+            b'{"query":"metric","number":2,"family":1,"labels":{},"bounds":null}',
+            b'{"query":"metric","number":2,"family":[],"labels":{},"bounds":null}',
+            b'{"query":"value","number":2}',
+            b'{"query":"value","number":{}}',
             b'{"do":"increment","value":1}',
             b'{"do":"set","value":true}',
             b'{"ready":1}',
@@ -62,12 +63,13 @@ RECORDS = st.one_of(
 TENSORS = st.sampled_from(
     [
         b"",
-        tensor_layouts.encode_tensors(Layouts(), (), []),
-        tensor_layouts.encode_tensors(Layouts(), (("OUT", "FP32", (2,)),), [Place(0, 0, 8)]),
-        tensor_layouts.encode_inline(Layouts(), (("OUT", "FP32", (2,)),), [bytes(8)]),
-        tensor_layouts.encode_inline(Layouts(), (("OUT", "BYTES", (1,)),), [bytes(8)]),
-        tensor_layouts.encode_tensors(Layouts(), (("OUT", "INT32", (2,)),), [Place(1, 0, 8)]),
-        tensor_layouts.encode_tensors(Layouts(), (("OUT", "BYTES", (2,)),), [Place(wire.RETURNED | 1, 0, 8)]),
+        tensor_layouts.encode_head(0, False, False, []),
+        placed((), []),
+        placed((("OUT", "FP32", (2,)),), [Place(0, 0, 8)]),
+        inline((("OUT", "FP32", (2,)),)),
+        inline((("OUT", "BYTES", (1,)),), [8]),
+        placed((("OUT", "INT32", (2,)),), [Place(1, 0, 8)]),
+        placed((("OUT", "BYTES", (2,)),), [Place(wire.RETURNED | 1, 0, 8)]),
     ]
 )
 MESSAGES = st.one_of(

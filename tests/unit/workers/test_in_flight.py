@@ -44,11 +44,11 @@ def test_a_batch_is_there_until_it_is_taken_and_its_requests_until_they_are_over
     a, b, over = one("a"), one("b"), one("over")
     over.completed = True
     first, second = entered.add(a, FillerRequest(a, dict(a.inputs)), over), entered.add(b)
-    assert first.number != second.number and first.known == [False] * 3
+    assert first.number != second.number
     assert table.batches == {first.number: first, second.number: second}
     assert table.open == {first.numbers[0]: a, second.numbers[0]: b}
     assert [each.request_ids for each in table.in_flight()] == [("a", "over"), ("b",)]
-    assert table.remove(first.number) is first and table.remove(first.number) is None
+    assert table.end(first, [0]) and not table.end(first)
     # A request outlasts its batch, until it is answered.
     entry = table.entry(first.numbers[0])
     assert entry is not None and entry.request is a
@@ -72,9 +72,9 @@ def test_a_request_that_runs_again_keeps_its_number_with_the_worker_that_kept_it
         request.kept = KeptRequest(here.table, number)
         here.table.rescheduled.add(number)
     there.table.rescheduled.add(1)
-    assert there.add(b).known == [False]
+    assert there.add(b).again is None
     again = here.add(a, one("new"))
-    assert (again.known, again.numbers[0]) == ([True, False], sent.numbers[0])
+    assert again.again == {0: sent.numbers[0]}
     assert a.kept is None and here.table.entry(sent.numbers[0]) is entry
     # The other one does not come back; once it is answered elsewhere it is forgotten.
     assert here.table.rescheduled == {sent.numbers[1]}
@@ -93,7 +93,7 @@ def test_a_request_that_waits_to_run_again_is_ended_unless_its_end_is_on_its_way
     ((_, response, final),) = answers.calls
     assert final and response is not None and response.error is not None
     assert response.error.message == "no"
-    entered.table.finish(sent.numbers)
+    entered.table.finish(sent.numbers[0])
     kept.end(request, InvalidArgumentError("again"))
     assert len(answers.calls) == 1
 
@@ -106,7 +106,8 @@ def test_what_hands_responses_over_is_made_once_and_goes_with_its_request() -> N
     entry = table.entry(first)
     assert entry is not None and table.entry(first) is entry
     assert table.entry(99) is None
-    table.finish([first, second])
+    table.finish(first)
+    table.finish(second)
     assert table.entry(first) is None and table.entry(second) is None and list(table.open) == [third]
     last = table.entry(third)
     _, opened = table.close()
@@ -142,7 +143,7 @@ def test_what_comes_late_waits_for_the_explanation(explanation: ConchError | Non
     assert loss.begin("it hangs") and not loss.begin("really")
     assert loss.reason == "it hangs"
     begun = [Begun(batch_of()) for _ in range(2)]
-    late, later = (SentBatch(1, each.batch, [], [], each.done, 0) for each in begun)
+    late, later = (SentBatch(1, each.batch, each.done, 0) for each in begun)
     loss.refuse(late)
     assert begun[0].outcomes == []
     assert "(it hangs)" in loss.error().message

@@ -203,13 +203,13 @@ def test_a_handler_that_raises_when_none_has_come_is_the_models_matter(tmp_path:
 def test_a_response_that_can_not_be_sent_ends_its_request_all_the_same(tmp_path: Path) -> None:
     model = """
     def execute(self, requests):
-        from conch.workers.protocol.message_records import ResponseRecord
-        encode = ResponseRecord.encode
-        def broken(record):
-            if record.parameters:
+        from conch.workers.host import response_writer
+        encode = response_writer.text_of
+        def broken(response):
+            if response is not None and response.parameters:
                 raise ValueError("it is broken")
-            return encode(record)
-        ResponseRecord.encode = broken
+            return encode(response)
+        response_writer.text_of = broken
         for request in requests:
             parameters = {"a": 1}
             response = pb_utils.InferenceResponse(answer().output_tensors(), parameters=parameters)

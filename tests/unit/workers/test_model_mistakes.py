@@ -127,10 +127,10 @@ def test_questions_that_make_no_sense_are_answered_with_an_error(tmp_path: Path)
     def execute(self, requests):
         from conch.backends.python.api import pb_metrics
         server, told = pb_metrics._families._server, []
-        for question in ({"ask": "find", "name": 5}, {"ask": "family", "name": 5},
-                         {"ask": "metric", "labels": 5}, {"ask": "value", "number": "x"}):
+        for question in ({"query": "find", "name": 5}, {"query": "family", "name": 5},
+                         {"query": "metric", "labels": 5}, {"query": "value", "number": "x"}):
             try:
-                server.query(question.pop("ask"), **question)
+                server.query(question.pop("query"), **question)
                 told.append("answered")
             except Exception as error:
                 told.append(str(error))
@@ -138,7 +138,7 @@ def test_questions_that_make_no_sense_are_answered_with_an_error(tmp_path: Path)
 """
     with worker(spec_of(tmp_path, model)) as running:
         assert said(running) == [
-            "'name' of a question is not a text",
+            "'name' of a query is not a text",
             "a family of metrics has a name and a description",
             "labels are names and texts",
             "there is no such metric",

@@ -98,18 +98,20 @@ def test_what_a_client_allows_while_a_response_is_sent_is_not_lost(tmp_path: Pat
     """However the thread that reads and the one that sends take turns."""
     model = """
     def execute(self, requests):
-        from conch.workers.protocol import message_records
+        from conch.workers.host import response_writer
+        from conch.workers.protocol.response_columns import encode_credit
         from conch.workers.host.worker_loop import Host
         host = next(each for each in gc.get_objects() if type(each) is Host)
-        units = message_records.units
+        units = response_writer.units
         class Allowed:
             class message:
-                fields = message_records.encode_credit(1)
+                fields = encode_credit(1)
         def allowed(outputs):
-            for number in list(host._writer.requests._by_number):
-                host._on_credit(number, Allowed)
+            for batch in list(host._writer.requests._batches.values()):
+                for request in batch:
+                    host._on_credit(request.number, Allowed)
             return units(outputs)
-        message_records.units = allowed
+        response_writer.units = allowed
         for request in requests:
             sender = request.get_response_sender()
             for _ in range(200):

@@ -1,4 +1,4 @@
-"""What a worker says of a batch: the same, whether it is found to be plain or gone through with care."""
+"""What a worker writes of a batch is what the server reads."""
 
 from __future__ import annotations
 
@@ -9,33 +9,46 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.workers import request_of
 from tests.unit.workers.models import spec_of
 
-from conch.core.errors import InternalError
+from conch.core.errors import ConchError, InternalError
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import PacketChannel
 from conch.workers.host.host_reader import HostReader
 from conch.workers.host.hosted_requests import HostedRequest
 from conch.workers.host.response_writer import ResponseWriter
-from conch.workers.protocol import tensor_layouts
-from conch.workers.protocol.message_records import DoneRecord, ResponseRecord
-from conch.workers.protocol.tensor_layouts import Layouts
-from conch.workers.protocol.wire import Reader
+from conch.workers.protocol.request_columns import FILLER, encode_requests, number_of
+from conch.workers.protocol.response_columns import FAILED, PRESENT, RESCHEDULED, decode_responses
+from conch.workers.protocol.wire import Kind, WireError
 
 Change = Callable[[list[HostedRequest], list[InferenceResponse | None]], None]
-Said = tuple[bool, list[tuple[ResponseRecord, list[tensor_layouts.TensorLayout]]], bytes, list[int]]
+BATCH = 5
+
+
+class Sides:
+    """A worker's writer, and the server's stream."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.server = MessageStream(PacketChannel(ends[0]), False)
+        self.worker = MessageStream(PacketChannel(ends[1]), True)
+        reader = HostReader(lambda: None, self.worker.channel.ready)
+        self.writer = ResponseWriter(spec_of(tmp_path), self.worker, reader)
+
+    def close(self) -> None:
+        for side in (self.server, self.worker):
+            side.channel.close()
+            side.close()
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[ResponseWriter]:
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel = PacketChannel(here)
-    with here, there:
-        reading = HostReader(lambda: None, channel.ready)
-        yield ResponseWriter(spec_of(tmp_path), MessageStream(channel, in_worker=True), reading)
+def sides(tmp_path: Path) -> Iterator[Sides]:
+    made = Sides(tmp_path)
+    yield made
+    made.close()
 
 
 def response(*names: str, rows: int = 1, **more: Any) -> InferenceResponse:
@@ -45,34 +58,17 @@ def response(*names: str, rows: int = 1, **more: Any) -> InferenceResponse:
     return InferenceResponse(outputs, **more)
 
 
-def said(writer: ResponseWriter, change: Change | None) -> Said:
-    """Whether all are alike, what is said of each request, the bytes, and which requests are still known."""
-    requests = []
-    for number in (1, 2, 3):
-        request = HostedRequest("m", "1", {}, writer.requests.responder, 0)
-        request.number = number
-        writer.requests.keep(request)
-        requests.append(request)
-    responses: list[InferenceResponse | None] = [response("OUT") for _ in requests]
-    if change is not None:
-        change(requests, responses)
-    fields, payload = writer.fields(Batch(list(requests), 3), responses)
-    assert payload is not None
-    reader, layouts = Reader(memoryview(fields)), Layouts()
-    done = DoneRecord.decode(reader)
-    assert (done.length, done.error) == (3, 0)
-    told = []
-    if done.homogeneous:
-        inline, _, _ = tensor_layouts.decode_tensors(layouts, reader)
-        told = [(ResponseRecord(True), [layout for layout, _, _ in inline])] * 3
-    else:
-        for _ in range(3):
-            record = ResponseRecord.decode(reader)
-            inline = tensor_layouts.decode_tensors(layouts, reader)[0] if record.has_tensors else ()
-            told.append((record, [layout for layout, _, _ in inline]))
-    reader.end()
-    left = [number for number in (1, 2, 3) if writer.requests.get(number) is not None]
-    return done.homogeneous, told, b"".join(map(bytes, payload.data)), left
+def told(made: InferenceResponse | None) -> object:
+    """What there is in a response."""
+    if made is None:
+        return None
+    error = None if made.error is None else (type(made.error), made.error.message)
+    outputs = [(each.name, each.datatype, each.shape, bytes(each.data)) for each in made.outputs]
+    return outputs, error, dict(made.parameters or {})
+
+
+def nothing(requests: list[HostedRequest], responses: list[InferenceResponse | None]) -> None:
+    """All are plain."""
 
 
 def with_response(made: InferenceResponse | None) -> Change:
@@ -84,7 +80,7 @@ def with_response(made: InferenceResponse | None) -> Change:
 
 def refused(requests: list[HostedRequest], responses: list[InferenceResponse | None]) -> None:
     """The model has answered with an error by a sender."""
-    requests[1].completed = requests[1].failed = True
+    requests[1].completed = requests[1].failed = requests[1].gone = True
     responses[1] = None
 
 
@@ -98,35 +94,68 @@ def failed_before(requests: list[HostedRequest], responses: list[InferenceRespon
 
 
 @pytest.mark.parametrize(
-    ("change", "alike", "left"),
+    ("change", "flags", "left"),
     [
-        (None, True, []),
-        (with_response(response("OUT", rows=2)), False, []),
-        (with_response(response()), False, []),
-        (with_response(response("OUT", "MORE")), False, []),
-        (with_response(response("OUT", parameters={"a": 1})), False, []),
-        (with_response(response("OUT", parameters={})), True, []),
-        (with_response(response(error=InternalError("no"))), False, []),
-        (with_response(None), False, [2]),
-        (refused, False, []),
-        (again, False, [2]),
-        (failed_before, False, []),
+        (nothing, None, []),
+        (with_response(response("OUT", rows=2)), None, []),
+        (with_response(response()), None, []),
+        (with_response(response("OUT", "MORE")), None, []),
+        (with_response(response("OUT", parameters={"a": 1})), PRESENT, []),
+        (with_response(response("OUT", parameters={})), None, []),
+        (with_response(response(error=InternalError("no"))), PRESENT | 2, []),
+        (with_response(None), 0, [1]),
+        (refused, FAILED, []),
+        (again, RESCHEDULED, [1]),
+        (failed_before, PRESENT | FAILED, []),
     ],
 )
-def test_a_batch_is_told_as_it_is(
-    writer: ResponseWriter,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Change | None,
-    alike: bool,
-    left: list[int],
-) -> None:
-    quick = said(writer, change)
-    assert (quick[0], quick[3]) == (alike, left)
-    writer.requests.remove_all([request for number in left if (request := writer.requests.get(number))])
-    monkeypatch.setattr(ResponseWriter, "_only_tensors", lambda *arguments: None)
-    careful = said(writer, change)
-    assert repr(quick[1:]) == repr(careful[1:])
-    record = quick[1][1][0]
-    if change in (refused, failed_before):
-        assert record.failed
-    assert record.rescheduled is (change is again)
+def test_a_batch_is_told_as_it_is(sides: Sides, change: Change, flags: int | None, left: list[int]) -> None:
+    requests = [request_of(f"r{index}", IN=np.zeros(2, np.float32))[0] for index in range(3)]
+    for index, each in enumerate(requests):
+        each.batch_size = index + 1
+        each.parameters = {"a": index} if index == 2 else None
+    payload = sides.server.pack([list(each.inputs.values()) for each in requests])
+    sides.server.send(Kind.EXECUTE, BATCH, encode_requests(requests, 6) + payload.fields, payload)
+    batch = sides.writer.requests.batch(BATCH, sides.worker.receive())
+    hosted = [each for each in batch.requests if isinstance(each, HostedRequest)]
+    assert [each.number for each in hosted] == [number_of(BATCH, index) for index in range(3)]
+    assert [(each.id, each.batch_size, each.parameters) for each in hosted] == [
+        (each.id, each.batch_size, each.parameters) for each in requests
+    ]
+    responses: list[InferenceResponse | None] = [response("OUT") for _ in requests]
+    change(hosted, responses)
+    batch.compute_input_end_ns, batch.compute_output_start_ns = 7, 8
+    sides.writer.send_done(BATCH, *sides.writer.fields(BATCH, batch, responses))
+    read = decode_responses(sides.server.receive(), 3)
+    assert (read.error, read.times[:2]) == (None, (7, 8))
+    assert [told(each) for each in read.responses] == [told(each) for each in responses]
+    assert (None if read.flags is None else read.flags[1]) == flags
+    kept = [index for index in range(3) if sides.writer.requests.get(number_of(BATCH, index)) is not None]
+    assert kept == left
+
+
+@pytest.mark.parametrize("outcome", [InternalError("no"), ValueError("no"), [None] * 5])
+def test_a_batch_that_fails_has_one_error(sides: Sides, outcome: Any) -> None:
+    fields = encode_requests([request_of()[0]]) + sides.server.pack([[]]).fields
+    sides.server.send(Kind.EXECUTE, BATCH, fields)
+    batch = sides.writer.requests.batch(BATCH, sides.worker.receive())
+    sides.writer.send_done(BATCH, *sides.writer.fields(BATCH, batch, outcome))
+    read = decode_responses(sides.server.receive(), 1)
+    assert isinstance(read.error, ConchError) and read.responses == []
+    assert sides.writer.requests.get(number_of(BATCH, 0)) is None
+
+
+def test_what_does_not_fit_is_refused(sides: Sides) -> None:
+    payload = sides.server.pack([[]])
+    filler = encode_requests([request_of()[0]], flags=FILLER)
+    for fields, why in (
+        (filler + b"", "too early"),
+        (encode_requests([request_of()[0]], numbers=[77]) + payload.fields, "runs again, but has not run"),
+        (encode_requests([request_of()[0]] * 2) + payload.fields, "1 lists of tensors are described, not 2"),
+    ):
+        sides.server.send(Kind.EXECUTE, BATCH, fields)
+        with pytest.raises(WireError, match=why):
+            sides.writer.requests.batch(BATCH, sides.worker.receive())
+    sides.worker.send(Kind.DONE, BATCH, b"")
+    with pytest.raises(WireError, match="too early"):
+        decode_responses(sides.server.receive(), 1)

@@ -69,7 +69,9 @@ class BatchSelector:
 
     def _next_of_usable(self, now_ns: int) -> Decision:
         """As `next_batch`, for instances that may be unavailable or need resources."""
-        due_ns = self._scheduler.due_ns(now_ns) if self._idle else None
+        if not self._idle:
+            return IDLE
+        due_ns = self._scheduler.due_ns(now_ns)
         if due_ns is None:
             return IDLE
         if due_ns > now_ns:
@@ -106,7 +108,10 @@ class BatchSelector:
         available = self._instances.is_available
         limits = self._limits
         if limits is None:
-            return next((one for one in candidates if available(one)), None)
+            for one in candidates:
+                if available(one):
+                    return one
+            return None
         # One that asks for resources would keep them, once granted, from available ones: it is checked when
         # its batch is finished.
         return limits.choose([one for one in candidates if limits.asks(one) or available(one)])

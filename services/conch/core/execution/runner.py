@@ -58,7 +58,7 @@ from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
-from conch.core.scheduling.scheduler import Batch, Scheduler, WaitUntil
+from conch.core.scheduling.scheduler import IDLE, Batch, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
 
 _WAIT_NS = 2_000_000
@@ -370,7 +370,7 @@ class Runner:
         """
         if self._expiries.next_ns <= now and not self._expiry.look(now):
             self._check_drained()  # the last sequence may have ended
-        decision = self._next_batch(now)
+        decision = self._next_batch(now) if self._idle else IDLE
         if type(decision) is Batch:
             self._executing += len(decision.requests) - decision.fillers
             decision.compute_start_ns = now

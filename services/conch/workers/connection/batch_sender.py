@@ -11,17 +11,17 @@ from collections.abc import Callable
 from functools import partial
 
 from conch.backends.python.runtime.python_instance import only_cpu_inputs
-from conch.core.errors import ConchError, as_conch_error
-from conch.core.request import InferenceRequest
+from conch.core.errors import ConchError, InvalidArgumentError, as_conch_error
 from conch.core.spec import ModelSpec
 from conch.memory.cuda import CudaDevices
 from conch.workers.connection.in_flight import InFlightTable, SentBatch
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError
-from conch.workers.protocol import message_records, wire
+from conch.workers.protocol import wire
 from conch.workers.protocol.devices import ServerDevices, use_on_server
-from conch.workers.protocol.message_records import BatchRecord
 from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.request_columns import MOST_REQUESTS, encode_requests
+from conch.workers.protocol.response_columns import encode_credit
 from conch.workers.protocol.tensor_transport import Payload, unmapped_error
 from conch.workers.protocol.wire import Kind, WireError
 from conch.workers.protocol.worker_log import WorkerLog
@@ -63,20 +63,31 @@ class BatchSender:
                 lends = not only_cpu_inputs(self._spec)
                 tell = partial(self._stream.send, Kind.DEVICES, 0)
                 self._devices = use_on_server(self._stream, self._gpus, lends, tell)
-            payload = self._stream.pack([request.inputs.values() for request in batch.requests], True)
+            requests = batch.requests
+            if len(requests) > MOST_REQUESTS:
+                raise InvalidArgumentError(f"a batch for a worker has at most {MOST_REQUESTS} requests")
+            payload = self._stream.pack([request.inputs.values() for request in requests], True)
             batch.bytes_copied += payload.bytes_copied
-            self._send_packed(sent, payload)
+            again = sent.again
+            head = encode_requests(
+                requests,
+                batch.size,
+                -1 if batch.instance is None else batch.instance,
+                batch.compute_start_ns,
+                None if again is None else [again.get(index, 0) for index in range(len(requests))],
+            )
+            self._stream.send(Kind.EXECUTE, sent.number, head + payload.fields, payload)
         except BaseException as error:
             if payload is not None:
                 self._stream.discard(payload)
             # On a closed channel the reader thread ends the batch.
-            if not isinstance(error, ChannelClosedError) and self._table.remove(sent.number) is not None:
+            if not isinstance(error, ChannelClosedError):
                 self._fail(sent, as_conch_error(error))
             return
-        for request, number in zip(batch.requests, sent.numbers, strict=True):
+        for index, request in enumerate(batch.requests):
             # A cancellation before the worker knew the request was lost; a second one does no harm.
             if request.cancelled:
-                self.cancel(number)
+                self.cancel(sent.number_at(index))
 
     def unreachable(self, number: int, received: ReceivedMessage) -> None:
         """Resends, once, a batch whose tensors the worker could not open.
@@ -90,10 +101,9 @@ class BatchSender:
         if sent is None:
             raise WireError(f"batch {number} is out of reach, but has not begun")
         if sent.resent:
-            if self._table.remove(number) is not None:
-                self._fail(sent, unmapped_error("the worker can't open further files"))
-                for each in sent.numbers:
-                    self.notify(Kind.FORGET, each)
+            self._fail(sent, unmapped_error("the worker can't open further files"))
+            for each in sent.numbers:
+                self.notify(Kind.FORGET, each)
             return
         sent.resent = True
         if self._devices is not None and self._devices.lends:
@@ -103,7 +113,7 @@ class BatchSender:
 
     def cancel(self, number: int) -> None:
         """Cancels an open request."""
-        if number in self._table.open:
+        if self._table.request(number) is not None:
             self.notify(Kind.CANCEL, number)
 
     def abandon(self, number: int) -> None:
@@ -113,7 +123,7 @@ class BatchSender:
 
     def credit(self, number: int, units: int) -> None:
         """Grants further response units to a request (flow control)."""
-        self.notify(Kind.CREDIT, number, message_records.encode_credit(units))
+        self.notify(Kind.CREDIT, number, encode_credit(units))
 
     def notify(self, kind: Kind, subject: int, fields: bytes = b"") -> None:
         """Sends a message without tensors; does nothing on a closed channel."""
@@ -121,39 +131,3 @@ class BatchSender:
             self._stream.send(kind, subject, fields)
         except ChannelClosedError:
             pass  # the reader thread notices
-
-    def _send_packed(self, sent: SentBatch, payload: Payload) -> None:
-        """Sends a batch with packed tensors, in the homogeneous encoding where its requests allow it."""
-        batch, known = sent.batch, sent.known
-        requests = batch.requests
-        instance = -1 if batch.instance is None else batch.instance
-        begin = len(requests), batch.size, instance, batch.compute_start_ns
-        if payload.homogeneous is not None and True not in known:
-            encoded = message_records.encode_homogeneous(requests, sent.numbers)
-            if encoded is not None:
-                fields = b"".join([BatchRecord(*begin, True).encode(), encoded, payload.homogeneous])
-                self._stream.send(Kind.EXECUTE, sent.number, fields, payload)
-                return
-        parts = [BatchRecord(*begin).encode()]
-        for request, number, is_known, tensors in zip(
-            requests, sent.numbers, known, payload.lists, strict=True
-        ):
-            parts.append(message_records.encode_request(request, number, _flags_of(request, is_known)))
-            parts.append(tensors)
-        self._stream.send(Kind.EXECUTE, sent.number, b"".join(parts), payload)
-
-
-def _flags_of(request: InferenceRequest, known: bool) -> int:
-    """Flags of a request's record."""
-    flags = 0
-    if request.sequence_start:
-        flags |= message_records.SEQUENCE_START
-    if request.sequence_end:
-        flags |= message_records.SEQUENCE_END
-    if request.filler:
-        flags |= message_records.FILLER
-    if request.cancelled:
-        flags |= message_records.CANCELLED
-    if known:
-        flags |= message_records.AGAIN
-    return flags

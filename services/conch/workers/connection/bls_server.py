@@ -23,16 +23,23 @@ from conch.core.execution.inline_execution import bypassing_claims
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
-from conch.core.tensor import Tensor
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.connection.waiting_calls import WaitingCalls
 from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import ResponseDispatcher
-from conch.workers.protocol import message_records, wire
-from conch.workers.protocol.message_records import RequestRecord, ResponseRecord
+from conch.workers.protocol import wire
 from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.tensor_transport import UnreachableError
+from conch.workers.protocol.request_columns import (
+    EMPTY_FINAL,
+    EXPECTS_DECOUPLED,
+    EXPECTS_SINGLE,
+    NO_DEADLINE,
+    SEQUENCE_END,
+    SEQUENCE_START,
+    decode_requests,
+)
+from conch.workers.protocol.response_columns import encode_responses, flags_of, text_of
 from conch.workers.protocol.wire import Kind, WireError
 
 log = logging.getLogger(__name__)
@@ -90,32 +97,30 @@ class BlsServer:
         Raises:
             WireError: The message is malformed.
         """
-        record = RequestRecord.decode(received.reader)
-        inputs: dict[str, Tensor] = {}
-        unreachable: UnreachableError | None = None
-        try:
-            inputs = {tensor.name: tensor for tensor in received.tensors()}
-        except UnreachableError as error:
-            unreachable = error
-        received.reader.end()
-        if len(record.model) != 2:
+        columns = decode_requests(received.reader)
+        if len(columns.rows) != 1:
+            raise WireError("a call is one request")
+        ((_, _, deadline, _, flags),) = columns.rows
+        (request_id,), (options,) = columns.ids, columns.options
+        (tensors,) = received.lists(1)
+        if len(options.model) != 2:
             raise WireError("a call names a model and its version")
         request = InferenceRequest(
-            *record.model,
-            inputs,
+            *options.model,
+            {tensor.name: tensor for tensor in tensors},
             partial(self._respond, number),
             monotonic_ns(),
-            record.id,
-            record.requested,
-            None if record.parameters is None else dict(record.parameters),
+            request_id,
+            options.requested,
+            None if options.parameters is None else dict(options.parameters),
         )
-        request.priority = record.priority
-        request.timeout_us = record.timeout_us
-        request.correlation_id = record.correlation_id
-        request.sequence_start = bool(record.flags & message_records.SEQUENCE_START)
-        request.sequence_end = bool(record.flags & message_records.SEQUENCE_END)
-        request.empty_final = bool(record.flags & message_records.EMPTY_FINAL)
-        request.deadline_ns = record.deadline_ns
+        request.priority = options.priority
+        request.timeout_us = options.timeout_us
+        request.correlation_id = options.correlation_id
+        request.sequence_start = flags & SEQUENCE_START != 0
+        request.sequence_end = flags & SEQUENCE_END != 0
+        request.empty_final = flags & EMPTY_FINAL != 0
+        request.deadline_ns = None if deadline == NO_DEADLINE else deadline
         with self._lock:
             if self._closed:
                 return
@@ -123,13 +128,11 @@ class BlsServer:
                 raise WireError(f"call {number} is there already")
             self._open[number] = request
         try:
-            if unreachable is not None:
-                raise unreachable
+            if received.unreachable is not None:
+                raise received.unreachable[0]
             model = self._find_model(request)
             decoupled = model.spec.decoupled
-            if record.flags & (
-                message_records.BELIEVED_SINGLE if decoupled else message_records.BELIEVED_DECOUPLED
-            ):
+            if flags & (EXPECTS_SINGLE if decoupled else EXPECTS_DECOUPLED):
                 raise UnavailableError(
                     f"model '{request.model_name}' has become {'' if decoupled else 'not '}decoupled since "
                     f"it was called before; send the request again"
@@ -158,28 +161,28 @@ class BlsServer:
             self._waiting_calls.finish(number)
             self._calls.cancel(request)
 
-    def ask(self, number: int, query: Query) -> None:
+    def query(self, number: int, query: Query) -> None:
         """Replies to a query, on this thread or, if it may block, on another.
 
         Raises:
             WireError: The message is malformed.
         """
-        what = query.get("ask")
+        what = query.get("query")
         quick = self._quick_queries.get(what) if isinstance(what, str) else None
         if quick is not None:
             self._run_query(number, quick, query)
             return
         slow = self._blocking_queries.get(what) if isinstance(what, str) else None
         if slow is None:
-            raise WireError(f"there is no question '{what}'")
+            raise WireError(f"there is no query '{what}'")
         if not self._response_dispatcher.run(partial(self._run_query, number, slow, query)):
             error = UnavailableError("the server can't start a thread to answer with: there are too many")
-            self._send_result(number, message_records.encode_error(error))
+            self._send_result(number, wire.encode_error(error))
 
     def lost(self, number: int, kind: Kind, error: ConchError) -> None:
         """Fails a call or query that could not be read."""
-        if kind is Kind.ASK:
-            self._send_result(number, message_records.encode_error(error))
+        if kind is Kind.QUERY:
+            self._send_result(number, wire.encode_error(error))
             return
         try:
             self._send_reply(number, InferenceResponse([], error), True, True)
@@ -228,30 +231,25 @@ class BlsServer:
     def _send_reply(
         self, number: int, response: InferenceResponse | None, final: bool, refused: bool
     ) -> None:
-        if response is None:
-            head, lists = ResponseRecord(False, final=final, failed=refused).encode(), []
-        else:
-            error, parameters = response.error, response.parameters
-            lists = [response.outputs] if error is None else []
-            if final and not refused and error is None and not parameters:
-                head = message_records.LAST_RESPONSE  # as most are
-            else:
-                head = ResponseRecord(True, error, parameters, final, failed=refused).encode()
+        lists = [response.outputs] if response is not None and response.error is None else []
         payload = self._stream.pack(lists)
-        self._stream.send(Kind.REPLY, number, b"".join([head, *payload.lists]), payload)
+        text = text_of(response)
+        flags = flags_of(response, final, refused)
+        fields = encode_responses(1, payload.fields, [flags], [text] if text else None)
+        self._stream.send(Kind.REPLY, number, fields, payload)
 
     def _run_query(self, number: int, run: Callable[[Query], dict[str, object]], query: Query) -> None:
         try:
             fields = wire.encode_json(run(query))
         except Exception as error:
             if not isinstance(error, ConchError | WireError):  # malformed ones are reported to the model
-                log.exception("a question of a worker's could not be answered")
-            fields = message_records.encode_error(as_conch_error(error))
+                log.exception("a query of a worker could not be answered")
+            fields = wire.encode_error(as_conch_error(error))
         self._send_result(number, fields)
 
     def _send_result(self, number: int, fields: bytes) -> None:
         try:
-            self._stream.send(Kind.ANSWER, number, fields)
+            self._stream.send(Kind.RESULT, number, fields)
         except ChannelClosedError:
             pass  # the reader thread notices
 
@@ -266,7 +264,7 @@ class BlsServer:
     def _report_wait(self, query: Query) -> dict[str, object]:
         number, executed = query.get("call"), query.get("requests")
         if not isinstance(number, int) or not isinstance(executed, list):
-            raise WireError("'call' or 'requests' of a question is not what it may be")
+            raise WireError("'call' or 'requests' of a query is not what it may be")
         request = self._open.get(number)
         if request is None:  # its response is under way
             return {"known": True, "found": False}
@@ -290,7 +288,7 @@ class BlsServer:
     def _load(self, query: Query) -> dict[str, object]:
         parameters = query.get("parameters")
         if not isinstance(parameters, dict):
-            raise WireError("'parameters' of a question is not an object")
+            raise WireError("'parameters' of a query is not an object")
         name = _text(query, "name")
         with self._waiting_calls.loading(name):
             self._calls.load(name, {key: _parameter(value) for key, value in parameters.items()})
@@ -304,7 +302,7 @@ class BlsServer:
 def _text(query: Query, key: str) -> str:
     value = query.get(key)
     if not isinstance(value, str):
-        raise WireError(f"'{key}' of a question is not a text")
+        raise WireError(f"'{key}' of a query is not a text")
     return value
 
 

@@ -10,7 +10,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from conch.core.backend import Done
 from conch.core.clock import monotonic_ns
@@ -18,6 +17,7 @@ from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, Kept
 from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.worker_responses import OpenRequest
+from conch.workers.protocol.request_columns import batch_of, number_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +38,34 @@ class SentBatch:
 
     Attributes:
         number: Its number on the socket.
-        known: For each request, whether the worker has it already (rescheduled requests).
-        numbers: The numbers of its requests.
+        batch: The batch.
         done: Called with the outcome.
         since_ns: When it was sent, monotonic.
+        again: Former numbers of rescheduled requests, by index; None if it has none.
+        ended: Numbers of its requests that have their last response.
         resent: True if it was sent twice because the worker could not open its tensors.
     """
 
-    __slots__ = ("batch", "done", "known", "number", "numbers", "resent", "since_ns")
+    __slots__ = ("again", "batch", "done", "ended", "number", "resent", "since_ns")
 
-    def __init__(
-        self,
-        number: int,
-        batch: Batch,
-        known: list[bool],
-        numbers: list[int],
-        done: Done,
-        since_ns: int,
-    ) -> None:
+    def __init__(self, number: int, batch: Batch, done: Done, since_ns: int) -> None:
         self.number = number
         self.batch = batch
-        self.known = known
-        self.numbers = numbers
         self.done = done
         self.since_ns = since_ns
+        self.again: dict[int, int] | None = None
+        self.ended: set[int] = set()
         self.resent = False
+
+    def number_at(self, index: int) -> int:
+        """The number of one of its requests."""
+        number = number_of(self.number, index)
+        return number if self.again is None else self.again.get(index, number)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of its requests."""
+        return [self.number_at(index) for index in range(len(self.batch.requests))]
 
 
 class KeptRequest(Kept):
@@ -82,7 +85,7 @@ class KeptRequest(Kept):
 
 
 class InFlightTable:
-    """The batches that one worker executes, and its open requests.
+    """The batches that one worker executes, and its open requests: those without their last response.
 
     Most requests complete with their batch; an `OpenRequest` exists only for the others, from their first
     response on.
@@ -94,7 +97,6 @@ class InFlightTable:
 
     Attributes:
         batches: By number.
-        open: Requests without their last response, by number.
         rescheduled: Numbers of the requests that wait to run again.
     """
 
@@ -105,8 +107,8 @@ class InFlightTable:
         refuse: Callable[[SentBatch], None],
     ) -> None:
         self.batches: dict[int, SentBatch] = {}
-        self.open: dict[int, InferenceRequest] = {}
         self.rescheduled: set[int] = set()
+        self._left: dict[int, InferenceRequest] = {}  # open after their batch, or running again
         self._entries: dict[int, OpenRequest] = {}  # of some of the open ones
         self._opened = opened
         self._cancel = cancel
@@ -118,37 +120,65 @@ class InFlightTable:
 
     def add(self, batch: Batch, done: Done) -> SentBatch | None:
         """Adds a batch that is about to be sent; None if the table is closed."""
-        requests = batch.requests
-        following = self._numbers
-        number = next(following)
+        sent = SentBatch(next(self._numbers), batch, done, monotonic_ns())
         if self.rescheduled:
-            pairs = [self._number(request) for request in requests]
-            known, numbers = [one for one, _ in pairs], [each for _, each in pairs]
-        else:
-            known, numbers = [False] * len(requests), list(itertools.islice(following, len(requests)))
-        sent = SentBatch(number, batch, known, numbers, done, monotonic_ns())
-        opened, cancel = self.open, self._cancel
+            kept = {index: getattr(each, "kept", None) for index, each in enumerate(batch.requests)}
+            for index, each in kept.items():
+                if isinstance(each, KeptRequest) and each.table is self:
+                    sent.again = sent.again or {}
+                    sent.again[index] = each.number
+                    batch.requests[index].kept = None
+                    self.rescheduled.discard(each.number)
         with self._lock:
             closed = self._closed
             if not closed:
-                self.batches[number] = sent
-                for request, each in zip(requests, numbers, strict=True):
-                    if not request.filler and not request.completed:
-                        opened[each] = request
-                        request.on_cancel = partial(cancel, each)
+                self.batches[sent.number] = sent
         if closed:
             self._refuse(sent)
             return None
+        for index, request in enumerate(batch.requests):
+            if request.completed:
+                sent.ended.add(sent.number_at(index))
+            else:
+                request.on_cancel = self._cancelled
         return sent
 
-    def remove(self, number: int) -> SentBatch | None:
-        """Removes a batch, but not its requests; None if it is gone."""
+    def end(self, sent: SentBatch, left: Sequence[int] = ()) -> bool:
+        """Removes a batch; of its requests those stay open whose indexes are `left`. False if it is gone."""
         with self._lock:
-            return self.batches.pop(number, None)
+            if self.batches.pop(sent.number, None) is None:
+                return False
+            if sent.again is not None or self._entries:
+                for index, number in enumerate(sent.numbers):
+                    if index not in left:
+                        self._left.pop(number, None)
+                        self._entries.pop(number, None)
+            for index in left:
+                number, request = sent.number_at(index), sent.batch.requests[index]
+                if number not in sent.ended and not request.filler:
+                    self._left[number] = request
+        return True
+
+    @property
+    def open(self) -> dict[int, InferenceRequest]:
+        """All open requests, by number."""
+        executing = [number for sent in list(self.batches.values()) for number in sent.numbers]
+        numbers = dict.fromkeys([*self._left, *executing])
+        found = {number: self.request(number) for number in numbers}
+        return {number: request for number, request in found.items() if request is not None}
 
     def request(self, number: int) -> InferenceRequest | None:
         """An open request."""
-        return self.open.get(number)
+        request = self._left.get(number)
+        if request is None:
+            batch, index = batch_of(number)
+            sent = self.batches.get(batch)
+            if sent is None or index >= len(sent.batch.requests) or number in sent.ended:
+                return None
+            request = sent.batch.requests[index]
+            if sent.number_at(index) != number:
+                return None
+        return None if request.filler else request
 
     def entry(self, number: int) -> OpenRequest | None:
         """The `OpenRequest` of an open request; made on demand."""
@@ -156,27 +186,25 @@ class InFlightTable:
         if entry is None:
             with self._lock:
                 entry = self._entries.get(number)
-                if entry is None and (request := self.open.get(number)) is not None:
+                if entry is None and (request := self.request(number)) is not None:
                     entry = self._entries[number] = self._opened(request, number)
         return entry
 
-    def finish(self, numbers: Sequence[int]) -> None:
-        """Removes requests that have their last response."""
-        forget = self.open.pop
+    def finish(self, number: int) -> None:
+        """Removes a request that has its last response."""
         with self._lock:
-            for number in numbers:
-                forget(number, None)
-            if self._entries:
-                for number in numbers:
-                    self._entries.pop(number, None)
+            self._entries.pop(number, None)
+            self._left.pop(number, None)
+            for sent in self.batches.values():
+                sent.ended.add(number)
 
     def completed(self) -> Iterator[int]:
         """Removes rescheduled requests that completed without the worker; yields their numbers."""
         for number in list(self.rescheduled):
-            request = self.open.get(number)
+            request = self.request(number)
             if request is None or request.completed:
                 self.rescheduled.discard(number)
-                self.finish((number,))
+                self.finish(number)
                 yield number
 
     def in_flight(self) -> list[InFlight]:
@@ -187,7 +215,7 @@ class InFlightTable:
     def kept(self, batch: Batch) -> list[OpenRequest]:
         """The open requests of a batch that is done."""
         requests = {id(request) for request in batch.requests if not request.rescheduled}
-        numbers = [number for number, request in list(self.open.items()) if id(request) in requests]
+        numbers = [number for number, request in list(self._left.items()) if id(request) in requests]
         return [entry for number in numbers if (entry := self.entry(number)) is not None]
 
     def close(self) -> tuple[list[SentBatch], dict[int, OpenRequest]]:
@@ -195,36 +223,38 @@ class InFlightTable:
         with self._lock:
             self._closed = True
             self._last = self._in_flight()
-            batches, entries = list(self.batches.values()), self._entries
+            batches = list(self.batches.values())
             opened = {
-                number: entries.get(number) or self._opened(request, number)
+                number: self._entries.get(number) or self._opened(request, number)
                 for number, request in self.open.items()
             }
             self.batches.clear()
-            self.open.clear()
+            self._left.clear()
             self._entries = {}
         return batches, opened
 
-    def _number(self, request: InferenceRequest) -> tuple[bool, int]:
-        """True if the worker has a request already, and its number."""
-        kept = getattr(request, "kept", None)
-        if isinstance(kept, KeptRequest) and kept.table is self:
-            request.kept = None
-            self.rescheduled.discard(kept.number)
-            return True, kept.number
-        return False, next(self._numbers)
+    def _cancelled(self, request: InferenceRequest) -> None:
+        """Sends the cancellation of an open request."""
+        with self._lock:
+            numbers = [number for number, each in self._left.items() if each is request]
+            for sent in self.batches.values():
+                numbers += [
+                    sent.number_at(index) for index, each in enumerate(sent.batch.requests) if each is request
+                ]
+        for number in dict.fromkeys(numbers):
+            self._cancel(number)
 
     def _in_flight(self) -> list[InFlight]:
         begun = list(self.batches.values())
-        numbers = {number for each in begun for number in each.numbers}
+        executing = {number for each in begun for number in each.numbers}
         batches = [
             InFlight(each.since_ns, tuple(one.id for one in each.batch.requests if not one.filler))
             for each in begun
         ]
         left = {
             number: request
-            for number, request in list(self.open.items())
-            if number not in numbers and not request.completed
+            for number, request in self._left.items()
+            if number not in executing and not request.completed
         }
         kept = [InFlight(self._since_ns(number), (request.id,)) for number, request in left.items()]
         return sorted(kept + batches, key=lambda each: each.since_ns)

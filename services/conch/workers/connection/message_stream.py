@@ -11,17 +11,21 @@ from collections.abc import Callable, Collection, Sequence
 
 from conch.core.tensor import Buffer, Tensor
 from conch.workers.connection.packet_channel import BUFFER_BYTES, PacketChannel
-from conch.workers.protocol import wire
+from conch.workers.protocol import tensor_layouts, wire
 from conch.workers.protocol.blocks import Block, Mappings, Pool
 from conch.workers.protocol.received_message import InlineTensorFactory, ReceivedMessage
-from conch.workers.protocol.tensor_kinds import ReceivedTensor, server_tensor, worker_tensor
-from conch.workers.protocol.tensor_layouts import Layouts, Place, TensorLayout
+from conch.workers.protocol.tensor_kinds import (
+    server_inline,
+    server_tensor,
+    worker_inline,
+    worker_tensor,
+)
+from conch.workers.protocol.tensor_layouts import LayoutKey, Layouts, Place, TensorLayout
 from conch.workers.protocol.tensor_transport import (
     Devices,
     Payload,
     UnmappedError,
     pack_block,
-    pack_homogeneous,
     pack_inline,
     unmapped_error,
 )
@@ -55,7 +59,7 @@ class MessageStream:
         self.make: Callable[[TensorLayout, memoryview, Place], Tensor] = (
             worker_tensor if in_worker else server_tensor
         )
-        self.small: InlineTensorFactory = ReceivedTensor if in_worker else Tensor
+        self.small: InlineTensorFactory = worker_inline if in_worker else server_inline
         self.own: Callable[[memoryview], Buffer] = _writable_copy if in_worker else bytes
         self._returns = in_worker
         self.sent = Layouts()
@@ -79,14 +83,26 @@ class MessageStream:
         try:
             if on_device and self.devices is not None:
                 described = self.devices.describe(lists, payload)
-            if not described and pack_homogeneous(payload, lists, self.sent):
-                return payload
-            size = sum(tensor.nbytes for tensors in lists for tensor in tensors)
-            if not described and (size <= wire.MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.crowded)):
-                pack_inline(payload, lists, self.sent)
+            keys: list[LayoutKey] = []
+            for tensors in lists:
+                keys.append(tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors]))
+            common = bool(keys) and keys.count(keys[0]) == len(keys)
+            if common:
+                layouts = [self.sent.encode(keys[0])]
+                size = layouts[0].nbytes * len(keys)
             else:
+                layouts, size = [self.sent.encode(key) for key in keys], -1
+            if size < 0:  # strings, or lists that differ
+                size = sum(tensor.nbytes for tensors in lists for tensor in tensors)
+            inline = not described and (
+                size <= wire.MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.crowded)
+            )
+            payload.fields = tensor_layouts.encode_head(len(keys), common, not inline, layouts)
+            if not inline:
                 mappings = self.mappings if returned else None
-                pack_block(payload, lists, size, self.sent, self.pool, described, mappings)
+                pack_block(payload, lists, layouts, size, self.pool, described, mappings)
+            elif keys:
+                pack_inline(payload, lists, layouts)
         except BaseException:
             self.discard(payload)
             raise
@@ -99,11 +115,11 @@ class MessageStream:
             ChannelClosedError: The channel is closed.
             OSError: No memory or no descriptor; nothing was sent.
         """
-        dropped = self.pool.take_dropped()
-        if dropped:
+        if self.pool.dropped:
+            dropped = self.pool.take_dropped()
             self.channel.send([wire.encode(Kind.DROP, 0, wire.encode_numbers(dropped))])
         mappings = self.mappings
-        released = mappings.take_released(wire.MOST_RELEASED) if mappings.waiting else []
+        released = mappings.take_released(wire.MOST_RELEASED) if mappings.released else []
         try:
             if released and _in_file(fields, payload):  # an unreadable file would lose them
                 self.channel.send([wire.encode(Kind.RELEASE, released=released)])
@@ -166,7 +182,7 @@ class MessageStream:
         packet = [wire.encode(Kind.DROP, 0, wire.encode_numbers(dropped))]
         if dropped and not self.channel.try_send(packet):
             self.pool.put_back_dropped(dropped)
-        if self.mappings.waiting or (self.mappings.count and not self._returns):
+        if self.mappings.released or (self.mappings.count and not self._returns):
             self._release_many()
 
     def receive(self, wait: bool = True) -> ReceivedMessage:

@@ -41,7 +41,7 @@ from conch.workers.connection.worker_responses import (
     ResponseDispatcher,
     ResponseQueue,
 )
-from conch.workers.protocol import message_records, wire
+from conch.workers.protocol import wire
 from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.spec_json import placement_to_json, spec_to_json
 from conch.workers.protocol.tensor_transport import unmapped_error
@@ -132,7 +132,7 @@ class WorkerConnection:
                 Kind.UNREACHABLE: self.sender.unreachable,
                 Kind.CALL: self._caller.call,
                 Kind.CALL_CANCEL: lambda number, received: self._caller.cancel(number),
-                Kind.ASK: _json_fields(self._caller.ask),
+                Kind.QUERY: _json_fields(self._caller.query),
                 Kind.LOG: _json_fields(lambda subject, fields: self._log.handle(fields)),
                 Kind.METRIC: _json_fields(metrics.change),
                 Kind.NOTE: _json_fields(self._on_note),
@@ -268,14 +268,14 @@ class WorkerConnection:
             self._results.done_lost(subject, error)
         elif kind is Kind.RESPONSE:
             self._results.response_lost(subject, error)
-        elif kind is Kind.CALL or kind is Kind.ASK:
+        elif kind is Kind.CALL or kind is Kind.QUERY:
             self._caller.lost(subject, kind, error)
         elif kind not in (Kind.LOG, Kind.METRIC, Kind.NOTE):
             raise WireError("a message was lost that can't be done without")
 
     def _on_failed(self, subject: int, received: ReceivedMessage) -> None:
         self._expected_end = True
-        self._loaded(message_records.decode_error(received.message.fields))
+        self._loaded(wire.decode_error(received.message.fields))
 
     def _loaded(self, error: ConchError | None) -> None:
         with self._lock:

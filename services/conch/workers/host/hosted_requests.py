@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import ClassVar
 
 from conch.core.request import InferenceRequest, Responder
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
-from conch.workers.protocol import message_records
-from conch.workers.protocol.message_records import BatchRecord, RequestRecord
+from conch.core.tensor import Tensor
 from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.tensor_kinds import worker_inputs
+from conch.workers.protocol.request_columns import (
+    CANCELLED,
+    FILLER,
+    NO_DEADLINE,
+    PLAIN,
+    SEQUENCE_END,
+    SEQUENCE_START,
+    Options,
+    batch_of,
+    decode_requests,
+    number_of,
+)
+from conch.workers.protocol.response_columns import WINDOW
 from conch.workers.protocol.wire import WireError
 
 
@@ -22,13 +34,15 @@ class HostedRequest(InferenceRequest):
         number: Its number on the socket.
         granted: Response units that the server has granted; changed by the thread that reads.
         spent: Units used, which the last response may overdraw; changed by the sending thread.
+        gone: True once its last response was sent, or the server has forgotten it.
     """
 
-    __slots__ = ("granted", "number", "spent")
+    __slots__ = ("gone", "granted", "number", "spent")
 
     number: int
     granted: int
     spent: int
+    gone: bool
 
 
 class HostedFiller(HostedRequest):
@@ -40,108 +54,112 @@ class HostedFiller(HostedRequest):
 
 
 class HostedRequests:
-    """Open and rescheduled requests by number; `responder` takes their responses."""
+    """Requests of executing batches, open and rescheduled ones; `responder` takes their responses."""
 
     def __init__(self, spec: ModelSpec, responder: Responder) -> None:
         self._name = spec.name
         self._version = str(spec.version)
         self.responder = responder
-        self._by_number: dict[int, HostedRequest] = {}
+        self._batches: dict[int, Sequence[HostedRequest]] = {}
+        self._left: dict[int, HostedRequest] = {}
 
     def get(self, number: int) -> HostedRequest | None:
-        """An open request."""
-        return self._by_number.get(number)
+        """A request whose last response was not sent, or that may run again."""
+        request = self._left.get(number)
+        if request is None:
+            batch, index = batch_of(number)
+            requests = self._batches.get(batch, ())
+            request = requests[index] if index < len(requests) else None
+        return None if request is None or request.gone or request.number != number else request
 
-    def remove(self, number: int) -> None:
+    def remove(self, request: HostedRequest) -> None:
         """Removes a completed request."""
-        self._by_number.pop(number, None)
-
-    def remove_all(self, requests: Iterable[HostedRequest]) -> None:
-        """Removes completed requests."""
-        remove = self._by_number.pop
-        for request in requests:
-            remove(request.number, None)
+        request.gone = True
+        self._left.pop(request.number, None)
 
     def keep(self, request: HostedRequest) -> None:
         """Keeps a request, even a completed one, to which the server may still refer."""
-        self._by_number[request.number] = request
+        request.gone = False
+        self._left[request.number] = request
 
-    def batch(self, received: ReceivedMessage) -> Batch:
+    def end(self, number: int, left: Iterable[HostedRequest] = ()) -> None:
+        """Removes an executed batch; keeps those of its requests that go on."""
+        staying = set()
+        for request in left:
+            staying.add(request.number)
+            if request.rescheduled:
+                self.keep(request)
+                continue
+            self._left[request.number] = request
+            if request.gone:  # another thread has just sent its last response
+                self._left.pop(request.number, None)
+        requests = self._batches.pop(number, ())
+        if self._left:
+            for request in requests:
+                if request.number not in staying:
+                    self._left.pop(request.number, None)
+
+    def batch(self, number: int, received: ReceivedMessage) -> Batch:
         """Decodes a batch.
 
         Raises:
             WireError: The message is malformed.
+            UnreachableError: The memory of a tensor can't be opened here.
         """
-        reader = received.reader
-        record = BatchRecord.decode(reader)
+        columns = decode_requests(received.reader)
+        lists = received.lists(len(columns.rows))
+        for failure in (received.unreachable or {}).values():
+            raise failure
+        name, version, responder = self._name, self._version, self.responder
+        requests: list[InferenceRequest] = []
+        own: list[HostedRequest] = []
         fillers = 0
-        requests: list[InferenceRequest]
-        if record.homogeneous:
-            requests = self._homogeneous(received, record.length)
-        else:
-            requests = [self._request(received) for _ in range(record.length)]
-            reader.end()
-            fillers = sum(request.filler for request in requests)
-        batch = Batch(requests, record.size, None if record.instance < 0 else record.instance)
-        batch.compute_start_ns = record.start_ns
+        numbers = columns.numbers or repeat(0)
+        for row, request_id, options, former, tensors in zip(
+            columns.rows, columns.ids, columns.options, numbers, lists, strict=False
+        ):
+            received_ns, queued_ns, deadline, size, flags = row
+            inputs: dict[str, Tensor] = {}
+            for tensor in tensors:
+                inputs[tensor.name] = tensor
+            if former:
+                request = self._again(former, inputs)
+            else:
+                kind = HostedFiller if flags & FILLER else HostedRequest
+                request = kind(name, version, inputs, responder, received_ns, request_id, options.requested)
+                request.number = number_of(number, len(own))
+                request.granted, request.spent, request.gone = WINDOW, 0, False
+            request.queued_ns = queued_ns
+            request.deadline_ns = None if deadline == NO_DEADLINE else deadline
+            request.batch_size = size
+            if flags:
+                request.sequence_start = flags & SEQUENCE_START != 0
+                request.sequence_end = flags & SEQUENCE_END != 0
+                request.cancelled = flags & CANCELLED != 0
+                fillers += request.filler
+            if options is not PLAIN:
+                _set_options(request, options, bool(former))
+            requests.append(request)
+            own.append(request)
+        self._batches[number] = own
+        batch = Batch(requests, columns.size, None if columns.instance < 0 else columns.instance)
+        batch.compute_start_ns = columns.start_ns
         batch.fillers = fillers
         return batch
 
-    def _homogeneous(self, received: ReceivedMessage, length: int) -> list[InferenceRequest]:
-        requested, rows, ids = message_records.decode_homogeneous(received.reader, length)
-        lists = worker_inputs(*received.homogeneous_lists(length), length)
-        model, version, responder, by_number = self._name, self._version, self.responder, self._by_number
-        requests: list[InferenceRequest] = []
-        for (number, received_ns, queued, deadline, size, _), request_id, inputs in zip(
-            rows, ids, lists, strict=True
-        ):
-            request = HostedRequest(model, version, inputs, responder, received_ns, request_id, requested)
-            request.number = number
-            request.granted, request.spent = message_records.WINDOW, 0
-            request.queued_ns = queued
-            if deadline != message_records.NO_DEADLINE:
-                request.deadline_ns = deadline
-            request.batch_size = size
-            by_number[number] = request
-            requests.append(request)
-        return requests
-
-    def _request(self, received: ReceivedMessage) -> HostedRequest:
-        record = RequestRecord.decode(received.reader)
-        inputs = {tensor.name: tensor for tensor in received.tensors()}
-        flags = record.flags
-        parameters = None if record.parameters is None else dict(record.parameters)
-        if flags & message_records.AGAIN:
-            known = self._by_number.get(record.number)
-            if known is None:
-                raise WireError(f"request {record.number} runs again, but has not run")
-            request = known
-            request.inputs = inputs
-            request.rescheduled = False
-        else:
-            kind = HostedFiller if flags & message_records.FILLER else HostedRequest
-            request = kind(
-                self._name,
-                self._version,
-                inputs,
-                self.responder,
-                record.received_ns,
-                record.id,
-                record.requested,
-                parameters,
-            )
-            request.number = record.number
-            request.granted, request.spent = message_records.WINDOW, 0
-            if not request.filler:
-                self._by_number[record.number] = request
-        request.queued_ns = record.queued_ns
-        request.deadline_ns = record.deadline_ns
-        request.batch_size = record.batch_size
-        request.correlation_id = record.correlation_id
-        request.priority = record.priority
-        request.timeout_us = record.timeout_us
-        if flags:
-            request.sequence_start = bool(flags & message_records.SEQUENCE_START)
-            request.sequence_end = bool(flags & message_records.SEQUENCE_END)
-            request.cancelled = bool(flags & message_records.CANCELLED)
+    def _again(self, number: int, inputs: dict[str, Tensor]) -> HostedRequest:
+        """A request that runs again."""
+        request = self._left.get(number)
+        if request is None:
+            raise WireError(f"request {number} runs again, but has not run")
+        request.inputs = inputs
+        request.rescheduled = False
         return request
+
+
+def _set_options(request: HostedRequest, options: Options, again: bool) -> None:
+    if options.parameters is not None and not again:
+        request.parameters = dict(options.parameters)
+    request.correlation_id = options.correlation_id
+    request.priority = options.priority
+    request.timeout_us = options.timeout_us

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from conch.backends.python.calls.bls_call import refusal
 from conch.core.bls import Waiter
-from conch.core.errors import ConchError, UnavailableError, without_traceback
+from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
@@ -23,11 +23,17 @@ from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.host.host_reader import BackupReader, HostReader
 from conch.workers.host.hosted_requests import HostedRequest
-from conch.workers.protocol import message_records, wire
-from conch.workers.protocol.message_records import ResponseRecord
+from conch.workers.protocol import wire
 from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.request_columns import (
+    EMPTY_FINAL,
+    EXPECTS_DECOUPLED,
+    EXPECTS_SINGLE,
+    encode_requests,
+)
+from conch.workers.protocol.response_columns import FAILED, FINAL, decode_responses
 from conch.workers.protocol.tensor_transport import UnreachableError
-from conch.workers.protocol.wire import Kind
+from conch.workers.protocol.wire import Kind, WireError
 
 _MOST_FOUND = 1000
 _GONE = "the server is gone"
@@ -96,17 +102,11 @@ class ServerClient:
     ) -> InlineClaim | None:
         """Sends a request; its responder gets the outcome."""
         number = next(self._numbers)
-        flags = (
-            (message_records.SEQUENCE_START if request.sequence_start else 0)
-            | (message_records.SEQUENCE_END if request.sequence_end else 0)
-            | (message_records.EMPTY_FINAL if request.empty_final else 0)
-            | _assumption(model)
-        )
-        head = message_records.encode_request(
-            request, number, flags, (request.model_name, request.model_version)
-        )
+        flags = (EMPTY_FINAL if request.empty_final else 0) | _assumption(model)
+        called = request.model_name, request.model_version
+        head = encode_requests([request], request.batch_size, flags=flags, model=called)
         payload = self._stream.pack([list(request.inputs.values())], True)
-        fields = head + payload.lists[0]
+        fields = head + payload.fields
         self._open[number] = request
         self._by_request[id(request)] = number
         try:
@@ -183,10 +183,10 @@ class ServerClient:
             ConchError: The server replied with an error, or is gone.
         """
         number = next(self._numbers)
-        encoded = wire.encode_json({"ask": kind, **fields})
+        encoded = wire.encode_json({"query": kind, **fields})
         reply = self._queries[number] = _Reply()
         try:
-            self._stream.send(Kind.ASK, number, encoded)
+            self._stream.send(Kind.QUERY, number, encoded)
             self._reader.until(lambda: reply.arrived)
         except ChannelClosedError:
             raise UnavailableError(_GONE) from None
@@ -200,42 +200,42 @@ class ServerClient:
         value: dict[str, Any] = reply.value
         return value
 
-    def on_answer(self, number: int, received: ReceivedMessage) -> None:
+    def on_result(self, number: int, received: ReceivedMessage) -> None:
         """Handles the result of a query."""
         reply = self._queries.pop(number, None)
         if reply is None:
             return
         fields = wire.decode_json(received.message.fields)
         if "code" in fields:
-            reply.error = message_records.decode_error(received.message.fields)
+            reply.error = wire.decode_error(received.message.fields)
         else:
             reply.value = fields
         reply.arrived = True
 
     def on_reply(self, number: int, received: ReceivedMessage) -> None:
         """Handles a response of a called model."""
-        record = ResponseRecord.decode(received.reader)
-        try:
-            outputs = received.tensors() if record.has_tensors else []
-        except UnreachableError as unreachable:
-            self.lost(number, Kind.REPLY, without_traceback(unreachable))
+        columns = decode_responses(received, 1)
+        if columns.error is not None or columns.flags is None:
+            raise WireError("a reply has flags, and is no outcome of a batch")
+        (response,), (flags,) = columns.responses, columns.flags
+        error = None if response is None else response.error
+        if isinstance(error, UnreachableError):
+            self.lost(number, Kind.REPLY, error)
             return
         request = self._open.get(number)
-        if record.final:
+        final = flags & FINAL != 0
+        if final:
             self._ended(number)
         if request is None:
             return
-        error = record.error
-        if record.failed and error is not None:  # refused: the assumption may be wrong
+        if flags & FAILED and error is not None:  # refused: the assumption may be wrong
             self._found.pop((request.model_name, request.model_version), None)
-            record.error = type(error)(refusal(request.model_name, error.message))
-        parameters = None if record.parameters is None else dict(record.parameters)
-        response = InferenceResponse(outputs, record.error, parameters) if record.present else None
-        request.respond(response, record.final)
+            response = InferenceResponse([], type(error)(refusal(request.model_name, error.message)))
+        request.respond(response, final)
 
     def lost(self, number: int, kind: Kind, error: ConchError) -> None:
         """Fails a call or query whose reply could not be read."""
-        if kind is Kind.ANSWER:
+        if kind is Kind.RESULT:
             reply = self._queries.pop(number, None)
             if reply is not None:
                 reply.error = error
@@ -256,7 +256,7 @@ class ServerClient:
 def _assumption(model: Servable | None) -> int:
     if model is None:
         return 0
-    return message_records.BELIEVED_DECOUPLED if model.spec.decoupled else message_records.BELIEVED_SINGLE
+    return EXPECTS_DECOUPLED if model.spec.decoupled else EXPECTS_SINGLE
 
 
 def _pack_parameters(parameters: Mapping[str, LoadParameter]) -> dict[str, Any]:

@@ -35,8 +35,9 @@ from conch.workers.host.hosted_metrics import RemoteFamilies
 from conch.workers.host.hosted_requests import HostedRequests
 from conch.workers.host.response_writer import ResponseWriter
 from conch.workers.host.server_client import ServerClient
-from conch.workers.protocol import message_records, wire
+from conch.workers.protocol import wire
 from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.response_columns import decode_credit
 from conch.workers.protocol.spec_json import placement_from_json, spec_from_json
 from conch.workers.protocol.tensor_transport import UnreachableError, unmapped_error
 from conch.workers.protocol.wire import Kind, WireError
@@ -78,7 +79,7 @@ class Host:
         self._handlers: dict[Kind, Callable[[int, ReceivedMessage], None]] = {
             Kind.EXECUTE: self._on_execute,
             Kind.REPLY: self._calls.on_reply,
-            Kind.ANSWER: self._calls.on_answer,
+            Kind.RESULT: self._calls.on_result,
             Kind.CREDIT: self._on_credit,
             Kind.CANCEL: self._on_cancel,
             Kind.FORGET: self._on_forget,
@@ -88,7 +89,7 @@ class Host:
             Kind.HELLO: self._on_hello,
             Kind.LOAD: self._on_load,
             Kind.DEVICES: self._on_devices,
-            Kind.GONE: self._on_gone,
+            Kind.FREED: self._on_freed,
             Kind.LOST: self._on_message_lost,
         }
 
@@ -141,7 +142,7 @@ class Host:
         except ConchError as error:
             if self._forked:
                 raise error.__cause__ or error from None
-            self._stream.send(Kind.FAILED, 0, message_records.encode_error(error))
+            self._stream.send(Kind.FAILED, 0, wire.encode_error(error))
             return False
         finally:
             self._backup_reader.end()
@@ -193,7 +194,7 @@ class Host:
             outcome = error
         if self._forked:  # a child process that `execute` returned in
             raise outcome if isinstance(outcome, BaseException) else SystemExit(0)
-        fields, payload = writer.fields(batch, outcome)
+        fields, payload = writer.fields(number, batch, outcome)
         # The memory of the inputs returns with this message, unless the model keeps it.
         del item, batch, outcome
         writer.send_done(number, fields, payload)
@@ -238,7 +239,7 @@ class Host:
 
     def _on_execute(self, subject: int, received: ReceivedMessage) -> None:
         try:
-            batch = self._received.batch(received)
+            batch = self._received.batch(subject, received)
         except UnreachableError as error:
             sys.stderr.write(f"conch worker: {error.message}\n")
             self._stream.send(Kind.UNREACHABLE, subject)  # the server resends it
@@ -252,19 +253,19 @@ class Host:
 
         use_in_worker(self._stream, cuda_devices(), bytes(received.message.fields))
 
-    def _on_gone(self, subject: int, received: ReceivedMessage) -> None:
+    def _on_freed(self, subject: int, received: ReceivedMessage) -> None:
         from conch.workers.protocol.devices import WorkerDevices
 
         devices = self._stream.devices
         if isinstance(devices, WorkerDevices):
-            devices.gone(bytes(received.message.fields))
+            devices.freed(bytes(received.message.fields))
 
     def _on_message_lost(self, subject: int, received: ReceivedMessage) -> None:
         """Reports a message that could not be read."""
         kind = wire.lost_kind(received.message.fields)
         if kind is Kind.EXECUTE:
             self._stream.send(Kind.UNREACHABLE, subject)  # the server resends it
-        elif kind is Kind.REPLY or kind is Kind.ANSWER:
+        elif kind is Kind.REPLY or kind is Kind.RESULT:
             self._calls.lost(subject, kind, unmapped_error())
         else:
             raise WireError("a message was lost that can't be done without")
@@ -272,7 +273,7 @@ class Host:
     def _on_credit(self, subject: int, received: ReceivedMessage) -> None:
         request = self._received.get(subject)
         if request is not None:
-            request.granted += message_records.decode_credit(received.message.fields)
+            request.granted += decode_credit(received.message.fields)
 
     def _on_cancel(self, subject: int, received: ReceivedMessage) -> None:
         request = self._received.get(subject)
@@ -285,7 +286,7 @@ class Host:
         if request is not None:
             request.completed = True
             request.kept = None
-            self._received.remove(subject)
+            self._received.remove(request)
 
     def _on_ready(self, subject: int, received: ReceivedMessage) -> None:
         try:

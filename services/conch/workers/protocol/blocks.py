@@ -109,7 +109,7 @@ class Pool:
         self._idle_bytes = 0
         self._idle_count = 0
         self._next = 1
-        self._dropped: list[int] = []
+        self.dropped: list[int] = []
         self._views = _ReleaseQueue()
         self._returned = self._views.released
 
@@ -203,16 +203,16 @@ class Pool:
 
     def take_dropped(self) -> list[int]:
         """Numbers of blocks freed since the last call, for the peer."""
-        if not self._dropped:
+        if not self.dropped:
             return []
         with self._lock:
-            dropped, self._dropped = self._dropped, []
+            dropped, self.dropped = self.dropped, []
         return dropped
 
     def put_back_dropped(self, dropped: list[int]) -> None:
         """Takes back numbers that could not be sent."""
         with self._lock:
-            self._dropped += dropped
+            self.dropped += dropped
 
     def tidy(self) -> None:
         """Takes back released blocks, and frees those that have been idle for long."""
@@ -268,7 +268,7 @@ class Pool:
         block.sent()
         self._idle_count -= 1
         del self._blocks[block.number]
-        self._dropped.append(block.number)
+        self.dropped.append(block.number)
 
 
 class Mappings:
@@ -286,7 +286,7 @@ class Mappings:
         self._maps: dict[int, Array] = {}
         self._views = _ReleaseQueue()
         self._views.on_release = self._on_released
-        self._released = self._views.released
+        self.released = self._views.released
         self._on_many = on_many
 
     @property
@@ -351,37 +351,32 @@ class Mappings:
         """Drops a block that the peer has freed."""
         self._maps.pop(number, None)
 
-    @property
-    def waiting(self) -> int:
-        """The number of blocks to be returned."""
-        return len(self._released)
-
     def take_released(self, most: int) -> list[int]:
         """Takes at most `most` numbers of blocks to be returned now."""
         self._views.nbytes = 0
         released: list[int] = []
-        while self._released and len(released) < most:
+        while self.released and len(released) < most:
             try:
-                released.append(self._released.popleft())
+                released.append(self.released.popleft())
             except IndexError:
                 break  # taken by another thread
         return released
 
     def queue_release(self, number: int, at_once: bool) -> None:
         """Queues a number to be returned: a tensor on a GPU, or a block that can't be mapped."""
-        self._released.append(number)
+        self.released.append(number)
         if at_once:
             self._on_many()
         else:
             self._on_released()
 
     def _on_released(self) -> None:
-        if len(self._released) >= MANY or self._views.nbytes >= MANY_BYTES:
+        if len(self.released) >= MANY or self._views.nbytes >= MANY_BYTES:
             self._on_many()
 
     def put_back(self, released: list[int]) -> None:
         """Takes back numbers that could not be sent."""
-        self._released.extend(released)
+        self.released.extend(released)
 
     def close(self) -> None:
         """Drops all blocks; memory is freed with its last view."""

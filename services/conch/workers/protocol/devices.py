@@ -135,7 +135,7 @@ class ServerDevices:
                 device = self._closed.popleft()
             except IndexError:
                 return  # taken by another thread
-            if not self._stream.channel.try_send([encode(Kind.GONE, fields=device)]):
+            if not self._stream.channel.try_send([encode(Kind.FREED, fields=device)]):
                 self._closed.appendleft(device)
                 return
 
@@ -193,7 +193,7 @@ class WorkerDevices:
                 del self._lent[number]
         del memory  # frameworks take locks of their own when they free it
 
-    def gone(self, device: bytes) -> None:
+    def freed(self, device: bytes) -> None:
         """Closes a region as soon as the model no longer uses it."""
         with self._lock:
             memory = self._opened.pop(device, None)

@@ -6,7 +6,7 @@ Threads and locks: one thread reads a message. Used by: the worker connection an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from conch.core.tensor import Array, Buffer, Tensor
@@ -16,8 +16,8 @@ from conch.workers.protocol.tensor_layouts import Layout, Layouts, Place, Tensor
 from conch.workers.protocol.tensor_transport import Devices, UnmappedError, UnreachableError
 from conch.workers.protocol.wire import RETURNED, Message, Reader, WireError
 
-InlineTensorFactory = Callable[[str, str, tuple[int, ...], Buffer], Tensor]
-"""Makes a tensor in the message from name, datatype, shape and bytes."""
+InlineTensorFactory = Callable[[str, str, tuple[int, ...], Buffer, int, int], Tensor]
+"""Makes a tensor in the message from name, datatype, shape, memory, and start and size there."""
 
 
 class ReceivingSide(Protocol):
@@ -51,9 +51,21 @@ class ReceivedMessage:
 
     Attributes:
         reader: Reads the fields.
+        placed: Whether the tensors that were read lie in blocks or on GPUs.
+        unreachable: Why lists of tensors, by index, can't be opened here; None if all can.
     """
 
-    __slots__ = ("_data", "_offset", "_root", "_side", "_unmapped", "message", "reader")
+    __slots__ = (
+        "_data",
+        "_offset",
+        "_root",
+        "_side",
+        "_unmapped",
+        "message",
+        "placed",
+        "reader",
+        "unreachable",
+    )
 
     def __init__(
         self,
@@ -68,79 +80,80 @@ class ReceivedMessage:
         self._root = root
         self._unmapped = unmapped
         self._offset = 0  # of the next list of small tensors
+        self.placed = False
+        self.unreachable: dict[int, UnreachableError] | None = None
         # One copy for all small tensors: the next message overwrites the buffer.
         self._data: Buffer = side.own(message.data) if message.data.nbytes else message.data
 
-    def tensors(self) -> list[Tensor]:
-        """Reads a list of tensors.
+    def lists(self, count: int) -> list[list[Tensor]]:
+        """Reads `count` lists of tensors, whose description ends the fields; `unreachable` ones stay empty.
+
+        Descriptions are recognised by their bytes: most say the same of each message of a model.
 
         Raises:
-            WireError: The list is malformed, or a tensor lies outside its memory.
-            UnreachableError: The memory of one can't be opened here; the next list can still be read.
+            WireError: Their description is malformed, or a tensor lies outside its memory.
         """
-        side = self._side
-        inline, nbytes, others = tensor_layouts.decode_tensors(side.received, self.reader)
-        if others:
-            if side.devices is not None:
-                return self._on_devices(others, side.devices)
-            make = side.make
-            return [make(layout, self._memory(place), place) for layout, place in others]
-        return self._small(inline, nbytes, 1)[0]
-
-    def homogeneous_tensors(self, count: int) -> list[list[Tensor]]:
-        """Reads `count` lists of small tensors with one description, which ends the fields.
-
-        Raises:
-            WireError: They are malformed.
-        """
-        layout, _ = self.homogeneous_lists(count)
-        return self._small(layout.spans, layout.nbytes, count)
-
-    def _small(
-        self, inline: Sequence[tuple[TensorLayout, int, int]], nbytes: int, count: int
-    ) -> list[list[Tensor]]:
-        """The next `count` lists of tensors in the message, of `nbytes` each."""
-        small, data, start = self._side.small, self._data, self._offset
-        self._offset = start + count * nbytes
-        if self._offset > len(data):
-            raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
-        lists: list[list[Tensor]] = [[] for _ in range(count)]
-        for (name, datatype, shape, _), first, end in inline:
-            at, size = start + first, end - first
-            for tensors in lists:
-                tensors.append(small(name, datatype, shape, data[at : at + size]))
-                at += nbytes
+        layouts = self._side.received
+        text = bytes(self.reader.rest())
+        known = layouts.whole.get(text)
+        if known is not None and known[0] == count:
+            return self._read_inline(count, known[1])
+        reader = Reader(memoryview(text))
+        common, placed = tensor_layouts.read_head(reader, count)
+        lists: list[list[Tensor]] = []
+        if not count:
+            reader.end()
+            return lists
+        described = [layouts.read(reader) for _ in range(1 if common else count)]
+        if placed:
+            self.placed = True
+            for index in range(count):
+                lists.append(self._read_places(reader, index, described[0 if common else index]))
+        elif common and described[0].nbytes >= 0:
+            layouts.recognise(text, count, described[0])
+            lists = self._read_inline(count, described[0])
+        else:
+            for index in range(count):
+                layout = described[0 if common else index]
+                if layout.nbytes < 0:
+                    layout = tensor_layouts.read_sizes(reader, layout)
+                lists += self._read_inline(1, layout)
+        reader.end()
         return lists
 
-    def homogeneous_lists(self, count: int) -> tuple[Layout, Buffer]:
-        """Reads the description of `count` lists of small tensors, which ends the fields.
+    def _read_inline(self, count: int, layout: Layout) -> list[list[Tensor]]:
+        """Reads lists with one layout, which lie in the message one after the other."""
+        make, data, begin = self._side.small, self._data, self._offset
+        lists: list[list[Tensor]] = [[] for _ in range(count)]
+        self._offset = begin + count * layout.nbytes
+        if self._offset > len(data):
+            raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
+        for (name, datatype, shape, _), start, nbytes in layout.spans:
+            at = begin + start
+            for tensors in lists:
+                tensors.append(make(name, datatype, shape, data, at, nbytes))
+                at += layout.nbytes
+        return lists
 
-        Returns:
-            The layout of each list, and the memory in which the lists lie one after the other.
-
-        Raises:
-            WireError: The description is malformed, or the memory too small.
-        """
-        layout = self._side.received.decode_homogeneous(self.reader)
-        end = count * layout.nbytes
-        if end > len(self._data):
-            raise WireError(f"tensors end at {end}, but there are {len(self._data)} bytes")
-        return layout, self._data
-
-    def _on_devices(self, others: Sequence[tuple[TensorLayout, Place]], devices: Devices) -> list[Tensor]:
-        make = self._side.make
+    def _read_places(self, reader: Reader, index: int, layout: Layout) -> list[Tensor]:
+        """Reads the tensors of a list in blocks or on GPUs."""
+        side = self._side
         tensors: list[Tensor] = []
         failure: UnreachableError | None = None
-        for layout, place in others:
-            if not place.device:
-                tensors.append(make(layout, self._memory(place), place))
-                continue
+        for tensor in layout.tensors:
+            place = tensor_layouts.read_place(reader, tensor)
             try:
-                tensors.append(devices.received(layout, place))
+                if not place.device:
+                    tensors.append(side.make(tensor, self._memory(place), place))
+                elif side.devices is None:
+                    raise WireError(f"tensor '{tensor.name}' is on a GPU, but this side uses none")
+                else:
+                    tensors.append(side.devices.received(tensor, place))
             except UnreachableError as error:  # the other tensors must be received to be returned
                 failure = error
         if failure is not None:
-            raise failure
+            tensors.clear()
+            self.unreachable = {**(self.unreachable or {}), index: failure}
         return tensors
 
     def _memory(self, place: Place) -> memoryview:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from conch.core.tensor import NUMPY_DTYPES, POSITIONS, Buffer, Tensor
-from conch.workers.protocol.tensor_layouts import Layout, Place, TensorLayout
+from conch.workers.protocol.tensor_layouts import Place, TensorLayout
 from conch.workers.protocol.wire import RETURNED
 
 _MOST_DIMS = 32
@@ -76,18 +76,18 @@ def worker_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Ten
     return tensor
 
 
-def worker_inputs(layout: Layout, memory: Buffer, count: int) -> list[dict[str, Tensor]]:
-    """Makes `count` homogeneous lists of small inputs, with their arrays: nearly every model uses them."""
-    lists: list[dict[str, Tensor]] = [{} for _ in range(count)]
-    for (name, datatype, shape, nbytes), first, _ in layout.spans:
-        start = first
-        dtype = NUMPY_DTYPES.get(datatype)
-        has_array = dtype is not None and nbytes and len(shape) <= _MOST_DIMS
-        for inputs in lists:
-            if has_array:
-                array = np.ndarray(shape, dtype, memory, start)
-                inputs[name] = ReceivedTensor(name, datatype, shape, None, array)
-            else:
-                inputs[name] = ReceivedTensor(name, datatype, shape, memory[start : start + nbytes])
-            start += layout.nbytes
-    return lists
+def server_inline(
+    name: str, datatype: str, shape: tuple[int, ...], memory: Buffer, start: int, nbytes: int
+) -> Tensor:
+    """Makes a small output in a message."""
+    return Tensor(name, datatype, shape, memory[start : start + nbytes])
+
+
+def worker_inline(
+    name: str, datatype: str, shape: tuple[int, ...], memory: Buffer, start: int, nbytes: int
+) -> Tensor:
+    """Makes a small input in a message, with its array: nearly every model uses it."""
+    dtype = NUMPY_DTYPES.get(datatype)
+    if dtype is not None and nbytes and len(shape) <= _MOST_DIMS:
+        return ReceivedTensor(name, datatype, shape, None, np.ndarray(shape, dtype, memory, start))
+    return ReceivedTensor(name, datatype, shape, memory[start : start + nbytes])

@@ -1,10 +1,18 @@
-"""Encodes lists of tensors: their layout, and where the bytes of each are.
+"""Describes the tensors of a message: their layouts, and where the bytes of each are.
 
-A layout (names, datatypes, shapes) is the same for most requests of a model, so both sides keep it parsed.
-Small tensors lie in the message, list after list, each on a multiple of eight; only strings need sizes. For
-others a place names the block that comes with the message, or one of the receiver's (`RETURNED` set). A place
-on a GPU has `ON_DEVICE` set, is followed by GPU UUID and IPC handle, and carries a number for the receiver to
-return after use, or 0 if the sender needs no notice.
+    =====================  ==========================================================================
+    part                   contents
+    =====================  ==========================================================================
+    head                   number of lists; whether one layout serves all; whether tensors are placed
+    layouts                JSON: name, datatype and shape of each tensor; one, or one for each list
+    sizes, if in message   of lists with strings, of each tensor
+    places, if placed      of each tensor: number of a block, offset, bytes; on a GPU UUID and handle
+    =====================  ==========================================================================
+
+Tensors in the message lie list after list, each on a multiple of eight. A place names the block that comes
+with the message, or one of the receiver's (`RETURNED` set). A place on a GPU has `ON_DEVICE` set, and a
+number for the receiver to return after use, or 0 if the sender needs no notice. Both sides keep layouts
+parsed: those of most requests of a model are the same.
 Used by: `tensor_transport` (sender), `received_message` (receiver), `devices`.
 """
 
@@ -16,7 +24,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from conch.core.tensor import ELEMENT_SIZES, Buffer
+from conch.core.tensor import ELEMENT_SIZES
 from conch.workers.protocol.wire import Reader, WireError, encode_json
 
 ON_DEVICE = 1 << 32
@@ -28,8 +36,9 @@ HANDLE_BYTES = 64
 _MOST_LAYOUTS = 512
 """Entries of each cache of layouts; a full cache is emptied."""
 
-_LIST = struct.Struct("<IIB")
-"""Bytes of the layout, number of tensors, and whether their bytes are in the message."""
+_HEAD = struct.Struct("<IB")
+_COMMON, _PLACED = 1, 2
+_LENGTH = struct.Struct("<I")
 _PLACE = struct.Struct("<QQQ")
 _MOST_DIM = (1 << 63) - 1
 
@@ -46,18 +55,24 @@ class TensorLayout(NamedTuple):
     nbytes: int
 
 
+class Span(NamedTuple):
+    """Where a tensor lies in its list, in the message."""
+
+    tensor: TensorLayout
+    start: int
+    nbytes: int
+
+
 class Layout(NamedTuple):
     """The layout of a list, as received.
 
     Attributes:
-        strings: Whether the message has sizes of its own.
-        spans: Start and end of each tensor in the message; empty with `strings`.
-        nbytes: Bytes of the list in the message, padding included.
+        spans: The tensors in the message; empty if sizes follow, as for strings.
+        nbytes: Bytes of the list in the message, padding included; -1 if sizes follow.
     """
 
     tensors: tuple[TensorLayout, ...]
-    strings: bool
-    spans: tuple[tuple[TensorLayout, int, int], ...]
+    spans: tuple[Span, ...]
     nbytes: int
 
 
@@ -65,33 +80,27 @@ class Description(NamedTuple):
     """The layout of a list, as sent.
 
     Attributes:
-        inline: Encoded, for tensors in the message.
-        placed: Encoded, for tensors in blocks.
-        strings: Whether sizes follow.
+        text: Encoded, with its length.
         nbytes: Bytes of all tensors; -1 if the layout does not say.
         aligned: Whether no tensor needs padding.
     """
 
-    inline: bytes
-    placed: bytes
-    strings: bool
+    text: bytes
     nbytes: int
     aligned: bool
 
 
 class Place(NamedTuple):
-    """Where a tensor's bytes are.
-
-    Attributes:
-        source: Number of a block, or 0 for the message.
-        offset: From the start of the block, or of the list in the message.
-        device: GPU UUID and IPC handle; empty for host memory.
-    """
+    """Where a tensor's bytes are: the number of a block, the offset there; UUID and handle if on a GPU."""
 
     source: int
     offset: int
     nbytes: int
     device: bytes = b""
+
+    def encode(self) -> bytes:
+        """Encodes the place."""
+        return _PLACE.pack(*self[:3]) + self.device
 
 
 class Layouts:
@@ -100,7 +109,8 @@ class Layouts:
     def __init__(self) -> None:
         self._encoded: dict[LayoutKey, Description] = {}
         self._decoded: dict[bytes, Layout] = {}
-        self._homogeneous: dict[bytes, Layout] = {}
+        # Descriptions of lists in the message with one layout for all, which say everything.
+        self.whole: dict[bytes, tuple[int, Layout]] = {}
 
     def encode(self, key: LayoutKey) -> Description:
         """The description of a list.
@@ -110,19 +120,20 @@ class Layouts:
         """
         encoded = self._encoded.get(key)
         if encoded is None:
-            _check_key(key)
             encoded = _description(key)
             if len(self._encoded) >= _MOST_LAYOUTS:
                 self._encoded.clear()
             self._encoded[key] = encoded
         return encoded
 
-    def decode(self, text: bytes) -> Layout:
-        """Parses a layout.
+    def read(self, reader: Reader) -> Layout:
+        """Reads a layout.
 
         Raises:
             WireError: It is malformed.
         """
+        (length,) = reader.unpack(_LENGTH)
+        text = bytes(reader.take(length))
         decoded = self._decoded.get(text)
         if decoded is None:
             decoded = _layout(_parse_layout(text))
@@ -131,110 +142,90 @@ class Layouts:
             self._decoded[text] = decoded
         return decoded
 
-    def decode_homogeneous(self, reader: Reader) -> Layout:
-        """Reads the one description of all lists, at the end of the fields; sizes are fixed.
-
-        Raises:
-            WireError: It is malformed, or has strings or places.
-        """
-        text = bytes(reader.rest())
-        layout = self._homogeneous.get(text)
-        if layout is None:
-            whole = Reader(memoryview(text))
-            length, count, inline = whole.unpack(_LIST)
-            layout = self.decode(bytes(whole.take(length)))
-            if count != len(layout.tensors) or inline > 1:
-                raise _miscounted(count, layout)
-            if layout.strings or not inline:
-                raise WireError("lists of strings, and of tensors in blocks, can't be alike")
-            whole.end()
-            if len(self._homogeneous) >= _MOST_LAYOUTS:
-                self._homogeneous.clear()
-            self._homogeneous[text] = layout
-        return layout
+    def recognise(self, text: bytes, count: int, layout: Layout) -> None:
+        """Keeps a description of `count` lists with one layout, and nothing else."""
+        if len(self.whole) >= _MOST_LAYOUTS:
+            self.whole.clear()
+        self.whole[text] = count, layout
 
 
-def encode_tensors(layouts: Layouts, key: LayoutKey, places: Sequence[Place]) -> bytes:
-    """Encodes a list of tensors in blocks."""
-    return b"".join(
-        [layouts.encode(key).placed, *[_PLACE.pack(*place[:3]) + place.device for place in places]]
-    )
+def encode_head(count: int, common: bool, placed: bool, layouts: Sequence[Description]) -> bytes:
+    """Encodes the head of a description of `count` lists, and their layouts."""
+    head = _HEAD.pack(count, (_COMMON if common else 0) | (_PLACED if placed else 0))
+    if common:
+        return head + layouts[0].text
+    return b"".join([head, *[layout.text for layout in layouts]])
 
 
-def encode_inline(layouts: Layouts, key: LayoutKey, parts: Sequence[Buffer]) -> bytes:
-    """Encodes a list of tensors whose bytes are in the message."""
-    description = layouts.encode(key)
-    if description.strings:
-        return description.inline + struct.pack(f"<{len(parts)}Q", *map(len, parts))
-    return description.inline
-
-
-def decode_tensors(
-    layouts: Layouts, reader: Reader
-) -> tuple[Sequence[tuple[TensorLayout, int, int]], int, Sequence[tuple[TensorLayout, Place]]]:
-    """Reads a list of tensors; `ReceivedMessage` checks the places.
-
-    Returns:
-        Tensors in the message, with start and end from the start of the list; their bytes with padding;
-        tensors in blocks.
+def read_head(reader: Reader, count: int) -> tuple[bool, bool]:
+    """Reads the head of a description of `count` lists; whether it has one layout for all, and places.
 
     Raises:
-        WireError: The list is malformed, or a size does not match its shape.
+        WireError: It is malformed.
     """
-    length, count, inline = reader.unpack(_LIST)
-    layout = layouts.decode(bytes(reader.take(length)))
-    if count != len(layout.tensors) or inline > 1:
-        raise _miscounted(count, layout)
-    if inline:
-        if not layout.strings:
-            return layout.spans, layout.nbytes, ()
-        sizes = reader.unpack(struct.Struct(f"<{count}Q"))
-        for tensor, size in zip(layout.tensors, sizes, strict=True):
-            _check_size(tensor, size)
-        return *_spans(layout.tensors, sizes), ()
-    tensors: list[tuple[TensorLayout, Place]] = []
-    for tensor in layout.tensors:
-        place = Place(*reader.unpack(_PLACE))
-        _check_size(tensor, place.nbytes)
-        if place.source & ON_DEVICE:
-            if tensor.nbytes < 0:
-                raise WireError(f"tensor '{tensor.name}' of {tensor.datatype} can't be on a GPU")
-            place = place._replace(device=bytes(reader.take(UUID_BYTES + HANDLE_BYTES)))
-        tensors.append((tensor, place))
-    return (), 0, tensors
+    described, flags = reader.unpack(_HEAD)
+    if described != count or flags > _COMMON + _PLACED:
+        raise WireError(f"{described} lists of tensors are described, not {count}")
+    return flags & _COMMON != 0, flags & _PLACED != 0
 
 
-def _check_key(key: LayoutKey) -> None:
-    for name, datatype, shape in key:
-        if not all(0 <= dim <= _MOST_DIM for dim in shape):
-            raise WireError(f"tensor '{name}' can't be sent: {datatype} of shape {list(shape)}")
+def encode_sizes(sizes: Sequence[int]) -> bytes:
+    """Encodes the sizes of tensors in the message."""
+    return struct.pack(f"<{len(sizes)}Q", *sizes)
+
+
+def read_sizes(reader: Reader, layout: Layout) -> Layout:
+    """Reads the sizes of a list's tensors in the message; the layout with spans.
+
+    Raises:
+        WireError: A size does not match its shape.
+    """
+    sizes = reader.unpack(struct.Struct(f"<{len(layout.tensors)}Q"))
+    for tensor, size in zip(layout.tensors, sizes, strict=True):
+        _check_size(tensor, size)
+    return _with_spans(layout.tensors, sizes)
+
+
+def read_place(reader: Reader, tensor: TensorLayout) -> Place:
+    """Reads a place; `ReceivedMessage` checks whether it lies in its memory.
+
+    Raises:
+        WireError: It is malformed, or its size does not match the tensor's shape.
+    """
+    place = Place(*reader.unpack(_PLACE))
+    _check_size(tensor, place.nbytes)
+    if place.source & ON_DEVICE:
+        if tensor.nbytes < 0:
+            raise WireError(f"tensor '{tensor.name}' of {tensor.datatype} can't be on a GPU")
+        place = place._replace(device=bytes(reader.take(UUID_BYTES + HANDLE_BYTES)))
+    return place
 
 
 def _description(key: LayoutKey) -> Description:
+    for name, datatype, shape in key:
+        if not all(0 <= dim <= _MOST_DIM for dim in shape):
+            raise WireError(f"tensor '{name}' can't be sent: {datatype} of shape {list(shape)}")
     text = encode_json(key)
-    inline, placed = (_LIST.pack(len(text), len(key), there) + text for there in (True, False))
-    strings = any(datatype == "BYTES" for _, datatype, _ in key)
+    text = _LENGTH.pack(len(text)) + text
     if not all(datatype in ELEMENT_SIZES for _, datatype, _ in key):
-        return Description(inline, placed, strings, -1, False)
+        return Description(text, -1, False)
     sizes = [prod(shape) * ELEMENT_SIZES[datatype] for _, datatype, shape in key]
-    return Description(inline, placed, strings, sum(sizes), not any(size % 8 for size in sizes))
+    return Description(text, sum(sizes), not any(size % 8 for size in sizes))
 
 
 def _layout(tensors: tuple[TensorLayout, ...]) -> Layout:
     if any(tensor.nbytes < 0 for tensor in tensors):
-        return Layout(tensors, True, (), 0)
-    return Layout(tensors, False, *_spans(tensors, [tensor.nbytes for tensor in tensors]))
+        return Layout(tensors, (), -1)
+    return _with_spans(tensors, [tensor.nbytes for tensor in tensors])
 
 
-def _spans(
-    tensors: Sequence[TensorLayout], sizes: Sequence[int]
-) -> tuple[tuple[tuple[TensorLayout, int, int], ...], int]:
+def _with_spans(tensors: tuple[TensorLayout, ...], sizes: Sequence[int]) -> Layout:
     spans = []
     start = 0
     for tensor, size in zip(tensors, sizes, strict=True):
-        spans.append((tensor, start, start + size))
+        spans.append(Span(tensor, start, size))
         start += size + -size % 8
-    return tuple(spans), start
+    return Layout(tensors, tuple(spans), start)
 
 
 def _parse_layout(text: bytes) -> tuple[TensorLayout, ...]:
@@ -261,10 +252,6 @@ def _tensor_layout(entry: object) -> TensorLayout:
     if size is None:
         raise WireError(f"there is no datatype '{datatype}'")
     return TensorLayout(name, datatype, tuple(dims), prod(dims) * size)
-
-
-def _miscounted(count: int, layout: Layout) -> WireError:
-    return WireError(f"a list of {count} tensors has a layout of {len(layout.tensors)}")
 
 
 def _check_size(tensor: TensorLayout, nbytes: int) -> None:

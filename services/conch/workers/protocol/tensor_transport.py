@@ -17,8 +17,8 @@ from conch.core.tensor import Array, Buffer, Tensor
 from conch.workers.protocol import tensor_layouts
 from conch.workers.protocol.blocks import Block, Mappings, Pool
 from conch.workers.protocol.tensor_kinds import LentTensor, ReceivedTensor
-from conch.workers.protocol.tensor_layouts import LayoutKey, Layouts, Place, TensorLayout
-from conch.workers.protocol.wire import MOST_INLINE, RETURNED, WireError
+from conch.workers.protocol.tensor_layouts import Description, Place, TensorLayout
+from conch.workers.protocol.wire import RETURNED, WireError
 
 _ALIGNMENT = 64
 
@@ -43,8 +43,7 @@ class Payload:
     """The tensors of a message to be sent.
 
     Attributes:
-        lists: The description of each list of tensors.
-        homogeneous: One description for all lists, if they are small and equal; else None.
+        fields: The description of the tensors; see `tensor_layouts`.
         data: Bytes of small tensors.
         block: The block of large ones, or None.
         bytes_copied: Bytes copied into that block.
@@ -52,11 +51,10 @@ class Payload:
         lent: Numbers that the receiver returns after it has used tensors on GPUs.
     """
 
-    __slots__ = ("block", "bytes_copied", "data", "homogeneous", "kept", "lent", "lists")
+    __slots__ = ("block", "bytes_copied", "data", "fields", "kept", "lent")
 
     def __init__(self) -> None:
-        self.lists: Sequence[bytes] = ()
-        self.homogeneous: bytes | None = None
+        self.fields = b""
         self.data: list[Buffer] = []
         self.block: Block | None = None
         self.bytes_copied = 0
@@ -92,54 +90,49 @@ class Devices(Protocol):
         """Frees all memory."""
 
 
-def pack_homogeneous(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layouts) -> bool:
-    """Packs lists into the message if they are small and have one layout; returns whether they do."""
-    length = len(lists)
-    if not length:
-        return False
-    tensors = [tensor for each in lists for tensor in each]
-    keys = [(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors]
-    if length > 1:
-        counts = list(map(len, lists))
-        first = keys[: counts[0]]
-        if counts.count(counts[0]) != length or first * length != keys:
-            return False
-        keys = first
-    inline, _, _, nbytes, aligned = sent.encode(tuple(keys))
-    if not 0 <= nbytes * length <= MOST_INLINE:
-        return False
-    parts: list[Buffer] = [tensor.data for tensor in tensors]
-    if aligned:
-        parts = [b"".join(parts)]
-    if sum(map(len, parts)) != nbytes * length:
-        return False  # one would shift the tensors of other requests; `pack_inline` refuses it
-    payload.homogeneous = inline
-    payload.lists = [inline] * length
-    payload.data = parts
-    return True
+def pack_inline(
+    payload: Payload, lists: Sequence[Collection[Tensor]], layouts: Sequence[Description]
+) -> None:
+    """Places tensors in the message.
 
-
-def pack_inline(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layouts) -> None:
-    """Packs small tensors into the message.
+    Args:
+        payload: Gets the parts, and sizes.
+        lists: The tensors.
+        layouts: The layout of each list, or the common one.
 
     Raises:
         WireError: A tensor's bytes do not match its shape.
     """
-    described: list[bytes] = []
-    for tensors in lists:
-        parts = [tensor.data for tensor in tensors]
-        payload.data += parts
-        key = _key(tensors)
-        _check_size(sent, key, sum(map(len, parts)))
-        described.append(tensor_layouts.encode_inline(sent, key, parts))
-    payload.lists = described
+    common = layouts[0] if len(layouts) == 1 else None
+    parts: list[Buffer] = []
+    sizes: list[bytes] = []
+    for index, tensors in enumerate(lists):
+        start = len(parts)
+        for tensor in tensors:
+            parts.append(tensor.data)
+        if common is None or common.nbytes < 0:
+            own = list(map(len, parts[start:]))
+            layout = common or layouts[index]
+            if layout.nbytes < 0:
+                sizes.append(tensor_layouts.encode_sizes(own))
+            else:
+                _check_size(layout.nbytes, sum(own))
+    if common is not None and common.nbytes >= 0:
+        nbytes = sum(map(len, parts))
+        if nbytes != common.nbytes * len(lists):
+            _check_size(common.nbytes * len(lists), nbytes)
+        if common.aligned:
+            parts = [b"".join(parts)]
+    payload.data = parts
+    if sizes:
+        payload.fields = b"".join([payload.fields, *sizes])
 
 
 def pack_block(
     payload: Payload,
     lists: Sequence[Collection[Tensor]],
+    layouts: Sequence[Description],
     size: int,
-    sent: Layouts,
     pool: Pool,
     described: Mapping[int, Place],
     mappings: Mappings | None,
@@ -147,10 +140,10 @@ def pack_block(
     """Copies tensors into one block, except those that stay where they are.
 
     Args:
-        payload: The caller returns its `block` if this fails.
+        payload: Gets the places; the caller returns its `block` if this fails.
         lists: The tensors.
+        layouts: The layout of each list, or the common one.
         size: Bytes of all tensors.
-        sent: Layouts sent so far.
         pool: Provides the block.
         described: Places of tensors on GPUs, by identity.
         mappings: The receiver's blocks, if tensors in them may stay there.
@@ -163,26 +156,24 @@ def pack_block(
     size -= sum(place.nbytes for place in described.values())
     block: Block | None = None
     offset = 0
-    described_lists: list[bytes] = []
-    for tensors in lists:
-        places: list[Place] = []
+    parts: list[bytes] = [payload.fields]
+    for index, tensors in enumerate(lists):
+        packed = 0
         for tensor in tensors:
-            if described and (place := described.get(id(tensor))) is not None:
-                places.append(place)
-                continue
-            if mappings is not None and (place := _returned(tensor, mappings)) is not None:
-                places.append(place)
+            place = described.get(id(tensor)) if described else None
+            if place is None and mappings is not None and (place := _returned(tensor, mappings)) is not None:
                 payload.kept.append(tensor)
-                continue
-            if block is None:
-                block = payload.block = pool.take(size + _ALIGNMENT * count)
-            nbytes = _write(tensor, block.memory, offset)
-            places.append(Place(block.number, offset, nbytes))
-            offset += nbytes + -nbytes % _ALIGNMENT
-        key = _key(tensors)
-        _check_size(sent, key, sum([place.nbytes for place in places]))
-        described_lists.append(tensor_layouts.encode_tensors(sent, key, places))
-    payload.lists = described_lists
+            if place is None:
+                if block is None:
+                    block = payload.block = pool.take(size + _ALIGNMENT * count)
+                place = Place(block.number, offset, _write(tensor, block.memory, offset))
+                offset += place.nbytes + -place.nbytes % _ALIGNMENT
+            parts.append(place.encode())
+            packed += place.nbytes
+        layout = layouts[index if len(layouts) > 1 else 0]
+        if layout.nbytes >= 0:
+            _check_size(layout.nbytes, packed)
+    payload.fields = b"".join(parts)
     payload.bytes_copied = offset
 
 
@@ -201,15 +192,10 @@ def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
     return None if found is None else Place(found[0] | RETURNED, found[1], array.nbytes)
 
 
-def _check_size(sent: Layouts, key: LayoutKey, nbytes: int) -> None:
+def _check_size(expected: int, nbytes: int) -> None:
     """Raises `WireError` if a tensor's array was resized after the tensor was made."""
-    expected = sent.encode(key).nbytes
-    if expected not in (-1, nbytes):
+    if expected != nbytes:
         raise WireError(f"tensors have {nbytes} bytes, not {expected} as their shapes say")
-
-
-def _key(tensors: Collection[Tensor]) -> LayoutKey:
-    return tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
 
 
 def _write(tensor: Tensor, memory: Array, offset: int) -> int:

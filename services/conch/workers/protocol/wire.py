@@ -3,7 +3,7 @@
 A message is one packet of a Unix socket: header, numbers of returned blocks, the message's fields, padding to
 a multiple of eight, bytes of small tensors. Integers are little-endian; optional fields are compact JSON;
 nothing is pickled. Every decoder accepts any bytes, and returns a valid value or raises `WireError`.
-`tensor_layouts` encodes lists of tensors, `message_records` all other fields.
+`request_columns` and `response_columns` encode requests and responses, `tensor_layouts` their tensors.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError
 from conch.core.tensor import Buffer
 
 MAGIC = 0xC7
-VERSION = 3
+VERSION = 4
 
 MOST_INLINE = 32 * 1024
 """Tensors of a message with more bytes in total travel in a block."""
@@ -49,20 +50,20 @@ class Kind(IntEnum):
     CANCEL = 9  # S, of a request: its client has left
     RELEASE = 10  # B: returned blocks in the header only
     DROP = 11  # B: freed blocks
-    READY = 12  # S, of a question: is the model ready? W: the reply
+    READY = 12  # S, of a check: is the model ready? W: the reply
     CLOSE = 13  # S: finalize and exit
     FORGET = 22  # S, of a request: a rescheduled one does not run again
     CALL = 14  # W, of a call: a request to another model
     CALL_CANCEL = 15  # W, of a call: cancels it
     REPLY = 16  # S, of a call: a response, or an error
-    ASK = 17  # W, of a call: JSON: another question to the server
-    ANSWER = 18  # S, of a call: JSON: the reply, or an error
+    QUERY = 17  # W, of a query: JSON: what the model asks the server
+    RESULT = 18  # S, of a query: JSON: the result, or an error
     LOG = 19  # W: JSON: a log record
     METRIC = 20  # W: JSON: a change of a metric
     LEVEL = 21  # S: JSON: the lowest level of records to send
     DEVICES = 23  # S: UUIDs of the GPUs on which outputs may stay
     UNREACHABLE = 24  # W, of a batch: its tensors can't be opened or were lost; the server sends it again
-    GONE = 25  # S: UUID and handle of freed memory on a GPU
+    FREED = 25  # S: UUID and handle of freed memory on a GPU
     UNMAPPED = 26  # B: blocks that can't be mapped: returned, and not to be used again
     LOST = 27  # made by the receiver: stands for a message whose file can't be read
     NOTE = 28  # W: JSON: a conflict between the model and its config
@@ -227,6 +228,44 @@ def decode_json(fields: Buffer) -> dict[str, Any]:
         raise WireError(f"JSON can't be read: {error}") from None
     if not isinstance(value, dict):
         raise WireError("a JSON object is expected")
+    return value
+
+
+def encode_error(error: ConchError) -> bytes:
+    """Encodes an error's code and text."""
+    record: dict[str, object] = {"code": error.code, "text": error.message}
+    if error.retry_after_ms is not None:
+        record["retry"] = error.retry_after_ms
+    return encode_json(record)
+
+
+def decode_error(fields: Buffer) -> ConchError:
+    """Reads an error.
+
+    Raises:
+        WireError: It is malformed.
+    """
+    record = decode_json(fields)
+    code, text, retry = record.get("code"), record.get("text"), record.get("retry")
+    if not isinstance(code, str) or not isinstance(text, str) or not isinstance(retry, int | None):
+        raise WireError("an error is a code and a text")
+    error = ERRORS_BY_CODE.get(code, InternalError)(text)
+    error.retry_after_ms = retry
+    return error
+
+
+def check_parameters(value: object) -> dict[str, bool | int | float | str] | None:
+    """Parameters from decoded JSON.
+
+    Raises:
+        WireError: They are malformed.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(
+        isinstance(item, bool | int | float | str) for item in value.values()
+    ):
+        raise WireError("parameters are names with a bool, a number or a text")
     return value
 
 
