@@ -308,7 +308,7 @@ def test_a_thread_may_log_while_it_sends(
                 setattr(owner, name, function)
                 for each in gc.get_objects():
                     if type(each) is blocks.Pool:
-                        each._dropped.append(2**30)  # something to be told with the next message
+                        each.dropped.append(2**30)  # something to be told with the next message
                 logging.getLogger("finalizer").error("it is gone")
                 return function(*arguments)
             setattr(owner, name, logging_first)

@@ -232,8 +232,8 @@ class BlsServer:
         self, number: int, response: InferenceResponse | None, final: bool, refused: bool
     ) -> None:
         lists = [response.outputs] if response is not None and response.error is None else []
-        payload = self._stream.pack(lists)
         text = text_of(response)
+        payload = self._stream.pack(lists)
         flags = flags_of(response, final, refused)
         fields = encode_responses(1, payload.fields, [flags], [text] if text else None)
         self._stream.send(Kind.REPLY, number, fields, payload)

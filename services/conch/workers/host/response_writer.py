@@ -161,9 +161,9 @@ class ResponseWriter:
         if response is not None and response.error is None:
             outputs = response.outputs
             lists = [outputs]
+        text = text_of(response)
         # Copies, also from GPUs: the model may write to its outputs at once.
         payload = self._stream.pack(lists)
-        text = text_of(response)
         flags = flags_of(response, final, failed)
         fields = encode_responses(1, payload.fields, [flags], [text] if text else None)
         if final:

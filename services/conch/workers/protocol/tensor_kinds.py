@@ -87,7 +87,7 @@ def worker_inline(
     name: str, datatype: str, shape: tuple[int, ...], memory: Buffer, start: int, nbytes: int
 ) -> Tensor:
     """Makes a small input in a message, with its array: nearly every model uses it."""
-    dtype = NUMPY_DTYPES.get(datatype)
+    dtype = NUMPY_DTYPES.get(datatype) if datatype != "BYTES" else None
     if dtype is not None and nbytes and len(shape) <= _MOST_DIMS:
         return ReceivedTensor(name, datatype, shape, None, np.ndarray(shape, dtype, memory, start))
     return ReceivedTensor(name, datatype, shape, memory[start : start + nbytes])
