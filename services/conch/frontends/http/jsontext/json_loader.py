@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import orjson
@@ -124,81 +125,63 @@ class SlowTextError(Exception):
     """A text is too slow to parse on the event loop."""
 
 
-def load(text: Buffer, pairs: bool = False) -> Any:
+def load(text: Buffer, pairs: bool = False, quick: bool = False) -> Any:
     """Parses a text; long arrays may come as `BulkArray`.
 
     Args:
         text: The text.
         pairs: Whether objects come as `Pairs`; those in arrays do not always.
+        quick: Whether the thread must not compute for long; for the event loop.
 
     Raises:
         JsonSyntaxError: It is no JSON.
         JsonDepthError: It is nested too deep.
         JsonMembersError: It is long, and has too many objects or members of objects.
+        SlowTextError: It would take long, with `quick`; nothing has come of it.
     """
-    if len(text) <= QUICK_BYTES:
+    size = len(text)
+    quick = quick and size > _SHORT_BYTES
+    if size <= QUICK_BYTES:
         text = bytes(text)
-        value = _parsed(text)
-        if value is not _UNKNOWN:
+        if quick and text.count(b"{") + text.count(b":") > _QUICK_MEMBERS:
+            raise SlowTextError
+        try:
+            value = orjson.loads(text)
+            # orjson takes the last of members with the same name. Where it has found as many members as there
+            # are colons there are no such.
+            known = _members(value) == text.count(b":")
+        except orjson.JSONDecodeError:
+            value = _UNKNOWN if quick else _with_literals(text)
+            known = value is not _UNKNOWN
+        if known:
             return _ordered(value) if pairs else value
+    if quick:
+        raise SlowTextError
     return scan(text, pairs)
 
 
-def load_quickly(text: Buffer, pairs: bool = False) -> Any:
-    """Parses a text if that is fast; for the event loop.
-
-    Args:
-        text: The text.
-        pairs: Whether objects come as `Pairs`; those in arrays do not always.
-
-    Raises:
-        SlowTextError: It would take long; nothing has come of it.
-        ConchError: See `load`.
-    """
-    if len(text) <= _SHORT_BYTES:
-        return load(text, pairs)
-    if len(text) > QUICK_BYTES:
-        raise SlowTextError
-    text = bytes(text)
-    if text.count(b"{") + text.count(b":") > _QUICK_MEMBERS:
-        raise SlowTextError
-    value = _parsed(text, literals=False)
-    if value is _UNKNOWN:
-        raise SlowTextError
-    return _ordered(value) if pairs else value
-
-
-def _parsed(text: bytes, literals: bool = True) -> Any:
-    """What the fast parser makes of a text, with literals for numbers that it does not know if so wanted."""
-    values: list[float] = []
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        replaced = without_literals(text) if literals else None
-        if replaced is None:
-            return _UNKNOWN
-        try:
+def _with_literals(text: bytes) -> Any:
+    """Parses a text with numbers that orjson does not know, such as NaN; `_UNKNOWN` if that fails."""
+    replaced = without_literals(text)
+    if replaced is not None:
+        with suppress(orjson.JSONDecodeError, RecursionError):  # `scan` does not recurse
             value = orjson.loads(replaced[0])
-        except orjson.JSONDecodeError:
-            return _UNKNOWN
-        values = replaced[1]
-    # The fast parser takes the last of members with the same name. Where it has found as many members
-    # as there are colons there are no such.
-    try:
-        if _members(value) == text.count(b":") and (not values or put_back(value, values)):
-            return value
-    except RecursionError:
-        pass  # nested too deep for counting; the other parser does not recurse
+            if _members(value) == text.count(b":") and put_back(value, replaced[1]):
+                return value
     return _UNKNOWN
 
 
 def _members(value: Any) -> int:
-    """How many members objects have, those in arrays of scalars not looked for."""
-    if isinstance(value, dict):
-        return len(value) + sum(_members(each) for each in value.values() if isinstance(each, dict | list))
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return sum(_members(each) for each in value)
-    return 0
+    """Counts the members of all objects but those in arrays that begin with a scalar."""
+    count = 0
+    left = [value]
+    for each in left:  # grows meanwhile
+        if type(each) is dict:
+            count += len(each)
+            left += each.values()
+        elif type(each) is list and each and type(each[0]) is dict:
+            left += each
+    return count
 
 
 def _ordered(value: Any) -> Any:
