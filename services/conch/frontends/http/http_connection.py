@@ -231,17 +231,16 @@ class Connection(asyncio.Protocol):
                 lines += (name, b": ", value, b"\r\n")
         return b"".join([*lines, b"\r\n"])
 
-    def on_message_begin(self) -> None:
-        """Begins the head of a request; called by the parser, as are the others of this name."""
-        self._in_head = True
-        self._requests += 1
-        self._url = b""
-        self._headers = []
-        self._fields = {}
-
     def on_url(self, url: bytes) -> None:
-        """Adds a piece of the target."""
-        self._url += url
+        """Adds a piece of the target; called by the parser, as are the others whose names begin like this."""
+        if self._in_head:
+            self._url += url
+        else:
+            self._in_head = True
+            self._requests += 1
+            self._url = url
+            self._headers = []
+            self._fields = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Adds a header."""
@@ -268,12 +267,14 @@ class Connection(asyncio.Protocol):
             return
         if parser.should_upgrade():
             return  # see `_feed`
-        version = parser.get_http_version()
+        target, version = self._url.decode("ascii"), parser.get_http_version()
+        if target[0] != "/" or "#" in target:
+            target = self._plain_target()
         self._in_head = False
         self._reading = exchange = HttpExchange(
             self,
             parser.get_method().decode(),
-            self._target(),
+            target,
             version,
             self._headers,
             fields,
@@ -292,13 +293,10 @@ class Connection(asyncio.Protocol):
             value.strip().lower() for name, value in self._headers if name.lower() == b"transfer-encoding"
         ]
 
-    def _target(self) -> str:
-        """Returns path and query. Raises an error, which refuses the request: the target is malformed."""
-        url = self._url
-        if url[:1] != b"/" or b"#" in url:
-            parsed = parse_url(url)
-            url = parsed.path + (b"?" + parsed.query if parsed.query else b"")
-        return url.decode("ascii")
+    def _plain_target(self) -> str:
+        """Returns path and query of a target that has more. Raises an error: it is malformed."""
+        parsed = parse_url(self._url)
+        return (parsed.path + (b"?" + parsed.query if parsed.query else b"")).decode("ascii")
 
     def on_chunk_header(self) -> None:
         """Counts a chunk."""
@@ -321,10 +319,15 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Ends the body."""
         exchange, self._reading = self._reading, None
-        if exchange is not None:  # else refused, or see `_feed`
-            if not exchange.keep_alive:
-                self._broken = True  # later input is ignored
-            exchange.complete()
+        if exchange is None:
+            self._in_head = False  # it was refused, or see `_feed`
+            return
+        if not exchange.keep_alive:
+            self._broken = True  # later input is ignored
+        exchange.complete = True
+        then, exchange.then = exchange.then, None
+        if then is not None:
+            then()
 
     # Requests in order
 
@@ -355,7 +358,9 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def finished(self, exchange: HttpExchange) -> None:
-        """Closes the connection, or goes on with the next request."""
+        """Ends a request: closes the connection, or goes on with the next one."""
+        exchange.done = True
+        exchange.on_disconnect = exchange.then = exchange.whole = exchange.collected = None
         if not exchange.keep_alive:
             self._broken = True
             self.transport.close()

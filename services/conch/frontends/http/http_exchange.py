@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
+from conch.core.tensor import Buffer
 from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
     MOST_CHUNKS,
@@ -74,7 +75,7 @@ class ExchangeConnection(Protocol):
         """Runs a coroutine of an exchange as a task."""
 
     def finished(self, exchange: HttpExchange) -> None:
-        """Closes the connection, or goes on with the next request."""
+        """Ends a request: closes the connection, or goes on with the next one."""
 
 
 class HttpExchange:
@@ -85,6 +86,7 @@ class HttpExchange:
         path: Path as received, neither decoded nor normalised.
         query: What follows ``?`` in the target, as received.
         version: HTTP version, such as ``1.1``.
+        client: The client's address, such as ``127.0.0.1:50000``.
         headers: Headers with names as received, in order.
         fields: Values of headers by names in lower case; the last of repeated ones.
         length: Announced length of the body; None without one, or with chunks.
@@ -94,6 +96,9 @@ class HttpExchange:
         size: Bytes of the body received so far.
         chunks: Chunks of the body received so far.
         most: Limit of the body in bytes.
+        collected: The body, if it comes in several pieces.
+        complete: True once the body is complete.
+        then: Called once the body is complete or unread, or None.
         unread: True if the body exceeds `most` or the limit of chunks; its rest is dropped.
         whole: The body, if it came in one piece.
         began: True once the response has begun.
@@ -104,12 +109,12 @@ class HttpExchange:
 
     __slots__ = (
         "_chunked",
-        "_collected",
-        "_complete",
         "_connection",
-        "_then",
         "began",
         "chunks",
+        "client",
+        "collected",
+        "complete",
         "done",
         "extra_headers",
         "fields",
@@ -123,6 +128,7 @@ class HttpExchange:
         "path",
         "query",
         "size",
+        "then",
         "unread",
         "unsent",
         "version",
@@ -141,6 +147,7 @@ class HttpExchange:
         keep_alive: bool,
     ) -> None:
         self._connection = connection
+        self.client = connection.peer
         self.method = method
         self.path, _, self.query = target.partition("?")
         self.version = version
@@ -154,14 +161,9 @@ class HttpExchange:
         self.most = sys.maxsize
         self.whole: bytes | None = None
         self.filler = b""
-        self.unread = self.began = self.done = self._complete = self._chunked = False
-        self._collected: RequestBody | None = None
-        self._then: Callable[[], None] | None = None
-
-    @property
-    def client(self) -> str:
-        """The client's address, such as ``127.0.0.1:50000``."""
-        return self._connection.peer
+        self.unread = self.began = self.done = self.complete = self._chunked = False
+        self.collected: RequestBody | None = None
+        self.then: Callable[[], None] | None = None
 
     @property
     def lost(self) -> bool:
@@ -178,10 +180,10 @@ class HttpExchange:
         self.most = most
         if self.size > most:
             self.unread = True
-        if self._complete or self.unread:
+        if self.complete or self.unread:
             then()
             return
-        self._then = then
+        self.then = then
         if self.fields.get(b"expect", b"").lower() == b"100-continue":
             self._connection.transport.write(CONTINUE)
 
@@ -197,9 +199,9 @@ class HttpExchange:
 
     def take_body(self) -> memoryview:
         """Returns the body without copying it, and no longer keeps it."""
-        if self._collected is not None:
-            body = self._collected.body()
-            self._collected = None
+        if self.collected is not None:
+            body = self.collected.body()
+            self.collected = None
             return body
         body = memoryview(self.whole or b"")
         self.whole = None
@@ -209,29 +211,21 @@ class HttpExchange:
         """Adds a piece of the body; called by the connection."""
         if self.done or self.unread:
             return
-        if self._collected is None:
-            self._collected = RequestBody(self.length)
-        self._collected.add(piece)
+        if self.collected is None:
+            self.collected = RequestBody(self.length)
+        self.collected.add(piece)
         self.size += len(piece)
         if self.size > self.most or self.chunks > MOST_CHUNKS:
             self.unread = True
-            self._collected = None
-            self._body_ended()
-
-    def complete(self) -> None:
-        """Ends the body; called by the connection."""
-        self._complete = True
-        self._body_ended()
-
-    def _body_ended(self) -> None:
-        then, self._then = self._then, None
-        if then is not None:
-            then()
+            self.collected = None
+            then, self.then = self.then, None
+            if then is not None:
+                then()
 
     def disconnected(self) -> None:
         """Tells the handler that the client disconnected; called by the connection."""
         on_disconnect, self.on_disconnect = self.on_disconnect, None
-        self._then = self._collected = self.whole = None
+        self.then = self.collected = self.whole = None
         if on_disconnect is not None and not self.done:
             on_disconnect()
 
@@ -246,12 +240,15 @@ class HttpExchange:
         """
         transport = self._connection.transport
         if transport.is_closing():
-            self._finish()
+            self._connection.finished(self)
             return
         if closes:
             self.keep_alive = False
         size = len(body) if type(body) is bytes else body_size(body)
-        lines = self._head(status, headers)
+        self.began = True
+        lines: list[Buffer] = [STATUS_LINES[status]]
+        for name, value in headers if self.extra_headers is None else headers + self.extra_headers:
+            lines += (name, b": ", value, b"\r\n")
         if status != HTTPStatus.NO_CONTENT:
             lines.append(b"content-length: %d\r\n" % size)
         lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
@@ -261,7 +258,7 @@ class HttpExchange:
             if type(body) is bytes:
                 lines.append(body)
             else:
-                lines += body
+                lines.extend(body)
             transport.write(b"".join(lines))
         elif size <= AT_ONCE_BYTES:
             transport.writelines((b"".join(lines), *((body,) if isinstance(body, bytes) else body)))
@@ -270,7 +267,7 @@ class HttpExchange:
             transport.write(b"".join(lines))
             self._connection.run(self, self._write_pieces(body))
             return
-        self._finish()
+        self._connection.finished(self)
 
     def begin_response(self, status: int, headers: Headers, filler: bytes = b"") -> None:
         """Begins a response of unknown length: in chunks, or up to the connection's end with HTTP/1.0.
@@ -282,11 +279,14 @@ class HttpExchange:
         """
         self._chunked = self.version != "1.0"
         self.filler = self._coded(filler)
-        lines = self._head(status, headers)
+        self.began = True
+        headers = headers + (self.extra_headers or [])
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"transfer-encoding: chunked\r\n\r\n" if self._chunked else b"\r\n")
-        self._write(b"".join(lines))
+            headers.append((b"connection", b"close"))
+        if self._chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        self._write(b"".join([STATUS_LINES[status], *lines, b"\r\n"]))
 
     async def send(self, data: bytes) -> None:
         """Sends a piece once the client has read enough of those before."""
@@ -297,16 +297,7 @@ class HttpExchange:
         """Ends a response that `begin_response` began."""
         if self._chunked:
             self._write(b"0\r\n\r\n")
-        self._finish()
-
-    def _head(self, status: int, headers: Headers) -> list[Any]:
-        self.began = True
-        lines: list[Any] = [STATUS_LINES[status]]
-        if self.extra_headers is not None:
-            headers = headers + self.extra_headers
-        for name, value in headers:
-            lines += (name, b": ", value, b"\r\n")
-        return lines
+        self._connection.finished(self)
 
     def _write(self, data: bytes) -> None:
         if not self._connection.transport.is_closing():
@@ -323,9 +314,4 @@ class HttpExchange:
             self.unsent -= len(piece)
             self._connection.transport.write(piece)
             await asyncio.sleep(0)  # lets other connections run
-        self._finish()
-
-    def _finish(self) -> None:
-        self.done = True
-        self.on_disconnect = self._then = self._collected = self.whole = None
         self._connection.finished(self)

@@ -37,23 +37,22 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """One uvloop event loop in one thread; code on it must not block or compute for long."""
+    """One uvloop event loop in one thread; code on it must not block or compute for long.
+
+    Attributes:
+        loop: The event loop; available after `start`.
+    """
+
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self, name: str = "conch-http") -> None:
         self._name = name
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop; available after `start`."""
-        assert self._loop is not None, "the thread has not been started"
-        return self._loop
 
     def start(self) -> None:
         """Starts the thread if it does not run."""
         if self._thread is None:
-            self._loop = uvloop.new_event_loop()
+            self.loop = uvloop.new_event_loop()
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 

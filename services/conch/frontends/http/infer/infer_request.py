@@ -170,20 +170,25 @@ class RequestDecoder:
             in_body, in_region = "binary_data_size" in parameters, "shared_memory_region" in parameters
             if in_json + in_body + in_region != 1:
                 raise _wrong_source(given, in_json, in_body, in_region)
-            name = parsed_member(access.text, given, "name")
+            name = field = "name"
             try:
-                datatype = parsed_member(access.text, given, "datatype")
-                dims = parsed_member(access.elements, given, "shape")
+                name = access.text(given[field])
+                field = "datatype"
+                datatype = access.text(given[field])
+                field = "shape"
+                dims = access.elements(given[field])
                 if len(dims) > _MOST_DIMS:
                     raise InvalidArgumentError(
                         f"{request.log_prefix}input '{name}' has {len(dims)} dimensions, and at most "
                         f"{_MOST_DIMS} are taken"
                     )
-                shape = parsed(access.unsigned_all, dims, "shape")
+                shape = access.unsigned_all(dims)
                 if in_json:
-                    tensor = self._json_tensor(name, datatype, shape, given["data"])
+                    field = "data"
+                    tensor = self._json_tensor(name, datatype, shape, given[field])
                 elif in_body:
-                    size = parsed(access.unsigned, parameters["binary_data_size"], "binary_data_size")
+                    field = "binary_data_size"
+                    size = access.unsigned(parameters[field])
                     if tensors is None:
                         if size:
                             raise InvalidArgumentError(
@@ -201,10 +206,11 @@ class RequestDecoder:
                     position += size
                     sizes.append(size)
                 else:
+                    field = ""  # `_region` names it
                     bindings = self._bindings(request, most_used)
                     tensor = bindings.input(*_region(parameters), name, datatype, shape)
-            except JsonAccessError as error:
-                raise JsonAccessError(f"{error.message}, for input '{name}'") from None
+            except (JsonAccessError, KeyError) as error:
+                raise _wrong_field(error, given, field, name) from None
             if name in request.inputs:
                 raise InvalidArgumentError(f"{request.log_prefix}input '{name}' already exists in request")
             request.inputs[name] = tensor
@@ -260,7 +266,7 @@ class RequestDecoder:
                 f"receiving {datatype} data via JSON is not supported. Please use the binary data format for "
                 f"input {name}"
             )
-        given = parsed(access.array, data, "data")
+        given = access.array(data)
         count = check_size(name, datatype, shape, self._most_bytes)
         if not count or datatype not in _DATATYPES:
             return Tensor(name, datatype, shape, b"")  # the model's check reports the error
@@ -281,6 +287,17 @@ def _wrong_source(given: Any, *found: bool) -> InvalidArgumentError:
         f"'shared_memory_region' in 'parameters'. But {f'set {quoted}' if names else 'no field is set'}"
         f"{_of_input(given)}"
     )
+
+
+def _wrong_field(error: Exception, given: dict[str, Any], field: str, name: str) -> Exception:
+    """The error of an input with a field that is missing or has the wrong type."""
+    if isinstance(error, JsonAccessError):
+        text = f"Unable to parse '{field}': {error.message}" if field else error.message
+    elif field in given:
+        return error  # it does not come from this
+    else:
+        text = f"Unable to parse '{field}': attempt to access non-existing object member '{field}'"
+    return JsonAccessError(text if field == "name" else f"{text}, for input '{name}'")
 
 
 def _of_input(given: Any) -> str:

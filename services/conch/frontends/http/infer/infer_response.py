@@ -75,12 +75,23 @@ class LongOutputError(Exception):
     """An output takes too long to encode on the model's thread."""
 
 
+class _Described(dict[tuple[str, str, tuple[int, ...], int], bytes]):
+    """JSON of tensors up to their elements, by name, datatype, shape and size of binary elements, or -1."""
+
+    def __missing__(self, key: tuple[str, str, tuple[int, ...], int]) -> bytes:
+        name, datatype, shape, size = key
+        data = b',"data":[' if size < 0 else b',"parameters":{"binary_data_size":%d}}' % size
+        found = _start(name, datatype, shape) + data
+        _remember(self, key, found)
+        return found
+
+
 class ResponseEncoder:
     """Encodes response bodies; caches the JSON of names, datatypes and shapes."""
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, str], bytes] = {}
-        self._outputs: dict[tuple[str, str, tuple[int, ...], int], bytes] = {}
+        self._outputs = _Described()
 
     def __call__(
         self,
@@ -116,42 +127,29 @@ class ResponseEncoder:
             parts.append(b',"parameters":' + _parameters(response.parameters, key[0]))
         binary: list[Buffer] = []
         separator = b',"outputs":['
-        named = wanted.named
+        named, outputs = wanted.named, self._outputs
         for tensor in response.outputs:
             parts.append(separator)
             separator = b","
             if type(tensor) is PlacedTensor:
-                parts.append(_start(tensor) + b"}")
+                parts.append(_start(tensor.name, tensor.datatype, tensor.shape) + b"}")
             elif named.get(tensor.name, wanted.binary):
                 data = tensor.data
                 size = data.nbytes if isinstance(data, memoryview) else len(data)
-                parts.append(self._described(tensor, size))
+                parts.append(outputs[tensor.name, tensor.datatype, tensor.shape, size])
                 if size:
                     binary.append(data)
             else:
-                parts.append(self._described(tensor, -1))
+                parts.append(outputs[tensor.name, tensor.datatype, tensor.shape, -1])
                 write_elements(tensor, parts, quick)
                 parts.append(b"]}")
         parts.append(b"]}" if response.outputs else b',"outputs":[]}')
         return parts, binary
 
-    def _described(self, tensor: Tensor, size: int) -> bytes:
-        """Returns the JSON of a tensor up to its elements; `size` is that of binary elements, or -1."""
-        key = (tensor.name, tensor.datatype, tensor.shape, size)
-        found = self._outputs.get(key)
-        if found is None:
-            data = b',"data":[' if size < 0 else b',"parameters":{"binary_data_size":%d}}' % size
-            found = _start(tensor) + data
-            _remember(self._outputs, key, found)
-        return found
 
-
-def _start(tensor: Tensor) -> bytes:
-    return b'{"name":%b,"datatype":"%b","shape":[%b]' % (
-        orjson.dumps(tensor.name),
-        tensor.datatype.encode(),
-        b",".join(b"%d" % dim for dim in tensor.shape),
-    )
+def _start(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    dims = b",".join(b"%d" % dim for dim in shape)
+    return b'{"name":%b,"datatype":"%b","shape":[%b]' % (orjson.dumps(name), datatype.encode(), dims)
 
 
 def _remember(cache: dict[Any, bytes], key: Any, value: bytes) -> None:

@@ -120,10 +120,15 @@ class InferRoute:
         body, head, size = exchange.take_body(), call.head, exchange.size
         if size <= _QUICK_BODY and (size if head is None else head) <= QUICK_BYTES and not call.packed:
             try:
-                call.deliver(self._submit(call, body, _QUICK_BODY))
-                return
+                done = self._submit(call, body, _QUICK_BODY)
             except (LargeBindingsError, SlowTextError):
                 pass
+            else:
+                if isinstance(done, Reply):
+                    call.deliver(done)
+                else:
+                    call.request = done  # its response is delivered later, also on the loop
+                return
         self.work(call, partial(self._submit, call, body))
 
     def _unread_error(self, call: InferCall) -> ConchError:
