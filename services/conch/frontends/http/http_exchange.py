@@ -255,7 +255,7 @@ class HttpExchange:
         if self.method == "HEAD":
             body, size = b"", 0
         if size <= _JOINED_BYTES:
-            if type(body) is bytes:
+            if isinstance(body, bytes):
                 lines.append(body)
             else:
                 lines.extend(body)
