@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.frontends.http.jsontext import json_values
-from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, SlowTextError, load, load_quickly
+from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, SlowTextError, load
 from conch.frontends.http.jsontext.json_scanner import JsonDepthError, JsonMembersError, JsonSyntaxError, scan
 from conch.frontends.http.jsontext.json_values import BulkArray, flattened
 
@@ -189,9 +189,9 @@ def test_quick_threads_leave_what_takes_long() -> None:
         b" " * QUICK_BYTES + b"1",
     ):
         with pytest.raises(SlowTextError):
-            load_quickly(text)
-    assert load_quickly(b'{"a":1,"a":NaN}') == {"a": 1}
-    assert load_quickly(b"[" + b"1," * 10000 + b"1]") == [1] * 10001
+            load(text, quick=True)
+    assert load(b'{"a":1,"a":NaN}', quick=True) == {"a": 1}
+    assert load(b"[" + b"1," * 10000 + b"1]", quick=True) == [1] * 10001
 
 
 @pytest.mark.parametrize(
