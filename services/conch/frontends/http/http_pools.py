@@ -116,8 +116,10 @@ class ParsingPool(ThreadPool):
     def _serve(self, host: str) -> None:
         """Runs one job of a client, then queues behind other clients."""
         with self._lock:
-            job = self._queues[host].popleft()
-        job.run()
+            # Empty if another thread of the client took the job that made this one go on.
+            job = self._queues[host].popleft() if self._queues[host] else None
+        if job is not None:
+            job.run()
         with self._lock:
             if self._queues[host] and not self._closed:
                 again = True
