@@ -35,6 +35,10 @@ async def broken(exchange: HttpExchange) -> Reply:
     raise ValueError("oh")
 
 
+def broken_at_once(exchange: HttpExchange) -> None:
+    raise ValueError("oh")
+
+
 async def gone(exchange: HttpExchange) -> Reply:
     raise ClientDisconnectError
 
@@ -46,6 +50,7 @@ ROUTES = [
     route("/missing", ["GET"], "health", missing),
     route("/busy", ["GET"], "health", busy),
     route("/broken", ["GET"], "health", broken),
+    route("/broken/at/once", ["GET"], "health", broken_at_once),
     route("/gone", ["GET"], "health", gone),
 ]
 rest = Rest(RouteTable(ROUTES))
@@ -86,9 +91,10 @@ def test_errors_of_ours_have_their_status_and_text() -> None:
     assert response.headers["content-type"] == "application/json"
 
 
-def test_other_errors_are_logged_with_their_traceback(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("path", ["/broken", "/broken/at/once"])
+def test_other_errors_are_logged_with_their_traceback(caplog: pytest.LogCaptureFixture, path: str) -> None:
     with caplog.at_level(logging.ERROR):
-        assert rest("GET", "/broken") == (500, {"error": "the request could not be answered: oh"})
+        assert rest("GET", path) == (500, {"error": "the request could not be answered: oh"})
     assert caplog.records[-1].exc_info is not None
 
 

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: parses requests, hands each to the handler as an `HttpExchange`, in order.
+"""One HTTP/1.1 connection: hands its requests to the handler, in order, from the first byte to the last.
 
 Requests behind the one that is answered (pipelined) wait in `_waiting`; reading pauses meanwhile. Parsing is
 limited in time: a few bytes can be a request, a header or a chunk.
@@ -17,10 +17,9 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
-
 from conch.frontends.http.flow_control import MUCH_BYTES, ListenerState, PauseReason, ReadControl
-from conch.frontends.http.http_exchange import CONTINUE, STATUS_LINES, Headers, HttpExchange
+from conch.frontends.http.http_exchange import CONTINUE, STATUS_LINES, HttpExchange
+from conch.frontends.http.request_reader import RequestReader
 from conch.frontends.http.timeouts import ConnectionSnapshot, ProgressCheck, WaitsFor
 
 log = logging.getLogger(__name__)
@@ -28,9 +27,6 @@ log = logging.getLogger(__name__)
 Handler = Callable[[HttpExchange], Coroutine[Any, Any, None] | None]
 """Answers a request, or returns a coroutine that does; called once the headers are complete."""
 
-_MOST_HEADER_BYTES = 32 << 10  # parsing a header costs far more than its bytes
-_MOST_HEADERS = 200
-_LARGE_HEADERS = f"The headers are too large: at most {_MOST_HEADERS}, of 32 KiB together, are taken."
 _PARSED_BYTES = 4 << 10  # parsed at once, as they may hold many requests, headers or chunks
 _PARSING_S = 0.002  # time slice of parsing per connection
 _PROBE_S = 0.5  # delay of the first probe of a half-closed client; doubles with each probe
@@ -60,23 +56,14 @@ class Connection(asyncio.Protocol):
         self.lost = False
         self._handle = handler
         self._state = state
-        self._parser: Any = HttpRequestParser(self)
-        self._parser.set_dangerous_leniencies(lenient_chunked_length=True)  # see `on_headers_complete`
+        self._reader = RequestReader(self)
         self._writable = asyncio.Event()
         self._writable.set()
         self._current: HttpExchange | None = None  # the request that is answered, or the last one that was
         self._waiting: deque[HttpExchange] = deque()  # requests behind it
-        self._reading: HttpExchange | None = None  # the request whose body is read
-        self._in_head = False  # the head of a request is read
-        self._broken = False  # no further request is taken
-        self._url = b""
-        self._headers: Headers = []
-        self._fields: dict[bytes, bytes] = {}
-        self._head_bytes = 0  # parsed since the last head or piece of a body
         self._unparsed: bytes | memoryview = b""
         self._parse_queued = False
         self._received = 0
-        self._requests = 0
 
     # Transport
 
@@ -89,7 +76,7 @@ class Connection(asyncio.Protocol):
             self.peer = f"{address[0]}:{address[1]}"
         self._state.connections.add(self)
         if len(self._state.connections) > self._state.most_connections:
-            self._broken = True
+            self._reader.closed = True
             self._refuse(503, "There are too many connections.")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -99,7 +86,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         self._unparsed = b""
         self._waiting.clear()
-        self._reading = self._parser = None
+        self._reader.close()
         current, self._current = self._current, None
         if current is not None:
             current.disconnected()
@@ -130,14 +117,14 @@ class Connection(asyncio.Protocol):
         """
         if self.transport.get_extra_info("sslcontext") is not None:
             return False
-        if not self._broken:
+        if not self._reader.closed:
             last = self._last
-            if self._in_head or self._reading is not None:
-                self._give_up(400, "The request ends too early.")
+            if self._reader.in_head or self._reader.exchange is not None:
+                self.refuse(400, "The request ends too early.")
             elif last is None or last.done:
                 return False
             else:
-                self._broken = True
+                self._reader.closed = True
                 last.keep_alive = False
         self._state.loop.call_later(_PROBE_S, self._probe, _PROBE_S)
         return True
@@ -167,7 +154,7 @@ class Connection(asyncio.Protocol):
         if size >= MUCH_BYTES:
             self._control.has_read(size)
         if size <= _PARSED_BYTES and not self._unparsed:
-            self._feed(data)
+            self._reader.feed(data)
         else:
             self._unparsed = bytes(self._unparsed) + data if self._unparsed else data
             self.parse_on()
@@ -180,15 +167,13 @@ class Connection(asyncio.Protocol):
         self._parse_queued = False
         rest = memoryview(self._unparsed)
         end = time.monotonic() + _PARSING_S
-        while rest and not self._waiting and not self._broken:
-            reading = self._reading
-            left = 0 if reading is None or reading.length is None else reading.length - reading.size
-            size = max(_PARSED_BYTES, left)
-            self._feed(rest[:size])
+        while rest and not self._waiting and not self._reader.closed:
+            size = max(_PARSED_BYTES, self._reader.body_left())
+            self._reader.feed(rest[:size])
             rest = rest[size:]
             if time.monotonic() > end:
                 break
-        self._unparsed = b"" if self._broken else rest
+        self._unparsed = b"" if self._reader.closed else rest
         if self._unparsed:
             self._control.pause(PauseReason.UNPARSED)
             self._parse_later()
@@ -201,140 +186,21 @@ class Connection(asyncio.Protocol):
             self._parse_queued = True
             self._state.parse_later(self)
 
-    def _feed(self, data: bytes | memoryview) -> None:
-        if self._broken:
-            return
-        self._head_bytes += len(data)
-        try:
-            while data:
-                try:
-                    self._parser.feed_data(data)
-                    break
-                except HttpParserUpgrade as upgrade:
-                    # No other protocol is supported, so the upgrade is ignored. The parser would not read a
-                    # body after an upgrade: it gets the head again without that header.
-                    data = memoryview(data)[upgrade.args[0] :]
-                    self._parser.feed_data(self._head_without_upgrade())
-        except HttpParserError:
-            if not self._broken:
-                self._give_up(400, "Invalid HTTP request received.")
-        if self._head_bytes > _MOST_HEADER_BYTES and not self._broken:
-            self._give_up(431, _LARGE_HEADERS)
-
-    def _head_without_upgrade(self) -> bytes:
-        method = self._parser.get_method()
-        if method == b"CONNECT":
-            raise HttpParserError("a tunnel is asked for")
-        lines = [method, b" ", self._url, b" HTTP/", self._parser.get_http_version().encode(), b"\r\n"]
-        for name, value in self._headers:
-            if name.lower() != b"upgrade":
-                lines += (name, b": ", value, b"\r\n")
-        return b"".join([*lines, b"\r\n"])
-
-    def on_url(self, url: bytes) -> None:
-        """Adds a piece of the target; called by the parser, as are the others whose names begin like this."""
-        if self._in_head:
-            self._url += url
-        else:
-            self._in_head = True
-            self._requests += 1
-            self._url = url
-            self._headers = []
-            self._fields = {}
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Adds a header."""
-        self._headers.append((name, value))
-        self._fields[name.lower()] = value
-
-    def on_headers_complete(self) -> None:
-        """Starts the request, or queues it behind earlier ones.
-
-        A request with both a length and chunks is read by its chunks (RFC 9112, 6.3). A proxy that uses the
-        length may take part of the body for another request, so the connection closes with the response.
-        """
-        self._head_bytes = 0
-        if self._broken:
-            return
-        parser, fields = self._parser, self._fields
-        if len(self._headers) > _MOST_HEADERS:
-            self._give_up(431, _LARGE_HEADERS)
-            return
-        length = fields.get(b"content-length")
-        chunked = b"transfer-encoding" in fields
-        if chunked and self._codings() != [b"chunked"]:
-            self._give_up(501, "Of transfer encodings only 'chunked' is supported.")
-            return
-        if parser.should_upgrade():
-            return  # see `_feed`
-        target, version = self._url.decode("ascii"), parser.get_http_version()
-        if target[0] != "/" or "#" in target:
-            target = self._plain_target()
-        self._in_head = False
-        self._reading = exchange = HttpExchange(
-            self,
-            parser.get_method().decode(),
-            target,
-            version,
-            self._headers,
-            fields,
-            None if chunked or length is None else int(length),
-            version != "1.0" and not (chunked and length is not None) and parser.should_keep_alive(),
-        )
-        current = self._current
-        if (current is None or current.done) and not self._waiting and self._writable.is_set():
-            self._start(exchange)
-        else:
-            self._waiting.append(exchange)
-            self._control.pause(PauseReason.WAITING)
-
-    def _codings(self) -> list[bytes]:
-        return [
-            value.strip().lower() for name, value in self._headers if name.lower() == b"transfer-encoding"
-        ]
-
-    def _plain_target(self) -> str:
-        """Returns path and query of a target that has more. Raises an error: it is malformed."""
-        parsed = parse_url(self._url)
-        return (parsed.path + (b"?" + parsed.query if parsed.query else b"")).decode("ascii")
-
-    def on_chunk_header(self) -> None:
-        """Counts a chunk."""
-        if self._reading is not None:
-            self._reading.chunks += 1
-
-    def on_body(self, piece: bytes) -> None:
-        """Adds a piece of the body."""
-        self._head_bytes = 0
-        exchange = self._reading
-        if exchange is None:
-            return  # the request was refused
-        size = len(piece)
-        if size == exchange.length and size <= exchange.most:
-            exchange.whole = piece
-            exchange.size = size
-        else:
-            exchange.collect(piece)
-
-    def on_message_complete(self) -> None:
-        """Ends the body."""
-        exchange, self._reading = self._reading, None
-        if exchange is None:
-            self._in_head = False  # it was refused, or see `_feed`
-            return
-        if not exchange.keep_alive:
-            self._broken = True  # later input is ignored
-        exchange.complete = True
-        then, exchange.then = exchange.then, None
-        if then is not None:
-            then()
-
     # Requests in order
 
     @property
     def _last(self) -> HttpExchange | None:
         """The last request that was received."""
         return self._waiting[-1] if self._waiting else self._current
+
+    def begin(self, exchange: HttpExchange) -> None:
+        """Starts a request, or queues it behind earlier ones and behind what their client has not read."""
+        current = self._current
+        if (current is None or current.done) and not self._waiting and self._writable.is_set():
+            self._start(exchange)
+        else:
+            self._waiting.append(exchange)
+            self._control.pause(PauseReason.WAITING)
 
     def _start(self, exchange: HttpExchange) -> None:
         self._current = exchange
@@ -362,7 +228,7 @@ class Connection(asyncio.Protocol):
         exchange.done = True
         exchange.on_disconnect = exchange.then = exchange.whole = exchange.collected = None
         if not exchange.keep_alive:
-            self._broken = True
+            self._reader.closed = True
             self.transport.close()
         elif self._waiting:
             self._state.loop.call_soon(self._start_next)
@@ -383,15 +249,15 @@ class Connection(asyncio.Protocol):
         """Closes the connection of a client that timed out."""
         if self.transport.is_closing() or self._unsent():
             self.transport.abort()
-        elif self._in_head or self._reading is not None:
-            self._give_up(408, "The request has not come in time.")
+        elif self._reader.in_head or self._reader.exchange is not None:
+            self.refuse(408, "The request has not come in time.")
         else:
             self.transport.close()
 
-    def _give_up(self, status: int, text: str) -> None:
+    def refuse(self, status: int, text: str) -> None:
         """Refuses the request that is read, as the last one; earlier ones are still answered."""
-        self._broken = True
-        broken, self._reading = self._reading, None
+        self._reader.closed = True
+        broken, self._reader.exchange = self._reader.exchange, None
         if broken is not None and broken is self._current:
             if broken.began:
                 self.transport.close()
@@ -429,13 +295,13 @@ class Connection(asyncio.Protocol):
             waits = WaitsFor.CLOSE
         elif unsent:
             waits = WaitsFor.READER
-        elif self._reading is not None:
+        elif self._reader.exchange is not None:
             waits = WaitsFor.SERVER if self._waiting or self._control.paused else WaitsFor.REST
         elif last is not None and not last.done:
             waits = WaitsFor.SERVER
         else:
-            waits = WaitsFor.REST if self._in_head else WaitsFor.REQUEST
-        return ConnectionSnapshot(waits, self._requests, self._received, unsent)
+            waits = WaitsFor.REST if self._reader.in_head else WaitsFor.REQUEST
+        return ConnectionSnapshot(waits, self._reader.requests, self._received, unsent)
 
     def _unsent(self) -> int:
         """Returns the number of bytes not yet sent to the client."""

@@ -114,7 +114,11 @@ class RouteTable:
         if exchange.method not in target.methods:
             exchange.respond(*text_error("Method Not Allowed", 405))
             return None
-        work = target.handler(exchange, **groups)
+        try:
+            work = target.handler(exchange, **groups)
+        except Exception as error:
+            exchange.respond(*_unforeseen(exchange, error))
+            return None
         return None if work is None else _answer(exchange, work)
 
     def _admits(self, exchange: HttpExchange, category: str) -> bool:
@@ -135,7 +139,12 @@ async def _answer(exchange: HttpExchange, work: Coroutine[Any, Any, Reply | None
     except ConchError as error:
         reply = error_reply(error)
     except Exception as error:
-        log.exception("%s %s could not be answered", exchange.method, exchange.path)
-        reply = text_error(f"the request could not be answered: {error}", 500)
+        reply = _unforeseen(exchange, error)
     if reply is not None:
         exchange.respond(*reply)
+
+
+def _unforeseen(exchange: HttpExchange, error: Exception) -> Reply:
+    """Logs an error of a handler; returns the response."""
+    log.error("%s %s could not be answered", exchange.method, exchange.path, exc_info=error)
+    return text_error(f"the request could not be answered: {error}", 500)
