@@ -180,6 +180,15 @@ def test_members_of_a_name_in_order_and_all_of_them() -> None:
         assert list(dict(value)["a"]) == [("x", [1]), ("x", 2)]
 
 
+def test_deep_objects_keep_their_members_in_order() -> None:
+    depth = 900
+    value = load(b'{"a":' * depth + b"1" + b"}" * depth, pairs=True)
+    for _ in range(depth):
+        (name, value), *others = value
+        assert (name, others) == ("a", [])
+    assert value == 1
+
+
 def test_quick_threads_leave_what_takes_long() -> None:
     for text in (
         b"[" * 2000,

@@ -47,9 +47,10 @@ def parsed(read: Callable[[Any], T], value: Any, name: str, what: str = "parse")
 
 def parsed_member(read: Callable[[Any], T], value: Any, name: str) -> T:
     """Reads a member of an object; raises as `parsed`, also if there is none."""
-    if isinstance(value, dict) and name in value:
-        return parsed(read, value[name], name)
-    return parsed(lambda given: read(member(given, name)), value, name)
+    try:
+        return read(member(value, name))
+    except JsonAccessError as error:
+        raise JsonAccessError(f"Unable to parse '{name}': {error.message}") from None
 
 
 def text(value: Any) -> str:
