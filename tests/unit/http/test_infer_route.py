@@ -20,10 +20,9 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import TensorSpec
-from conch.frontends.http.http_exchange import HttpExchange
+from conch.frontends.http.http_exchange import HttpExchange, Reply
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_call import InferCall
-from conch.frontends.http.infer.infer_response import Answer
 from conch.frontends.http.infer.infer_route import InferRoute
 from conch.memory.regions import Regions
 
@@ -126,7 +125,7 @@ def route() -> Iterator[InferRoute]:
     ("error", "status"), [(RuntimeError("unforeseen"), 500), (InvalidArgumentError("wrong"), 400)]
 )
 def test_what_fails_on_a_worker_is_answered(route: InferRoute, error: Exception, status: int) -> None:
-    def fail() -> Answer:
+    def fail() -> Reply:
         raise error
 
     answered = threading.Event()

@@ -266,8 +266,10 @@ class RequestDecoder:
                 f"receiving {datatype} data via JSON is not supported. Please use the binary data format for "
                 f"input {name}"
             )
-        given = access.array(data)
-        count = check_size(name, datatype, shape, self._most_bytes)
+        given = data if type(data) is list else access.array(data)
+        count = prod(shape)
+        if not 0 < count * ELEMENT_SIZES.get(datatype, 1) <= self._most_bytes:
+            check_size(name, datatype, shape, self._most_bytes)
         if not count or datatype not in _DATATYPES:
             return Tensor(name, datatype, shape, b"")  # the model's check reports the error
         return Tensor(name, datatype, shape, tensor_bytes(name, given, datatype, count))

@@ -37,8 +37,8 @@ _KIND_NAMES: dict[Any, str] = {
 _WRONG_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
 
 
-def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int) -> int:
-    """Checks the size of a tensor sent as JSON; returns its number of elements.
+def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int) -> None:
+    """Checks the size of a tensor sent as JSON.
 
     Raises:
         InvalidArgumentError: It is too large; texts are Triton's.
@@ -65,7 +65,6 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int
             f"JSON input '{name}' has a byte_size ({count * size} bytes) that exceeds the maximum allowed "
             f"value of {most_bytes} bytes. Use --http-max-input-size to increase the limit."
         )
-    return count
 
 
 class _WrongElementsError(Exception):

@@ -1,11 +1,11 @@
 """Parses JSON: with orjson where the result is the same, else with the Triton-compatible scanner.
 
+Threads and locks: any thread; no state.
 Used by: `infer_request`, `generate_request`, `json_body`, `api_routes`.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -52,8 +52,10 @@ def load(text: Buffer, pairs: bool = False, quick: bool = False) -> Any:
             # orjson takes the last of members with the same name. Where it has found as many members as there
             # are colons there are no such.
             if _members(value) == text.count(b":"):
-                with suppress(RecursionError):  # nested deep; `scan` does not recurse
+                try:
                     return _ordered(value) if pairs else value
+                except RecursionError:
+                    pass  # nested deep; `scan` does not recurse
     if quick:
         raise SlowTextError
     return scan(text, pairs)
