@@ -22,8 +22,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import TensorSpec
 from conch.frontends.http.http_exchange import HttpExchange, Reply
 from conch.frontends.http.http_pools import ParsingPool
-from conch.frontends.http.infer.infer_call import InferCall
-from conch.frontends.http.infer.infer_route import InferRoute
+from conch.frontends.http.infer.infer_route import InferCall, InferRoute
 from conch.memory.regions import Regions
 
 SIZE = 3 << 20

@@ -193,16 +193,13 @@ class Connection(asyncio.Protocol):
         """The last request that was received."""
         return self._waiting[-1] if self._waiting else self._current
 
-    def begin(self, exchange: HttpExchange) -> None:
+    def begin(self, exchange: HttpExchange, waited: bool = False) -> None:
         """Starts a request, or queues it behind earlier ones and behind what their client has not read."""
-        current = self._current
-        if (current is None or current.done) and not self._waiting and self._writable.is_set():
-            self._start(exchange)
-        else:
+        busy = self._current is not None and not self._current.done
+        if not waited and (busy or self._waiting or not self._writable.is_set()):
             self._waiting.append(exchange)
             self._control.pause(PauseReason.WAITING)
-
-    def _start(self, exchange: HttpExchange) -> None:
+            return
         self._current = exchange
         work = self._handle(exchange)
         if work is not None:
@@ -238,7 +235,7 @@ class Connection(asyncio.Protocol):
         if not self._waiting or self.transport.is_closing() or not self._writable.is_set():
             return
         if current is None or current.done:
-            self._start(self._waiting.popleft())
+            self.begin(self._waiting.popleft(), waited=True)
             if not self._waiting:
                 self._control.resume(PauseReason.WAITING)
                 self._parse_later()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -16,6 +17,7 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
+from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer, copied
 from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError, body_size
@@ -23,7 +25,6 @@ from conch.frontends.http.http_exchange import HttpExchange, Reply
 from conch.frontends.http.http_loop import LoopThread, ResponseMailbox
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
-from conch.frontends.http.infer.infer_call import InferCall, Work
 from conch.frontends.http.infer.infer_headers import HEAD_LENGTH, check_head, forwarder, head_length
 from conch.frontends.http.infer.infer_request import RequestDecoder, raw_tensor
 from conch.frontends.http.infer.infer_response import (
@@ -44,6 +45,77 @@ log = logging.getLogger(__name__)
 DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 _QUICK_BODY = 1 << 20
 _QUICK_COMPRESSION = 16 * 1024
+
+
+Work = Callable[[], Answer | InferenceRequest]
+"""Slow work: decodes and submits a request, or builds its response."""
+
+
+class InferCall:
+    """One infer request between its headers and its response.
+
+    Attributes:
+        exchange: The HTTP request.
+        model_name: Model name in the path.
+        version: Version in the path, or empty.
+        received_ns: When the request arrived.
+        model: The model, if already resolved.
+        packed: True if the body is compressed.
+        head: Length of the JSON; None for the whole body.
+        encoding: Compression of the response, or None.
+        wanted: Outputs to send as binary.
+        request: The core request while it runs.
+    """
+
+    __slots__ = (
+        "_route",
+        "encoding",
+        "exchange",
+        "head",
+        "model",
+        "model_name",
+        "packed",
+        "received_ns",
+        "request",
+        "version",
+        "wanted",
+    )
+
+    wanted: BinaryOutputs
+
+    def __init__(
+        self, route: InferRoute, exchange: HttpExchange, model_name: str, version: str, received_ns: int
+    ) -> None:
+        self._route = route
+        self.exchange = exchange
+        self.model_name = model_name
+        self.version = version
+        self.received_ns = received_ns
+        self.model: Servable | None = None
+        self.packed = False
+        self.head: int | None = None
+        self.encoding: bytes | None = None
+        self.request: InferenceRequest | None = None
+
+    def deliver(self, item: Answer | InferenceRequest) -> None:
+        """Handles a response, a function that builds it, or the request once it is submitted."""
+        if isinstance(item, Reply):
+            # Breaks a reference cycle that would keep the tensors until garbage collection.
+            self.request = None
+            if not self.exchange.began:
+                self.exchange.respond(*item)
+        elif not isinstance(item, InferenceRequest):
+            self._route.work(self, item)
+        elif self.exchange.lost:
+            self._route.cancel(item)
+        elif not self.exchange.began:
+            self.request = item
+
+    def abandon(self) -> None:
+        """Cancels the request after a disconnect."""
+        request, self.request = self.request, None
+        if request is not None:
+            self._route.cancel(request)
 
 
 class InferRoute:
