@@ -299,7 +299,7 @@ class HttpExchange:
             self._write(b"0\r\n\r\n")
         self._connection.finished(self)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: Buffer) -> None:
         if not self._connection.transport.is_closing():
             self._connection.transport.write(data)
 
@@ -312,6 +312,6 @@ class HttpExchange:
             if self.lost:
                 return
             self.unsent -= len(piece)
-            self._connection.transport.write(piece)
+            self._write(piece)
             await asyncio.sleep(0)  # lets other connections run
         self._connection.finished(self)

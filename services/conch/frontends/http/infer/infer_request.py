@@ -127,12 +127,15 @@ class RequestDecoder:
     ) -> BinaryOutputs:
         document = load(text, quick=most_used is not None)
         wanted = BinaryOutputs(False, {})
+        inputs = None
         if isinstance(document, dict):
+            inputs = document.get("inputs")
             if "id" in document:
                 request.id = parsed(access.text, document["id"], "id")
             if "parameters" in document:
                 wanted.binary = read_parameters(request, document["parameters"])
-        inputs = parsed_member(access.elements, document, "inputs")
+        if type(inputs) is not list:
+            inputs = parsed_member(access.elements, document, "inputs")
         tensors = None if head is None else body[head:]
         sizes = self._read_inputs(request, inputs, tensors, most_used)
         if "outputs" in document:
