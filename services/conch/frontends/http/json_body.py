@@ -14,7 +14,7 @@ from conch.core.admission import ExitingError
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError
 from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
-from conch.frontends.http.http_pools import Pools, parse_on
+from conch.frontends.http.http_pools import Pools, result_of
 from conch.frontends.http.jsontext.json_loader import load
 
 JSON: Final = (b"content-type", b"application/json")
@@ -90,7 +90,8 @@ async def parsed(exchange: HttpExchange, pools: Pools, work: Callable[..., T], *
     Raises:
         ConchError: The body is malformed, the client disconnected, or the server stops.
     """
-    return await parse_on(pools.parsing, exchange.client, lambda: exchange.lost, work, *arguments)
+    client, pool = exchange.client, pools.parsing
+    return await result_of(lambda: pool.submit_for(client, lambda: exchange.lost, work, *arguments))
 
 
 async def read_settings(exchange: HttpExchange, pools: Pools, most_bytes: int, required: bool = False) -> Any:

@@ -26,7 +26,7 @@ from conch.core.spec import ModelSpec
 from conch.frontends.access_policy import LOCAL_UPLOADS, UploadRule, is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_exchange import HttpExchange, Reply
-from conch.frontends.http.http_pools import Pools, run_on
+from conch.frontends.http.http_pools import Pools, result_of
 from conch.frontends.http.http_routing import Route, RouteHandler
 from conch.frontends.http.json_body import (
     MOST_BYTES,
@@ -137,7 +137,7 @@ def _endpoint(form: _Form, core: ServerState, services: Services, pools: Pools) 
         pool = pools.operations.choose(runs_on, core)
         if pool is None:
             return form.write(run(core, services, plain))
-        return form.write(await run_on(pool, run, core, services, plain))
+        return form.write(await result_of(partial(pool.submit, run, core, services, plain)))
 
     return answer
 
