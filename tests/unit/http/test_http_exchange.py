@@ -146,6 +146,34 @@ def test_a_body_that_is_not_read_is_dropped() -> None:
     assert [b"x-path: " + path in answer for path in (b"/a", b"/b")] == [True, True]
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_body_that_is_not_asked_for_waits_at_its_sender(asks: bool) -> None:
+    async def ask() -> list[bool]:
+        go = asyncio.Event()
+
+        async def answer(exchange: HttpExchange) -> None:
+            await go.wait()
+            if asks:
+                await exchange.wait_body(1 << 20)
+                assert len(exchange.take_body()) == exchange.length
+            exchange.respond(200, [], b"")
+
+        wire = Wire(answer)
+        wire.send(head("POST", "/", "Content-Length: 100000") + b"x" * 90_000)
+        seen = [wire.reading]
+        go.set()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        seen.append(wire.reading)
+        wire.send(b"x" * 10_000 + GET)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert b"".join(wire.written).count(OK) == 2
+        return seen
+
+    assert run(ask()) == [False, True]
+
+
 def test_a_client_that_goes_away() -> None:
     async def ask() -> None:
         gone: list[str] = []

@@ -55,6 +55,8 @@ class PauseReason(Enum):
     """Requests wait for the response to an earlier one."""
     UNPARSED = auto()
     """Received bytes are not parsed yet."""
+    BODY = auto()
+    """The handler has not asked for the body yet."""
     TURN = auto()
     """Other connections are served first."""
 

@@ -102,6 +102,10 @@ class Connection(asyncio.Protocol):
         if self._waiting:
             self._state.loop.call_soon(self._start_next)
 
+    def hold_body(self, held: bool) -> None:
+        """Pauses reading while a body is not asked for, or resumes it."""
+        (self._control.pause if held else self._control.resume)(PauseReason.BODY)
+
     async def drain(self) -> None:
         """Waits until the client has read enough for more to be written."""
         await self._writable.wait()
@@ -224,6 +228,8 @@ class Connection(asyncio.Protocol):
         """Ends a request: closes the connection, or goes on with the next one."""
         exchange.done = True
         exchange.on_disconnect = exchange.then = exchange.whole = exchange.collected = None
+        if exchange.held:
+            self.hold_body(False)
         if not exchange.keep_alive:
             self._reader.closed = True
             self.transport.close()

@@ -33,6 +33,7 @@ STATUS_LINES = {
 }
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOINED_BYTES = 64 * 1024
+_UNASKED_BYTES = 64 * 1024  # of a body that the handler has not asked for
 
 
 class Reply(NamedTuple):
@@ -68,6 +69,9 @@ class ExchangeConnection(Protocol):
     peer: str
     lost: bool
 
+    def hold_body(self, held: bool) -> None:
+        """Pauses reading while a body is not asked for, or resumes it."""
+
     async def drain(self) -> None:
         """Waits until the client has read enough for more to be written."""
 
@@ -99,6 +103,7 @@ class HttpExchange:
         collected: The body, if it comes in several pieces.
         complete: True once the body is complete.
         then: Called once the body is complete or unread, or None.
+        held: True while the body is not read on, as the handler has not asked for it.
         unread: True if the body exceeds `most` or the limit of chunks; its rest is dropped.
         whole: The body, if it came in one piece.
         began: True once the response has begun.
@@ -120,6 +125,7 @@ class HttpExchange:
         "fields",
         "filler",
         "headers",
+        "held",
         "keep_alive",
         "length",
         "method",
@@ -161,7 +167,7 @@ class HttpExchange:
         self.most = sys.maxsize
         self.whole: bytes | None = None
         self.filler = b""
-        self.unread = self.began = self.done = self.complete = self._chunked = False
+        self.unread = self.began = self.done = self.complete = self.held = self._chunked = False
         self.collected: RequestBody | None = None
         self.then: Callable[[], None] | None = None
 
@@ -184,6 +190,9 @@ class HttpExchange:
             then()
             return
         self.then = then
+        if self.held:
+            self.held = False
+            self._connection.hold_body(False)
         if self.fields.get(b"expect", b"").lower() == b"100-continue":
             self._connection.transport.write(CONTINUE)
 
@@ -215,6 +224,9 @@ class HttpExchange:
             self.collected = RequestBody(self.length)
         self.collected.add(piece)
         self.size += len(piece)
+        if self.size > _UNASKED_BYTES and self.then is None and not self.held:
+            self.held = True
+            self._connection.hold_body(True)
         if self.size > self.most or self.chunks > MOST_CHUNKS:
             self.unread = True
             self.collected = None
