@@ -1,4 +1,4 @@
-"""REST routes without a server around them, and requests to them."""
+"""REST routes without a server around them, and requests to them, with a socket or without."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from starlette.types import ASGIApp
 
 from conch.core.errors import ConchError
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.server_state import ServerState
+from conch.frontends.http.flow_control import ListenerState
+from conch.frontends.http.http_connection import Connection, Handler
 from conch.frontends.http.http_pools import Pools
 
 
@@ -78,14 +79,14 @@ def pools() -> Iterator[Pools]:
 
 
 class Rest:
-    """Requests to an application.
+    """Requests to a handler, each over a connection of its own.
 
     Args:
-        app: The application.
+        handler: Answers them.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
 
     def __call__(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -99,6 +100,85 @@ class Rest:
     ) -> httpx.Response:
         """The whole response."""
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://conch") as client:
-            return await client.request(method, path, content=content, headers=headers)
+        loop = asyncio.get_running_loop()
+        state = ListenerState(loop, 1)
+        server = await loop.create_server(lambda: Connection(self.handler, state), "127.0.0.1", 0)
+        async with server:
+            base = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with httpx.AsyncClient(base_url=base) as client:
+                return await client.request(method, path, content=content, headers=headers)
+
+
+class Wire(asyncio.Transport):
+    """A connection without a socket: the test is client and network.
+
+    Args:
+        handler: Answers the requests.
+        loop: The event loop; None for the one that runs.
+        reads: Number of writes after which the client reads no more, but for `read`.
+
+    Attributes:
+        written: Everything that the server has written, in pieces.
+        reading: Whether the server reads.
+    """
+
+    def __init__(self, handler: Handler, loop: Any = None, reads: float = float("inf")) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.reading = True
+        self._reads = reads
+        self._closing = False
+        self._loop = asyncio.get_running_loop() if loop is None else loop
+        self._state = ListenerState(self._loop, 1)
+        self._connection = Connection(handler, self._state)
+        self._connection.connection_made(self)
+
+    def send(self, data: bytes) -> None:
+        """Sends bytes to the server."""
+        self._connection.data_received(data)
+
+    def read(self) -> None:
+        """Reads one more of the server's writes."""
+        self._reads += 1
+        self._connection.resume_writing()
+
+    def hang_up(self) -> None:
+        """Closes the connection."""
+        self._closing = True
+        self._connection.connection_lost(None)
+
+    async def ended(self) -> None:
+        """Waits for the tasks of the connection."""
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+
+    def write(self, data: Any) -> None:
+        """See `asyncio.Transport`, as the others."""
+        self.written.append(bytes(data))
+        self._reads -= 1
+        if self._reads <= 0:
+            self._connection.pause_writing()
+
+    def writelines(self, parts: Any) -> None:
+        for part in parts:
+            self.write(part)
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        self._closing = True
+
+    def abort(self) -> None:
+        self._closing = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else default
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True

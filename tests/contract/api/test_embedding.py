@@ -332,7 +332,7 @@ def test_inputs_that_can_not_be() -> None:
 @pytest.mark.process
 def test_the_program_keeps_its_logging_and_signals(tmp_path: Path) -> None:
     def state() -> Any:
-        names = (None, "conch", "conch_control", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
+        names = (None, "conch", "conch_control", "asyncio")
         loggers = [logging.getLogger(name) for name in names]
         return (
             [(logger.level, list(logger.handlers), logger.propagate) for logger in loggers],

@@ -142,5 +142,5 @@ def test_a_flag_that_is_no_origin(tmp_path: Path) -> None:
     ],
 )
 def test_which_pages_are_the_servers_own(origin: str, host: str, own: bool) -> None:
-    headers = [(b"origin", origin.encode()), (b"host", host.encode())]
+    headers = {b"origin": origin.encode(), b"host": host.encode()}
     assert (cross_origin_reason(headers) == "") is own

@@ -19,7 +19,7 @@ from conch.core.request import InferenceResponse
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor, encode_bytes
 from conch.frontends.http.generate.generate_request import Mapped, map_request, parse_document, shape_for
-from conch.frontends.http.generate.generate_response import answer_object
+from conch.frontends.http.generate.generate_route import answer_object
 
 TYPES = (*(kind for kind in ELEMENT_SIZES), "BYTES")
 MOST = 1 << 20

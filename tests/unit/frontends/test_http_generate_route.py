@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from starlette.types import Message
 from tests.support.core import make_spec
-from tests.support.rest import Agent, Rest, make_core, pools
+from tests.support.raw_http import request as http_request
+from tests.support.rest import Agent, Rest, Wire, make_core, pools
 
 from conch.core.errors import ConchError, NotFoundError, ResourceExhaustedError
 from conch.core.model_statistics import ModelStatistics
@@ -24,7 +24,7 @@ from conch.core.tensor import Tensor
 from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_pools import Pools
-from conch.frontends.http.http_routing import Router
+from conch.frontends.http.http_routing import RouteTable
 
 WAIT_S = 30.0
 PATH = "/v2/models/m/generate"
@@ -90,7 +90,7 @@ def core(model: Scripted) -> ServerState:
 
 @pytest.fixture
 def rest(core: ServerState, made: Pools) -> Rest:
-    return Rest(Router(generate_routes(core, made, 1 << 20)))
+    return Rest(RouteTable(generate_routes(core, made, 1 << 20)))
 
 
 def says(*values: int | ConchError | None) -> Script:
@@ -222,34 +222,6 @@ def test_a_body_that_is_too_large_is_refused(rest: Rest) -> None:
     assert (status, body["error"][:30]) == (400, "request JSON size of 1048577 b")
 
 
-class Client:
-    """An HTTP client that reads when it is told to, and may go away.
-
-    Args:
-        body: What it sends.
-    """
-
-    def __init__(self, body: Any) -> None:
-        self._messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
-        self.gone = asyncio.Event()
-        self.reads = asyncio.Semaphore(0)
-        self.sent: list[Message] = []
-
-    async def receive(self) -> Message:
-        if self._messages:
-            return self._messages.pop()
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        await self.reads.acquire()
-        self.sent.append(message)
-
-
-def scope_of(path: str) -> dict[str, Any]:
-    return {"type": "http", "method": "POST", "path": path, "headers": []}
-
-
 @pytest.mark.parametrize("path", [PATH, STREAM])
 def test_a_request_is_cancelled_when_its_client_goes_away(rest: Rest, model: Scripted, path: str) -> None:
     began = threading.Event()
@@ -261,13 +233,13 @@ def test_a_request_is_cancelled_when_its_client_goes_away(rest: Rest, model: Scr
 
     model.script = script
 
-    async def leave() -> list[Message]:
-        client = Client({"IN": 1})
-        call = asyncio.ensure_future(rest.app(scope_of(path), client.receive, client.send))
+    async def leave() -> list[bytes]:
+        wire = Wire(rest.handler)
+        wire.send(http_request("POST", path, b'{"IN": 1}'))
         await asyncio.to_thread(began.wait, WAIT_S)
-        client.gone.set()
-        await asyncio.wait_for(call, WAIT_S)
-        return client.sent
+        wire.hang_up()
+        await asyncio.wait_for(wire.ended(), WAIT_S)
+        return wire.written
 
     assert asyncio.run(leave()) == []
     model.join()
@@ -289,22 +261,19 @@ def test_a_model_waits_for_a_client_that_reads_slowly(rest: Rest, model: Scripte
     model.script = script
 
     async def crawl() -> tuple[int, int]:
-        client = Client({"IN": 1})
-        call = asyncio.ensure_future(rest.app(scope_of(STREAM), client.receive, client.send))
-        client.reads.release()  # the headers
+        wire = Wire(rest.handler, reads=1)  # the headers
+        wire.send(http_request("POST", STREAM, b'{"IN": 1}'))
         while len(sent) < 4:
             await asyncio.sleep(0.001)
         held = len(sent)
         for _ in range(3):
-            client.reads.release()
+            wire.read()
         while len(sent) < held + 2:
             await asyncio.sleep(0.001)
-        ahead = len(sent) - len(client.sent)
-        client.gone.set()
+        ahead = len(sent) - len(wire.written)
+        wire.hang_up()
         assert await asyncio.to_thread(model.cancelled.wait, WAIT_S)
-        for _ in range(10):  # what is sent to a client that has gone goes nowhere
-            client.reads.release()
-        await asyncio.wait_for(call, WAIT_S)
+        await asyncio.wait_for(wire.ended(), WAIT_S)
         return held, ahead
 
     held, ahead = asyncio.run(crawl())
@@ -321,15 +290,12 @@ def test_the_stream_of_a_client_that_goes_away_while_it_is_sent_to_ends(rest: Re
     model.script = script
 
     async def leave() -> None:
-        client = Client({"IN": 1})
-        call = asyncio.ensure_future(rest.app(scope_of(STREAM), client.receive, client.send))
-        for _ in range(5):
-            client.reads.release()
-        while len(client.sent) < 5:
+        wire = Wire(rest.handler, reads=5)
+        wire.send(http_request("POST", STREAM, b'{"IN": 1}'))
+        while len(wire.written) < 5:
             await asyncio.sleep(0.001)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        wire.hang_up()
+        await asyncio.wait_for(wire.ended(), WAIT_S)
 
     asyncio.run(leave())
     assert model.cancelled.wait(WAIT_S)
@@ -374,7 +340,7 @@ class Told:
 def test_requests_are_told_to_the_log(core: ServerState, made: Pools, model: Scripted) -> None:
     told = Told()
     core.request_log = told
-    rest = Rest(Router(generate_routes(core, made, 1 << 20)))
+    rest = Rest(RouteTable(generate_routes(core, made, 1 << 20)))
     model.script = says(1)
     rest("POST", PATH, b'{"IN": 1}')
     assert told.begun == [("http", 9)]

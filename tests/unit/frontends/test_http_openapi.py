@@ -10,7 +10,7 @@ import pytest
 import schemathesis
 from tests.support.rest import Agent, Rest, make_core, pools
 
-from conch.frontends.http.http_routing import ApiRoute, Router, route
+from conch.frontends.http.http_routing import Route, RouteTable, route
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.operations.operation_handlers import Services
@@ -22,20 +22,11 @@ DOCUMENT = document("1.2.3")
 METHODS = {"get", "post"}
 
 
-async def _elsewhere() -> None:
-    """Infer is answered before there is any routing."""
-
-
-INFER = route(
-    "/v2/models/[^/]+(?:/versions/[0-9]+)?/infer",
-    ["POST"],
-    "inference",
-    _elsewhere,  # type: ignore[arg-type]
-)
+INFER = route("/v2/models/[^/]+(?:/versions/[0-9]+)?/infer", ["POST"], "inference", lambda exchange: None)
 
 
 @pytest.fixture
-def routes() -> Iterator[list[ApiRoute]]:
+def routes() -> Iterator[list[Route]]:
     services = Services(Regions(), LogControl(LogOptions(), None), TraceSettings())
     with pools() as made:
         yield [*api_routes(make_core(Agent()), services, made), INFER]
@@ -49,7 +40,7 @@ def test_the_document_is_valid() -> None:
     schemathesis.openapi.from_dict(json.loads(json.dumps(DOCUMENT))).validate()
 
 
-def test_every_path_is_a_route_and_every_route_has_a_path(routes: list[ApiRoute]) -> None:
+def test_every_path_is_a_route_and_every_route_has_a_path(routes: list[Route]) -> None:
     unnamed = set(range(len(routes)))
     for path, item in DOCUMENT["paths"].items():
         place, found = next(
@@ -64,12 +55,12 @@ def test_every_path_is_a_route_and_every_route_has_a_path(routes: list[ApiRoute]
     assert not [routes[place].pattern.pattern for place in unnamed]
 
 
-def test_optional_parts_of_a_route_are_described_with_and_without_them(routes: list[ApiRoute]) -> None:
+def test_optional_parts_of_a_route_are_described_with_and_without_them(routes: list[Route]) -> None:
     examples = [example(path) for path in DOCUMENT["paths"]]
     for each in routes:
         matching = [path for path in examples if each.pattern.fullmatch(path)]
         assert len(matching) >= 2 ** each.pattern.pattern.count(")?"), each.pattern.pattern
 
 
-def test_the_document_is_served(routes: list[ApiRoute]) -> None:
-    assert Rest(Router(routes))("GET", "/openapi.json") == (200, json.loads(json.dumps(DOCUMENT)))
+def test_the_document_is_served(routes: list[Route]) -> None:
+    assert Rest(RouteTable(routes))("GET", "/openapi.json") == (200, json.loads(json.dumps(DOCUMENT)))

@@ -4,41 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import pytest
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Message
-from tests.support.rest import Rest
+from tests.support.raw_http import head
+from tests.support.rest import Rest, Wire
 
 from conch.core.errors import NotFoundError, ResourceExhaustedError
-from conch.frontends.http.http_routing import Router, route
+from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
+from conch.frontends.http.http_routing import RouteTable, route
 from conch.frontends.http.json_body import json_reply
 
 RESTRICTED = (403, {"error": "This API is restricted, expecting header 'key'"})
 
 
-async def echo(request: Request, **groups: str) -> Response:
+async def echo(exchange: HttpExchange, **groups: str) -> Reply:
     return json_reply(groups)
 
 
-async def missing(request: Request) -> Response:
+async def missing(exchange: HttpExchange) -> Reply:
     raise NotFoundError("no such thing")
 
 
-async def busy(request: Request) -> Response:
+async def busy(exchange: HttpExchange) -> Reply:
     error = ResourceExhaustedError("too much")
     error.retry_after_ms = 1500
     raise error
 
 
-async def broken(request: Request) -> Response:
+async def broken(exchange: HttpExchange) -> Reply:
     raise ValueError("oh")
 
 
-async def gone(request: Request) -> Response:
-    raise ClientDisconnect
+def broken_at_once(exchange: HttpExchange) -> None:
+    raise ValueError("oh")
+
+
+async def gone(exchange: HttpExchange) -> Reply:
+    raise ClientDisconnectError
 
 
 ROUTES = [
@@ -48,9 +50,10 @@ ROUTES = [
     route("/missing", ["GET"], "health", missing),
     route("/busy", ["GET"], "health", busy),
     route("/broken", ["GET"], "health", broken),
+    route("/broken/at/once", ["GET"], "health", broken_at_once),
     route("/gone", ["GET"], "health", gone),
 ]
-rest = Rest(Router(ROUTES))
+rest = Rest(RouteTable(ROUTES))
 NOT_FOUND = (404, {"error": "Not Found"})
 NOT_ALLOWED = (405, {"error": "Method Not Allowed"})
 
@@ -88,42 +91,36 @@ def test_errors_of_ours_have_their_status_and_text() -> None:
     assert response.headers["content-type"] == "application/json"
 
 
-def test_other_errors_are_logged_with_their_traceback(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("path", ["/broken", "/broken/at/once"])
+def test_other_errors_are_logged_with_their_traceback(caplog: pytest.LogCaptureFixture, path: str) -> None:
     with caplog.at_level(logging.ERROR):
-        assert rest("GET", "/broken") == (500, {"error": "the request could not be answered: oh"})
+        assert rest("GET", path) == (500, {"error": "the request could not be answered: oh"})
     assert caplog.records[-1].exc_info is not None
 
 
+async def written(request: bytes) -> bytes:
+    """Everything that is written to a client that sends this."""
+    wire = Wire(RouteTable(ROUTES))
+    wire.send(request)
+    await wire.ended()
+    return b"".join(wire.written)
+
+
 def test_a_client_that_has_gone_is_not_answered() -> None:
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/gone", "headers": []}
-    asyncio.run(Router(ROUTES)(scope, receive, send))
-    assert sent == []
+    assert asyncio.run(written(head("GET", "/gone"))) == b""
 
 
-def test_a_path_that_is_no_text_is_not_found() -> None:
-    sent: list[Message] = []
+def test_a_path_that_is_no_text_is_malformed() -> None:
+    assert asyncio.run(written(b"GET /v2/models/\xff HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
-    async def send(message: Message) -> None:
-        sent.append(message)
 
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b""}
-
-    scope = {"type": "http", "method": "GET", "path": "?", "raw_path": b"/v2/models/\xff", "headers": []}
-    asyncio.run(Router(ROUTES)(scope, receive, send))
-    assert sent[0]["status"] == 404
+def test_a_target_with_a_host_or_a_fragment_has_a_path() -> None:
+    for target in ("http://conch/v2/models/a?x", "/v2/models/a#b"):
+        assert asyncio.run(written(head("GET", target))).endswith(b'{"model":"a","version":""}'), target
 
 
 def test_restricted_categories_need_their_header_before_all_else() -> None:
-    restricted = Rest(Router(ROUTES, {"metadata": ("key", "secret"), "logging": ("other", "x")}))
+    restricted = Rest(RouteTable(ROUTES, {"metadata": ("key", "secret"), "logging": ("other", "x")}))
     assert restricted("GET", "/v2/models/a") == RESTRICTED
     assert restricted("DELETE", "/v2/models/a") == RESTRICTED
     assert restricted("GET", "/v2/models/a", headers={"key": "wrong"}) == RESTRICTED

@@ -7,11 +7,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 from tests.support.servers import WAIT_S, eventually
 
+from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.timeouts import ClientTimeouts, ConnectionSnapshot, ProgressCheck, WaitsFor
 
@@ -60,7 +60,7 @@ def test_what_is_worked_on_may_take_any_time() -> None:
 
 
 class Held:
-    """An ASGI application whose answers wait for leave once a body has come.
+    """A handler whose answers wait for leave once a body has come.
 
     Attributes:
         entered: Set when a request has come as a whole.
@@ -74,17 +74,14 @@ class Held:
         """Gives leave."""
         thread.loop.call_soon_threadsafe(self._go.set)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            more = message["more_body"]
+    async def __call__(self, exchange: HttpExchange) -> None:
+        try:
+            await exchange.wait_body(100)
+        except ClientDisconnectError:
+            return
         self.entered.set()
         await self._go.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"hi"})
+        exchange.respond(200, [], b"hi")
 
 
 @pytest.fixture

@@ -6,53 +6,33 @@ import asyncio
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.raw_http import request
+from tests.support.rest import Wire
 
 from conch.core.tensor import Tensor, copied
 from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
     PIECE_BYTES,
     TURN_BYTES,
-    HttpFlowControl,
+    PauseReason,
+    ReadControl,
     RequestBody,
     body_pieces,
     body_size,
 )
+from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.infer.infer_response import success, write_elements
 
 LONG = AT_ONCE_BYTES + 1000
-
-
-class Transport(asyncio.Transport):
-    """A transport that says what it was asked for; its client reads when the test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flow: HttpFlowControl | None = None
-        self.written: list[Any] = []
-        self.pauses_from: int | None = None
-        self.reading = True
-        self.closing = False
-
-    def write(self, data: Any) -> None:
-        self.written.append(data)
-        if len(self.written) == self.pauses_from and self.flow is not None:
-            self.flow.pause_writing()
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closing
 
 
 class Loop:
@@ -61,9 +41,9 @@ class Loop:
     def __init__(self) -> None:
         self.soon: list[Callable[[], object]] = []
 
-    def call_soon(self, callback: Callable[[], object]) -> None:
+    def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
         """As a loop has it."""
-        self.soon.append(callback)
+        self.soon.append(partial(callback, *arguments))
 
     def turn(self) -> bool:
         """Calls what is due; returns whether there was anything."""
@@ -79,24 +59,13 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def transport() -> Transport:
-    return Transport()
+def wire(loop: Loop) -> Wire:
+    return Wire(lambda exchange: None, loop)
 
 
 @pytest.fixture
-def waiting() -> list[object]:
-    """Requests behind the one that runs."""
-    return []
-
-
-@pytest.fixture
-def flow(loop: Loop, transport: Transport, waiting: list[object]) -> Iterator[HttpFlowControl]:
-    own = asyncio.new_event_loop()  # for the event of uvicorn's part
-    asyncio.set_event_loop(own)
-    transport.flow = HttpFlowControl(transport, cast(Any, loop), waiting)
-    yield transport.flow
-    asyncio.set_event_loop(None)
-    own.close()
+def control(loop: Loop, wire: Wire) -> ReadControl:
+    return ReadControl(wire, cast(Any, loop))
 
 
 @given(st.lists(st.integers(0, 3 * PIECE_BYTES), max_size=3))
@@ -108,98 +77,120 @@ def test_pieces_are_short_and_together_the_body(sizes: list[int]) -> None:
     assert body_size(body) == sum(sizes)
 
 
-def test_a_long_response_goes_out_a_piece_in_each_turn(
-    flow: HttpFlowControl, loop: Loop, transport: Transport
-) -> None:
-    body = bytes(range(256)) * (LONG // 256)
-    ended: list[bool] = []
-    flow.send(body, lambda: ended.append(True))
-    turns = 1
-    while not ended:
-        assert len(transport.written) == turns
-        assert flow.unsent == len(body) - sum(map(len, transport.written))
-        assert loop.turn()
-        turns += 1
-    assert b"".join(transport.written) == body
-    assert max(map(len, transport.written)) <= PIECE_BYTES
-    assert not loop.turn()
-    assert flow.unsent == 0
+BODY = bytes(range(256)) * (LONG // 256)
+GET = request("GET", "/")
 
 
-def test_a_long_response_waits_for_its_reader(
-    flow: HttpFlowControl, loop: Loop, transport: Transport
-) -> None:
-    transport.pauses_from = 3
-    body = bytes(LONG)
-    ended: list[bool] = []
-    flow.send(body, lambda: ended.append(True))
-    while loop.turn():
-        pass
-    assert len(transport.written) == 3
-    assert flow.unsent == LONG - 3 * PIECE_BYTES
-    flow.resume_writing()
-    while loop.turn():
-        pass
-    assert ended == [True]
-    assert b"".join(transport.written) == body
+def respond(exchange: HttpExchange) -> None:
+    """Sends a long response."""
+    exchange.respond(200, [], BODY)
 
 
-def test_what_its_client_does_not_wait_for_is_not_sent(
-    flow: HttpFlowControl, loop: Loop, transport: Transport
-) -> None:
-    ended: list[bool] = []
-    flow.send(bytes(LONG), lambda: ended.append(True))
-    flow.stop()
-    assert flow.unsent == 0
-    while loop.turn():
-        pass
-    flow.resume_writing()
-    assert not loop.turn()
-    assert len(transport.written) == 1
-    assert not ended
+def test_a_long_response_goes_out_a_piece_in_each_turn() -> None:
+    async def ask() -> list[bytes]:
+        wire = Wire(respond)
+        wire.send(GET)
+        seen = []
+        while sum(map(len, wire.written[1:])) < len(BODY):
+            seen.append(len(wire.written))
+            await asyncio.sleep(0)
+        assert all(later - before <= 1 for before, later in pairwise(seen))
+        return wire.written[1:]
+
+    pieces = asyncio.run(ask())
+    assert b"".join(pieces) == BODY
+    assert max(map(len, pieces)) <= PIECE_BYTES
+
+
+def test_a_long_response_waits_for_its_reader() -> None:
+    async def ask() -> list[bytes]:
+        exchanges: list[HttpExchange] = []
+
+        def handle(exchange: HttpExchange) -> None:
+            exchanges.append(exchange)
+            respond(exchange)
+
+        wire = Wire(handle, reads=4)
+        wire.send(GET)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(wire.written) == 4
+        assert exchanges[0].unsent == len(BODY) - 3 * PIECE_BYTES
+        for _ in range(20):
+            wire.read()
+            await asyncio.sleep(0)
+        assert exchanges[0].done
+        return wire.written[1:]
+
+    assert b"".join(asyncio.run(ask())) == BODY
+
+
+def test_what_its_client_does_not_wait_for_is_not_sent() -> None:
+    async def ask() -> int:
+        wire = Wire(respond)
+        wire.send(GET)
+        await asyncio.sleep(0)
+        before = len(wire.written)
+        wire.hang_up()
+        await wire.ended()
+        return len(wire.written) - before
+
+    assert asyncio.run(ask()) == 0
 
 
 def test_others_have_their_turn_before_much_more_is_read(
-    flow: HttpFlowControl, loop: Loop, transport: Transport
+    control: ReadControl, loop: Loop, wire: Wire
 ) -> None:
     states: list[bool] = []
     for size in (TURN_BYTES - 1, 1):
-        flow.has_read(size)
-        states.append(transport.reading)
+        control.has_read(size)
+        states.append(wire.reading)
     loop.turn()
-    assert [*states, transport.reading] == [True, False, True]
+    assert [*states, wire.reading] == [True, False, True]
 
 
-def test_a_turn_does_not_end_another_pause(flow: HttpFlowControl, loop: Loop, transport: Transport) -> None:
-    flow.has_read(TURN_BYTES)
-    flow.pause_reading()
+def test_a_turn_does_not_end_another_pause(control: ReadControl, loop: Loop, wire: Wire) -> None:
+    control.has_read(TURN_BYTES)
+    control.pause(PauseReason.UNPARSED)
     loop.turn()
-    states = [transport.reading]
-    flow.resume_reading()
-    assert [*states, transport.reading] == [False, True]
-    transport.closing = True
-    flow.has_read(TURN_BYTES)
-    assert not loop.turn()
+    states = [wire.reading]
+    control.resume(PauseReason.UNPARSED)
+    assert [*states, wire.reading] == [False, True]
 
 
-def test_reading_goes_on_once_no_request_waits_and_all_is_parsed(
-    flow: HttpFlowControl, transport: Transport, waiting: list[object]
-) -> None:
-    flow.pause_reading()
-    waiting.append(object())
-    flow.resume_reading()
-    assert not transport.reading
-    waiting.clear()
-    flow.hold()
-    flow.resume_reading()
-    assert not transport.reading
-    flow.release()
-    assert transport.reading
+def test_reading_goes_on_once_no_request_waits_and_all_is_parsed(control: ReadControl, wire: Wire) -> None:
+    control.pause(PauseReason.WAITING)
+    control.pause(PauseReason.UNPARSED)
+    assert control.paused
+    control.resume(PauseReason.UNPARSED)
+    assert not wire.reading
+    control.pause(PauseReason.UNPARSED)
+    control.resume(PauseReason.WAITING)
+    assert not wire.reading
+    control.resume(PauseReason.UNPARSED)
+    assert (wire.reading, control.paused) == (True, False)
+
+
+def test_a_closing_connection_is_left_alone(control: ReadControl, loop: Loop, wire: Wire) -> None:
+    wire.close()
+    control.has_read(TURN_BYTES)
+    assert wire.reading
+    loop.turn()
+    assert wire.reading
+
+
+@pytest.mark.parametrize("length", [None, 6, 1 << 20])
+def test_a_body_is_what_has_come(length: int | None) -> None:
+    body = RequestBody(length)
+    for piece in (b"abc", b"", b"def"):
+        body.add(piece)
+    assert bytes(body.body()) == b"abcdef"
+    assert body.body().readonly
 
 
 def test_a_body_takes_memory_only_as_it_comes() -> None:
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    gathered = RequestBody(1 << 30, 1 << 30)
+    gathered = RequestBody(1 << 30)
     faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
     assert faults < 100, "the memory has been written to"
     gathered.add(b"abc")
@@ -257,7 +248,7 @@ def test_long_bodies_are_not_joined() -> None:
     reply = success(head, [], None)
     assert not isinstance(reply.body, bytes)
     assert all(part is given for part, given in zip(reply.body, head, strict=True))
-    assert dict(reply.headers)[b"content-length"] == b"%d" % (9 << 20)
+    assert body_size(reply.body) == 9 << 20
     short = success([b"x"], [memoryview(b"y")], None)
     assert short.body == b"xy"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from tests.support.servers import WAIT_S, eventually
@@ -100,3 +101,21 @@ def test_what_has_not_begun_is_given_up_when_the_pool_closes() -> None:
             if not future.cancelled():
                 future.result(WAIT_S)
     assert futures[-1].cancelled()
+
+
+def test_a_thread_that_finds_its_job_taken_ends(pool: ParsingPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as one of its client's threads no longer, or the client would have none left in the end.
+
+    1. Thread A runs job 1; job 2 is queued, and a thread B for it.
+    2. A ends, sees job 2 and goes on: it queues itself again.
+    3. B runs job 2 first; A finds no job.
+    """
+    queued: list[partial[object]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "submit", lambda work, *arguments: queued.append(partial(work, *arguments)))
+        for _ in range(8):
+            futures = [pool.submit_for("10.0.0.1:1", lambda: False, lambda: 7) for _ in range(2)]
+            while queued:
+                queued.pop(0)()
+            assert [future.result(0) for future in futures] == [7, 7]
+    assert pool.submit_for("10.0.0.1:1", lambda: False, lambda: 7).result(WAIT_S) == 7

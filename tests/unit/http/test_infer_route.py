@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.core import WAIT_S, make_spec
-from tests.support.rest import Agent, make_core
+from tests.support.raw_http import request as http_request
+from tests.support.rest import Agent, Wire, make_core
 from tests.support.sharing import SharedObject, shared_object
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import TensorSpec
+from conch.frontends.http.http_exchange import HttpExchange, Reply
 from conch.frontends.http.http_pools import ParsingPool
-from conch.frontends.http.infer.infer_call import InferCall
-from conch.frontends.http.infer.infer_response import Reply
-from conch.frontends.http.infer.infer_route import InferRoute
+from conch.frontends.http.infer.infer_route import InferCall, InferRoute
 from conch.memory.regions import Regions
 
 SIZE = 3 << 20
@@ -46,6 +46,32 @@ class Recording:
         request.respond(InferenceResponse([]))
 
 
+LOOP: Any = SimpleNamespace(call_soon_threadsafe=lambda call: call())
+
+
+class Asked:
+    """One request to a route, and what is written to its client.
+
+    Args:
+        route: The route.
+        body: The request's body.
+        model: The model in its path.
+    """
+
+    def __init__(self, route: InferRoute, body: bytes, model: str = "m") -> None:
+        def handle(exchange: HttpExchange) -> None:
+            self.exchange = exchange
+            route(exchange, model, "")
+
+        self.wire = Wire(handle, LOOP)
+        self.wire.send(http_request("POST", "/", body))
+
+    @property
+    def answer(self) -> bytes:
+        """Everything that was written."""
+        return b"".join(self.wire.written)
+
+
 @pytest.fixture
 def memory() -> Iterator[SharedObject]:
     with shared_object(SIZE) as memory:
@@ -67,37 +93,31 @@ def test_large_parts_of_regions_are_not_for_the_loop(
 ) -> None:
     """The loop serves all clients: copying what lies in a region, or on a GPU, would hold up all of them."""
     model = Recording()
-    replies: list[Reply] = []
-    loop = SimpleNamespace(loop=SimpleNamespace(call_soon_threadsafe=lambda call: call()))
     body = json.dumps({"inputs": [in_region("IN", size)], "outputs": outputs}).encode()
     with closing(Regions()) as regions:
         regions.register_system("r", memory.key, 0, SIZE)
         with ParsingPool("worker") as workers:
             core = make_core(Agent(), model)
-            route = InferRoute(core, loop, workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
-            call = InferCall(route, model.spec.name, "", {}, [], "", replies.append)
-            assert route.begin(call) is None
-            call.body, call.size = lambda: memoryview(body), len(body)
+            route = InferRoute(core, SimpleNamespace(loop=LOOP), workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
             threading.current_thread().name, name = "loop", threading.current_thread().name
             try:
-                route.run(call)
+                asked = Asked(route, body, model.spec.name)
             finally:
                 threading.current_thread().name = name
         assert [each.split("_")[0] for each in model.threads] == [thread]
         assert model.seen == [size // 4]
-        assert [reply.status for reply in replies] == [200]
-        assert call.request is None, "nothing of the request is kept"
+        assert asked.answer.startswith(b"HTTP/1.1 200 ")
+        assert asked.exchange.on_disconnect is None, "nothing of the request is kept"
         assert [region.users for region in regions.system_regions()] == [0]
 
 
 @pytest.fixture
 def route() -> Iterator[InferRoute]:
-    loop = SimpleNamespace(loop=SimpleNamespace(call_soon_threadsafe=lambda call: call()))
     with closing(Regions()) as regions, ParsingPool("worker") as workers:
         core = make_core(Agent(), Recording())
         core.registry.namespaces = ("/a",)
         core.registry.begin_draining("/a::leaving", Recording())  # type: ignore[arg-type]
-        yield InferRoute(core, loop, workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
+        yield InferRoute(core, SimpleNamespace(loop=LOOP), workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -108,22 +128,30 @@ def test_what_fails_on_a_worker_is_answered(route: InferRoute, error: Exception,
         raise error
 
     answered = threading.Event()
-    replies: list[Reply] = []
 
-    def send(reply: Reply) -> None:
-        replies.append(reply)
-        answered.set()
+    class Exchange:
+        """An exchange that keeps the status and the body of its response."""
 
-    call = InferCall(route, "m", "", {}, [], "", send)
-    call.deliver(fail)
+        began = lost = False
+        client = ""
+
+        def respond(self, status: int, headers: Any, body: bytes, closes: bool) -> None:
+            self.response = status, body
+            answered.set()
+
+    exchange: Any = Exchange()
+    InferCall(route, exchange, "m", "", 0).deliver(fail)
     assert answered.wait(WAIT_S)
-    assert replies[0].status == status
-    assert str(error).encode() in replies[0].body
+    assert exchange.response[0] == status
+    assert str(error).encode() in exchange.response[1]
 
 
 def test_a_model_with_a_namespace_that_is_leaving_is_known(route: InferRoute) -> None:
     """Requests that go on with one of its sequences are still taken."""
-    assert route.begin(InferCall(route, "leaving", "", {}, [], "", lambda reply: None)) is None
-    refused = route.begin(InferCall(route, "nowhere", "", {}, [], "", lambda reply: None))
-    assert isinstance(refused, Reply)
-    assert refused.status == 404
+    head = http_request("POST", "/", b"").replace(b"Content-Length: 0", b"Content-Length: 9")
+    answers = []
+    for model in ("leaving", "nowhere"):
+        wire = Wire(lambda exchange, model=model: route(exchange, model, ""), LOOP)  # type: ignore[misc]
+        wire.send(head)
+        answers.append(b"".join(wire.written)[:13])
+    assert answers == [b"", b"HTTP/1.1 404 "]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.frontends.http.jsontext import json_values
-from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, SlowTextError, load, load_quickly
+from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, SlowTextError, load
 from conch.frontends.http.jsontext.json_scanner import JsonDepthError, JsonMembersError, JsonSyntaxError, scan
 from conch.frontends.http.jsontext.json_values import BulkArray, flattened
 
@@ -180,6 +180,15 @@ def test_members_of_a_name_in_order_and_all_of_them() -> None:
         assert list(dict(value)["a"]) == [("x", [1]), ("x", 2)]
 
 
+def test_deep_objects_keep_their_members_in_order() -> None:
+    depth = 900
+    value = load(b'{"a":' * depth + b"1" + b"}" * depth, pairs=True)
+    for _ in range(depth):
+        (name, value), *others = value
+        assert (name, others) == ("a", [])
+    assert value == 1
+
+
 def test_quick_threads_leave_what_takes_long() -> None:
     for text in (
         b"[" * 2000,
@@ -189,9 +198,9 @@ def test_quick_threads_leave_what_takes_long() -> None:
         b" " * QUICK_BYTES + b"1",
     ):
         with pytest.raises(SlowTextError):
-            load_quickly(text)
-    assert load_quickly(b'{"a":1,"a":NaN}') == {"a": 1}
-    assert load_quickly(b"[" + b"1," * 10000 + b"1]") == [1] * 10001
+            load(text, quick=True)
+    assert load(b'{"a":1,"a":NaN}', quick=True) == {"a": 1}
+    assert load(b"[" + b"1," * 10000 + b"1]", quick=True) == [1] * 10001
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""The metrics port as an application: who gets which text."""
+"""The handler of the metrics port: who gets which text."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,15 +48,15 @@ def app(rendered: Rendered) -> Iterator[MetricsApp]:
 async def ask(
     app: MetricsApp, path: str = "/metrics", method: str = "GET", **headers: str
 ) -> tuple[int, bytes]:
-    sent: list[dict[str, Any]] = []
+    sent: list[tuple[int, bytes]] = []
 
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
+    def respond(status: int, headers: list[tuple[bytes, bytes]], body: Sequence[bytes]) -> None:
+        sent.append((status, b"".join(body)))
 
     names = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    await app({"type": "http", "method": method, "path": path, "headers": names}, None, send)
-    assert sent[-1].get("more_body", False) is False
-    return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
+    await app(SimpleNamespace(method=method, path=path, headers=names, respond=respond))
+    (answer,) = sent
+    return answer
 
 
 async def until(started: threading.Semaphore) -> None:

@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from conch.frontends.http.fast_path import FastPath, FastPathCall, FastPathConnection, ResponseSender
-
-Headers = Iterable[tuple[bytes, bytes]]
+from conch.frontends.http.http_exchange import HttpExchange
 
 ANY_ORIGIN = "*"
 
 _FORM_TYPES = frozenset((b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain"))
 """Content types that need no CORS preflight."""
 
-_RUNS_MODELS = re.compile(rb"/v2/models/[^/]+(?:/versions/[0-9]+)?/(?:infer|generate|generate_stream)")
 _EXPOSED = b"inference-header-content-length, retry-after"
 _MAX_AGE_S = b"600"
 
 
-def cross_origin_reason(headers: Headers) -> str:
-    """Returns why a request counts as cross-origin, or an empty string; header names are lower-case."""
-    given = dict(headers)
+def cross_origin_reason(given: Mapping[bytes, bytes]) -> str:
+    """Returns why a request with these headers counts as cross-origin, or an empty string."""
     origin, site = given.get(b"origin"), given.get(b"sec-fetch-site")
     if origin is not None and not _is_own(origin, given.get(b"host", b"")):
         return f"Origin is '{origin.decode('latin-1')}'"
@@ -62,52 +56,30 @@ def _is_own(origin: bytes, host: bytes) -> bool:
 
 
 class CrossOriginInference:
-    """ASGI middleware that allows inference from pages of given origins (CORS).
+    """Allows inference from pages of given origins (CORS).
 
     Args:
-        app: The wrapped application.
         origins: Origins such as ``https://app.example``, or `ANY_ORIGIN`.
     """
 
-    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
-        self._app = app
+    def __init__(self, origins: Collection[str]) -> None:
         self._any = ANY_ORIGIN in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a preflight, or adds the CORS headers to the application's response."""
-        headers = dict(scope["headers"])
-        origin = headers.get(b"origin")
-        allowed = origin is not None and (self._any or origin in self._origins)
-        if origin is None or not allowed or not _RUNS_MODELS.fullmatch(scope["raw_path"]):
-            await self._app(scope, receive, send)
-            return
-        leave = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
-        if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
-            leave += [
+    def answer(self, exchange: HttpExchange) -> bool:
+        """Answers a preflight and returns True, or adds the CORS headers to the response to come."""
+        fields = exchange.fields
+        origin = fields.get(b"origin")
+        if origin is None or not (self._any or origin in self._origins):
+            return False
+        exchange.extra_headers = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        if exchange.method == "OPTIONS" and b"access-control-request-method" in fields:
+            exchange.extra_headers += [
                 (b"access-control-allow-methods", b"POST"),
-                (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"")),
+                (b"access-control-allow-headers", fields.get(b"access-control-request-headers", b"")),
                 (b"access-control-max-age", _MAX_AGE_S),
             ]
-            await send({"type": "http.response.start", "status": 204, "headers": leave})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        leave.append((b"access-control-expose-headers", _EXPOSED))
-
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *leave]
-            await send(message)
-
-        await self._app(scope, receive, sending)
-
-
-def fast_path_without_origin(fast_path: FastPath) -> FastPath:
-    """Sends requests with an `Origin` through the application, which adds CORS headers."""
-
-    def filtered(connection: FastPathConnection, sender: ResponseSender) -> FastPathCall | None:
-        if any(name.lower() == b"origin" for name, _ in connection.raw_headers):
-            return None
-        return fast_path(connection, sender)
-
-    return filtered
+            exchange.respond(204, [])
+            return True
+        exchange.extra_headers.append((b"access-control-expose-headers", _EXPOSED))
+        return False

@@ -1,18 +1,17 @@
-"""Flow control of connections: limits bytes read, parsed and written per loop iteration; buffers bodies.
+"""Flow control of connections: limits bytes read, parsed and written per loop iteration; collects bodies.
 
-Threads and locks: event loop only. Used by `http_connection`, `fast_path`, `infer_fast_path`, `http_loop`.
+Threads and locks: event loop only. Used by `http_connection`, `http_exchange`, `http_loop`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Any, Protocol
 
 import numpy as np
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.server import ServerState
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
@@ -49,43 +48,50 @@ def body_pieces(body: Body) -> Iterator[Buffer]:
             yield view[start : start + PIECE_BYTES]
 
 
-class HttpFlowControl(FlowControl):
-    """Pauses reading while pipelined requests wait; writes long responses in pieces.
+class PauseReason(Enum):
+    """Why a connection is not read."""
+
+    WAITING = auto()
+    """Requests wait for the response to an earlier one."""
+    UNPARSED = auto()
+    """Received bytes are not parsed yet."""
+    BODY = auto()
+    """The handler has not asked for the body yet."""
+    TURN = auto()
+    """Other connections are served first."""
+
+
+class ReadControl:
+    """Pauses reading while there is a reason to.
 
     Args:
         transport: The connection's transport.
         loop: Its event loop.
-        waiting: The pipeline of requests.
-
-    Attributes:
-        unsent: Bytes of a long response not yet passed to the transport.
-        held: True while received bytes are unparsed; reading is paused.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, waiting: Sized) -> None:
-        super().__init__(transport)
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
         self._loop = loop
-        self._waiting = waiting
-        self._pieces: Iterator[Buffer] | None = None
-        self._sent: Callable[[], None] | None = None
+        self._reasons: set[PauseReason] = set()
         self._read = 0
-        self.unsent = 0
-        self.held = False
 
-    def resume_reading(self) -> None:
-        """Resumes reading unless requests wait or bytes are unparsed."""
-        if not self._waiting and not self.held:
-            super().resume_reading()
+    @property
+    def paused(self) -> bool:
+        """True while received requests or bytes wait."""
+        return bool(self._reasons - {PauseReason.TURN})
 
-    def hold(self) -> None:
-        """Pauses reading until `release`."""
-        self.held = True
-        self.pause_reading()
+    def pause(self, reason: PauseReason) -> None:
+        """Pauses reading until `resume` with the same reason."""
+        if not self._reasons and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._reasons.add(reason)
 
-    def release(self) -> None:
-        """Ends `hold`; resumes reading unless requests wait."""
-        self.held = False
-        self.resume_reading()
+    def resume(self, reason: PauseReason) -> None:
+        """Resumes reading if there is no other reason to pause."""
+        if reason in self._reasons:
+            self._reasons.remove(reason)
+            if not self._reasons and not self._transport.is_closing():
+                self._transport.resume_reading()
 
     def has_read(self, size: int) -> None:
         """Counts received bytes; pauses for one loop iteration after `TURN_BYTES`.
@@ -93,50 +99,10 @@ class HttpFlowControl(FlowControl):
         Without it, one fast sender would keep the loop reading.
         """
         self._read += size
-        if self._read >= TURN_BYTES and not self.read_paused and not self._transport.is_closing():
+        if self._read >= TURN_BYTES:
             self._read = 0
-            self._transport.pause_reading()
-            self._loop.call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        if not self.read_paused and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def resume_writing(self) -> None:
-        """Continues a long response."""
-        super().resume_writing()
-        if self._pieces is not None:
-            self._loop.call_soon(self._send)
-
-    def send(self, body: Body, sent: Callable[[], None]) -> None:
-        """Sends a long response, one piece per loop iteration.
-
-        Args:
-            body: The response body.
-            sent: Called after the last piece; not called if the client disconnects.
-        """
-        self._pieces, self._sent = body_pieces(body), sent
-        self.unsent = body_size(body)
-        self._send()
-
-    def stop(self) -> None:
-        """Drops the rest of the response."""
-        self._pieces = self._sent = None
-        self.unsent = 0
-
-    def _send(self) -> None:
-        if self._pieces is None or self.write_paused:
-            return
-        piece = next(self._pieces)
-        self.unsent -= len(piece)
-        self._transport.write(piece)
-        if not self.unsent:
-            sent = self._sent
-            self.stop()
-            if sent is not None:
-                sent()
-        elif not self.write_paused:
-            self._loop.call_soon(self._send)
+            self.pause(PauseReason.TURN)
+            self._loop.call_soon(self.resume, PauseReason.TURN)
 
 
 _MOST_ANNOUNCED = 1 << 30
@@ -144,47 +110,36 @@ _MOST_CLEARED = 256 << 10
 
 
 class RequestBody:
-    """A partial or complete body.
+    """A body that comes in several pieces, in one block of memory.
+
+    A large block is left uninitialised: pages are allocated as bytes arrive, and no time is spent on zeroing.
 
     Args:
         length: Announced length in bytes, or None.
-        most: Limit in bytes.
-
-    Attributes:
-        size: Bytes received.
-        most: Limit in bytes.
     """
 
-    __slots__ = ("_block", "_parts", "most", "size")
+    __slots__ = ("_block", "_grows", "_size")
 
-    def __init__(self, length: int | None, most: int) -> None:
-        self._parts: list[bytes] = []
-        self._block = None if length is None or length > _MOST_ANNOUNCED else _block(length)
-        self.size = 0
-        self.most = most
-
-    def add(self, part: bytes) -> None:
-        """Appends a piece."""
-        block = self._block
-        if block is None:
-            self._parts.append(part)
+    def __init__(self, length: int | None) -> None:
+        self._grows = length is None or length > _MOST_ANNOUNCED
+        self._size = 0
+        self._block: Any
+        if length is None or self._grows:
+            self._block = bytearray()
         else:
-            block[self.size : self.size + len(part)] = part
-        self.size += len(part)
+            self._block = bytearray(length) if length <= _MOST_CLEARED else np.empty(length, np.uint8).data
+
+    def add(self, piece: bytes) -> None:
+        """Appends a piece."""
+        if self._grows:
+            self._block += piece
+        else:
+            self._block[self._size : self._size + len(piece)] = piece
+        self._size += len(piece)
 
     def body(self) -> memoryview:
-        """Returns the complete body; may copy it."""
-        if self._block is not None:
-            return memoryview(self._block)[: self.size].toreadonly()
-        return memoryview(b"".join(self._parts))
-
-
-def _block(length: int) -> bytearray | memoryview:
-    """Allocates memory for a body.
-
-    A large block is left uninitialised: pages are allocated as bytes arrive, and no time is spent on zeroing.
-    """
-    return bytearray(length) if length <= _MOST_CLEARED else np.empty(length, np.uint8).data
+        """Returns what has come, without copying it."""
+        return memoryview(self._block)[: self._size].toreadonly()
 
 
 class UnreadBodyError(InvalidArgumentError):
@@ -204,34 +159,39 @@ class TooManyChunksError(UnreadBodyError):
 class SlicedParser(Protocol):
     """A connection that parses its buffer in time slices."""
 
-    loop: asyncio.AbstractEventLoop
-
     def parse_on(self) -> None:
         """Parses the next time slice."""
 
 
-class ListenerState(ServerState):
-    """State shared by the connections of a listener; `on_lost` is called when one closes."""
+class ListenerState:
+    """State shared by the connections of a listener.
 
-    def __init__(self, most_connections: int) -> None:
-        super().__init__()
+    Args:
+        loop: Their event loop.
+        most_connections: Limit of connections.
+
+    Attributes:
+        connections: Open connections.
+        tasks: Tasks of their handlers.
+        on_lost: Called when a connection closes.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most_connections: int) -> None:
+        self.loop = loop
         self.most_connections = most_connections
+        self.connections: set[Any] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.on_lost: Callable[[], None] = lambda: None
         self._unparsed: deque[SlicedParser] = deque()
-        self.default_headers = []
-        self.on_lost: Callable[[], None] = _nothing
 
     def parse_later(self, connection: SlicedParser) -> None:
         """Queues a connection for parsing; one runs per iteration of the event loop."""
         self._unparsed.append(connection)
         if len(self._unparsed) == 1:
-            connection.loop.call_soon(self._parse_one)
+            self.loop.call_soon(self._parse_one)
 
     def _parse_one(self) -> None:
         connection = self._unparsed.popleft()
         if self._unparsed:
-            connection.loop.call_soon(self._parse_one)
+            self.loop.call_soon(self._parse_one)
         connection.parse_on()
-
-
-def _nothing() -> None:
-    """Does nothing; the default of `on_lost`."""

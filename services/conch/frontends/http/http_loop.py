@@ -12,25 +12,19 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import uvloop
-from uvicorn.config import Config
 
 from conch.core.errors import UnavailableError
-from conch.frontends.http.fast_path import FastPath
 from conch.frontends.http.flow_control import ListenerState
-from conch.frontends.http.http_connection import Connection
+from conch.frontends.http.http_connection import Connection, Handler
 from conch.frontends.http.timeouts import ClientTimeouts
 
 log = logging.getLogger(__name__)
-
-
-App = Callable[[Any, Any, Any], Awaitable[None]]
-"""An ASGI application."""
 
 _BACKLOG = 2048
 _ABORT_S = 1.0
@@ -43,23 +37,22 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """One uvloop event loop in one thread; code on it must not block or compute for long."""
+    """One uvloop event loop in one thread; code on it must not block or compute for long.
+
+    Attributes:
+        loop: The event loop; available after `start`.
+    """
+
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self, name: str = "conch-http") -> None:
         self._name = name
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop; available after `start`."""
-        assert self._loop is not None, "the thread has not been started"
-        return self._loop
 
     def start(self) -> None:
         """Starts the thread if it does not run."""
         if self._thread is None:
-            self._loop = uvloop.new_event_loop()
+            self.loop = uvloop.new_event_loop()
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
@@ -76,24 +69,22 @@ class LoopThread:
 
     def listen(
         self,
-        app: App,
+        handler: Handler,
         host: str,
         port: int,
         tls: ssl.SSLContext | None = None,
         reuse_port: bool = False,
-        fast_path: FastPath | None = None,
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
         most_connections: int = 256,
     ) -> Listener:
-        """Serves an ASGI application on an address.
+        """Serves HTTP on an address.
 
         Args:
-            app: The application.
+            handler: Answers the requests, on the loop.
             host: Host name or address.
             port: The port; 0 for any free one.
             tls: TLS, or None for plain text.
             reuse_port: True lets other processes listen on the same port.
-            fast_path: Answers some requests without the application, or None.
             timeouts: Timeouts of clients.
             most_connections: Limit of connections.
 
@@ -104,7 +95,7 @@ class LoopThread:
         self.start()
         listener = Listener(self, bound.getsockname()[1], timeouts, most_connections)
         try:
-            self.run(listener.start(app, bound, tls, fast_path)).result()
+            self.run(listener.start(handler, bound, tls)).result()
         except BaseException:
             bound.close()
             raise
@@ -135,31 +126,15 @@ class Listener:
     ) -> None:
         self._thread = thread
         self._timeouts = timeouts
-        self._state = ListenerState(most_connections)
+        self._state = ListenerState(thread.loop, most_connections)
         self._server: asyncio.AbstractServer | None = None
         self.port = port
 
-    async def start(
-        self, app: App, bound: socket.socket, tls: ssl.SSLContext | None, fast_path: FastPath | None
-    ) -> None:
+    async def start(self, handler: Handler, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Starts accepting connections; runs on the loop."""
-        config = Config(
-            app,
-            log_config=None,
-            # uvicorn would apply these to the whole process, which may use uvicorn too.
-            log_level=None,
-            access_log=True,
-            lifespan="off",
-            ws="none",
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-        )
-        config.load()
         loop = asyncio.get_running_loop()
-        state = self._state
         self._server = await loop.create_server(
-            lambda: Connection(config, state, loop, fast_path),
+            lambda: Connection(handler, self._state),
             sock=bound,
             backlog=_BACKLOG,
             ssl=tls,
@@ -173,7 +148,6 @@ class Listener:
         if len(self._state.connections) > _CROWDED_SHARE * self._state.most_connections:
             timeouts = timeouts.while_crowded()
         for connection in list(self._state.connections):
-            assert isinstance(connection, Connection), "others are not made here"
             if connection.progress.timed_out(connection.snapshot(), timeouts, now):
                 connection.give_up()
         self._look: asyncio.TimerHandle = loop.call_later(timeouts.every_s, self._check_clients, loop)

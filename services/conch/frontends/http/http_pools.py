@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from conch.core.errors import CancelledError, UnavailableError
@@ -116,8 +116,10 @@ class ParsingPool(ThreadPool):
     def _serve(self, host: str) -> None:
         """Runs one job of a client, then queues behind other clients."""
         with self._lock:
-            job = self._queues[host].popleft()
-        job.run()
+            # Empty if another thread of the client took the job that made this one go on.
+            job = self._queues[host].popleft() if self._queues[host] else None
+        if job is not None:
+            job.run()
         with self._lock:
             if self._queues[host] and not self._closed:
                 again = True
@@ -183,28 +185,12 @@ class Pools:
         return self.operations.close(left) and parsed
 
 
-async def run_on(pool: Executor, work: Callable[..., T], *arguments: object) -> T:
-    """Runs a function on a pool without blocking the loop.
+async def result_of(begin: Callable[[], Future[T]]) -> T:
+    """Begins work on a pool and waits for its result without blocking the loop.
 
     Raises:
         UnavailableError: The pool was closed before the work started.
     """
-    return await _result_of(lambda: pool.submit(work, *arguments))
-
-
-async def parse_on(
-    pool: ParsingPool, client: str, gone: Callable[[], bool], work: Callable[..., T], *arguments: object
-) -> T:
-    """Runs a function on the parsing pool without blocking the loop; see `ParsingPool.submit_for`.
-
-    Raises:
-        AbandonedError: The client disconnected.
-        UnavailableError: The pool was closed before the work started.
-    """
-    return await _result_of(lambda: pool.submit_for(client, gone, work, *arguments))
-
-
-async def _result_of(begin: Callable[[], Future[T]]) -> T:
     try:
         future = begin()
     except RuntimeError:  # the pool is closed

@@ -1,70 +1,63 @@
-"""Routes paths to endpoints; checks restrictions, origins and methods, and turns errors into responses.
+"""The table of routes: finds the handler of a request, after the checks that all requests pass.
 
-Paths are matched as in Triton: raw, neither decoded nor normalised.
+Checks, in order: known path, CORS, restrictions, origin, method. Paths are matched as in Triton: raw, neither
+decoded nor normalised.
+
+Threads and locks: event loop only. Used by: `http_server`, `api_routes`, `generate_route`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
-
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from typing import Any
 
 from conch.core.errors import ConchError
 from conch.frontends.access_policy import Restrictions
-from conch.frontends.http.cors import cross_origin_reason
+from conch.frontends.http.cors import CrossOriginInference, cross_origin_reason
+from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.json_body import error_reply, text_error
 
 log = logging.getLogger(__name__)
 
-Endpoint = Callable[..., Awaitable[Response]]
-"""Takes the request and the named groups of the path as keywords; missing groups are empty."""
+RouteHandler = Callable[..., Coroutine[Any, Any, Reply | None] | None]
+"""Takes the exchange, and the named groups of the path as keywords; missing groups are empty.
 
-OnRefused = Callable[[Scope, str, str], None]
-"""Called with scope, model and version of a refused inference request."""
+A plain function responds by itself, now or later. A coroutine runs as a task; it returns the response, or
+None if it has responded by itself. Its errors become responses.
+"""
+
+OnRefused = Callable[[HttpExchange, str, str], None]
+"""Called with exchange, model and version of a refused inference request."""
 
 
-def ignore_refused(scope: Scope, model: str, version: str) -> None:
+def ignore_refused(exchange: HttpExchange, model: str, version: str) -> None:
     """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class ApiRoute:
-    """One line of a routing table.
+class Route:
+    """One line of the table.
 
     Attributes:
         pattern: Matches whole paths.
         methods: Allowed HTTP methods.
         category: Category for restrictions.
-        endpoint: The handler.
+        handler: Answers the requests.
     """
 
     pattern: re.Pattern[str]
     methods: tuple[str, ...]
     category: str
-    endpoint: Endpoint
+    handler: RouteHandler
 
 
-def route(pattern: str, methods: Sequence[str], category: str, endpoint: Endpoint) -> ApiRoute:
+def route(pattern: str, methods: Sequence[str], category: str, handler: RouteHandler) -> Route:
     """Builds a route."""
-    return ApiRoute(re.compile(pattern), tuple(methods), category, endpoint)
-
-
-def refusal(scope: Scope, category: str, restrictions: Restrictions) -> Response | None:
-    """Returns the 403 response if the header of a restricted category is missing, else None."""
-    wanted = restrictions.get(category)
-    if wanted is None:
-        return None
-    key, value = wanted
-    name, secret = key.encode(), value.encode()
-    if any(header == name and compare_digest(given, secret) for header, given in scope["headers"]):
-        return None
-    return text_error(restricted_text(key), 403)
+    return Route(re.compile(pattern), tuple(methods), category, handler)
 
 
 def restricted_text(key: str) -> str:
@@ -72,69 +65,86 @@ def restricted_text(key: str) -> str:
     return f"This API is restricted, expecting header '{key}'"
 
 
-def raw_path(scope: Scope) -> str | None:
-    """Returns the path as received, without the query; None if it is not UTF-8."""
-    raw = scope.get("raw_path")
-    if raw is None:
-        return str(scope["path"])
-    try:
-        return bytes(raw).partition(b"?")[0].decode()
-    except UnicodeDecodeError:
-        return None
+class RouteTable:
+    """Handles requests by a table; the first matching pattern wins.
 
-
-class Router:
-    """ASGI application of a routing table; the first matching pattern wins."""
+    Args:
+        routes: The table.
+        restrictions: Categories that need a secret.
+        refused: Told of inference requests without it.
+        cors: Opens inference to pages of other origins; None for none.
+    """
 
     def __init__(
         self,
-        routes: Sequence[ApiRoute],
+        routes: Sequence[Route],
         restrictions: Restrictions | None = None,
         refused: OnRefused = ignore_refused,
+        cors: CrossOriginInference | None = None,
     ) -> None:
-        self._refused = refused
         self._routes = tuple(routes)
         self._restrictions = restrictions or {}
+        self._refused = refused
+        self._cors = cors
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
-        request = Request(scope, receive)
-        try:
-            response = await self._answer(request)
-        except ClientDisconnect:
-            return  # the client disconnected
-        await response(scope, receive, send)
-
-    async def _answer(self, request: Request) -> Response:
-        path = raw_path(request.scope)
-        found = None if path is None else self._find(path)
-        if found is None:
-            return text_error("Not Found", 404)
-        target, groups = found
-        refused = refusal(request.scope, target.category, self._restrictions)
-        if refused is not None:
-            if target.category == "inference":
-                self._refused(request.scope, groups.get("model", ""), groups.get("version", ""))
-            return refused
-        if request.method == "POST" and target.category != "inference":
-            page = cross_origin_reason(request.scope["headers"])
-            if page:
-                return text_error(f"a web page of another origin may not ask for this: {page}", 403)
-        if request.method not in target.methods:
-            return text_error("Method Not Allowed", 405)
-        try:
-            return await target.endpoint(request, **groups)
-        except ConchError as error:
-            return error_reply(error)
-        except ClientDisconnect:
-            raise
-        except Exception as error:
-            log.exception("%s %s could not be answered", request.method, path)
-            return text_error(f"the request could not be answered: {error}", 500)
-
-    def _find(self, path: str) -> tuple[ApiRoute, dict[str, str]] | None:
-        for each in self._routes:
-            matched = each.pattern.fullmatch(path)
+    def __call__(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
+        """Answers a request, or returns a coroutine that does."""
+        path = exchange.path
+        for target in self._routes:
+            matched = target.pattern.fullmatch(path)
             if matched is not None:
-                return each, matched.groupdict("")
-        return None
+                break
+        else:
+            exchange.respond(*text_error("Not Found", 404))
+            return None
+        groups = matched.groupdict("")
+        inference = target.category == "inference"
+        if inference and self._cors is not None and self._cors.answer(exchange):
+            return None
+        if target.category in self._restrictions and not self._admits(exchange, target.category):
+            if inference:
+                self._refused(exchange, groups.get("model", ""), groups.get("version", ""))
+            return None
+        if exchange.method == "POST" and not inference:
+            page = cross_origin_reason(exchange.fields)
+            if page:
+                text = f"a web page of another origin may not ask for this: {page}"
+                exchange.respond(*text_error(text, 403))
+                return None
+        if exchange.method not in target.methods:
+            exchange.respond(*text_error("Method Not Allowed", 405))
+            return None
+        try:
+            work = target.handler(exchange, **groups)
+        except Exception as error:
+            exchange.respond(*_unforeseen(exchange, error))
+            return None
+        return None if work is None else _answer(exchange, work)
+
+    def _admits(self, exchange: HttpExchange, category: str) -> bool:
+        """Returns whether the request has the header of its category; refuses it otherwise."""
+        key, value = self._restrictions[category]
+        name, secret = key.encode(), value.encode()
+        if any(each.lower() == name and compare_digest(given, secret) for each, given in exchange.headers):
+            return True
+        exchange.respond(*text_error(restricted_text(key), 403))
+        return False
+
+
+async def _answer(exchange: HttpExchange, work: Coroutine[Any, Any, Reply | None]) -> None:
+    try:
+        reply = await work
+    except ClientDisconnectError:
+        return
+    except ConchError as error:
+        reply = error_reply(error)
+    except Exception as error:
+        reply = _unforeseen(exchange, error)
+    if reply is not None:
+        exchange.respond(*reply)
+
+
+def _unforeseen(exchange: HttpExchange, error: Exception) -> Reply:
+    """Logs an error of a handler; returns the response."""
+    log.error("%s %s could not be answered", exchange.method, exchange.path, exc_info=error)
+    return text_error(f"the request could not be answered: {error}", 500)

@@ -1,18 +1,15 @@
-"""The REST front end: options, composition, start and stop, and its ASGI application.
+"""The REST front end: options, composition, start and stop.
 
 Used by: `conch.server`.
 """
 
 from __future__ import annotations
 
-import re
 import ssl
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnauthenticatedError, UnavailableError
@@ -20,56 +17,16 @@ from conch.core.process_setup import HTTP_SHARES, most_connections
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
-from conch.frontends.http.cors import CrossOriginInference, fast_path_without_origin
+from conch.frontends.http.cors import CrossOriginInference
+from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.http_pools import Pools
-from conch.frontends.http.http_routing import OnRefused, Router, ignore_refused, refusal, restricted_text
-from conch.frontends.http.infer.infer_asgi import answer
-from conch.frontends.http.infer.infer_fast_path import infer_fast_path
+from conch.frontends.http.http_routing import OnRefused, RouteTable, ignore_refused, restricted_text, route
 from conch.frontends.http.infer.infer_route import InferRoute
-from conch.frontends.http.json_body import text_error
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.operation_table import INFER, path_pattern
-
-_INFER = re.compile(path_pattern(INFER.paths[0]).encode())
-
-
-class HttpApp:
-    """Dispatches requests to the infer route or the router; checks restrictions of inference."""
-
-    def __init__(
-        self,
-        infer: InferRoute,
-        router: Router,
-        restrictions: Restrictions,
-        refused: OnRefused = ignore_refused,
-    ) -> None:
-        self._infer = infer
-        self._refused = refused
-        self._router = router
-        self._restrictions = restrictions if "inference" in restrictions else None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
-        found = _INFER.fullmatch(scope["raw_path"])
-        if found is None:
-            await self._router(scope, receive, send)
-            return
-        if self._restrictions is not None:
-            refused = refusal(scope, "inference", self._restrictions)
-            if refused is not None:
-                name, version = found.groups()
-                self._refused(scope, name.decode(errors="replace"), (version or b"").decode())
-                await refused(scope, receive, send)
-                return
-        if scope["method"] != "POST":
-            await text_error("Method Not Allowed", 405)(scope, receive, send)
-            return
-        name, version = found.groups()
-        await answer(self._infer, scope, receive, send, name, version)
-
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
@@ -174,15 +131,15 @@ class HttpFrontEnd:
         )
         identified = options.mutual or "model-repository" in options.restrictions
         uploads = UploadRule(options.allow_model_upload or identified)
-        routes = api_routes(core, services, self._pools, most_bytes, clock, self._admission, uploads)
-        refused = _log_refused(core, options.restrictions, clock)
-        router = Router(routes, options.restrictions, refused)
-        self._app: ASGIApp = HttpApp(infer, router, options.restrictions, refused)
-        # The fast path does not check restrictions.
-        self._fast_path = None if "inference" in options.restrictions else infer_fast_path(infer)
-        if options.cors_origins:
-            self._app = CrossOriginInference(self._app, options.cors_origins)
-            self._fast_path = self._fast_path and fast_path_without_origin(self._fast_path)
+        self._routes = RouteTable(
+            [
+                route(path_pattern(INFER.paths[0]), [INFER.http_method], INFER.access, infer),
+                *api_routes(core, services, self._pools, most_bytes, clock, self._admission, uploads),
+            ],
+            options.restrictions,
+            _log_refused(core, options.restrictions, clock),
+            CrossOriginInference(options.cors_origins) if options.cors_origins else None,
+        )
         self._listener: Listener | None = None
 
     def start(self) -> int:
@@ -197,12 +154,11 @@ class HttpFrontEnd:
         options = self._options
         tls = None if options.tls is None else options.tls.context()
         self._listener = self._thread.listen(
-            self._app,
+            self._routes,
             options.address.strip("[]"),
             options.port,
             tls,
             options.reuse_port,
-            self._fast_path,
             ClientTimeouts(idle_s=options.idle_timeout_s),
             options.max_connections or most_connections(HTTP_SHARES),
         )
@@ -241,10 +197,10 @@ def _log_refused(core: ServerState, restrictions: Restrictions, clock: Clock) ->
         return ignore_refused
     error = UnauthenticatedError(restricted_text(restrictions["inference"][0]))
 
-    def refused(scope: Scope, model: str, version: str) -> None:
-        now, client = clock(), scope.get("client")
+    def refused(exchange: HttpExchange, model: str, version: str) -> None:
+        now = clock()
         request = InferenceRequest(model, version, {}, _ignore_response, now)
-        told.refuse(request, error, "http", f"{client[0]}:{client[1]}" if client else "", 0, now)
+        told.refuse(request, error, "http", exchange.client, 0, now)
 
     return refused
 

@@ -9,27 +9,25 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
 
 from conch.core.admission import ExitingError
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
-from conch.frontends.http.flow_control import TooManyChunksError, UnreadBodyError
-from conch.frontends.http.http_connection import CONNECTION, Connection
-from conch.frontends.http.http_pools import Pools, parse_on
+from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError
+from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
+from conch.frontends.http.http_pools import Pools, result_of
 from conch.frontends.http.jsontext.json_loader import load
 
-JSON = "application/json"
+JSON: Final = (b"content-type", b"application/json")
 
 
-def json_reply(content: Any, status: int = 200) -> Response:
+def json_reply(content: Any, status: int = 200) -> Reply:
     """Returns a JSON response."""
-    return Response(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS), status, media_type=JSON)
+    return Reply(status, [JSON], orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS))
 
 
-def empty_reply(status: int = 200) -> Response:
+def empty_reply(status: int = 200) -> Reply:
     """Returns a response without a body."""
-    return Response(b"", status)
+    return Reply(status, [])
 
 
 def error_body(text: str) -> bytes:
@@ -37,19 +35,21 @@ def error_body(text: str) -> bytes:
     return orjson.dumps({"error": text})
 
 
-def text_error(text: str, status: int) -> Response:
+def text_error(text: str, status: int) -> Reply:
     """Returns an error response from text and status."""
-    return Response(error_body(text), status, media_type=JSON)
+    return Reply(status, [JSON], error_body(text))
 
 
-def error_reply(error: ConchError) -> Response:
+def error_reply(error: ConchError) -> Reply:
     """Returns an error response, with Retry-After if known."""
-    headers = {}
-    if error.retry_after_ms is not None:
-        headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
-    if isinstance(error, ExitingError | UnreadBodyError):
-        headers["connection"] = "close"
-    return Response(error_body(error.message), error.http_status, headers, JSON)
+    headers = [JSON, *retry_after(error.retry_after_ms)]
+    closes = isinstance(error, ExitingError | UnreadBodyError)
+    return Reply(error.http_status, headers, error_body(error.message), closes)
+
+
+def retry_after(milliseconds: int | None) -> Headers:
+    """Returns the header that says when another try makes sense; none if that is not known."""
+    return [] if milliseconds is None else [(b"retry-after", b"%d" % -(-milliseconds // 1000))]
 
 
 MOST_BYTES: Final = 1 << 26
@@ -60,28 +60,21 @@ SETTINGS_BYTES: Final = 8 << 10
 T = TypeVar("T")
 
 
-async def read_body(request: Request, most_bytes: int) -> bytes:
+async def read_body(exchange: HttpExchange, most_bytes: int) -> memoryview:
     """Returns the whole body.
 
     Raises:
         InvalidArgumentError: The body is over the limit or has too many chunks; the rest is not read.
+        ClientDisconnectError: The client disconnected.
     """
-    declared = request.headers.get("content-length", "")
-    if "transfer-encoding" in request.headers:
-        declared = ""  # the chunked coding overrides it
-    if declared.isdecimal() and int(declared) > most_bytes:
-        raise InvalidArgumentError(_too_large(int(declared), most_bytes))
-    connection: Connection | None = request.scope.get(CONNECTION)
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        if connection is not None and connection.too_many_chunks:
+    if exchange.length is not None and exchange.length > most_bytes:
+        raise InvalidArgumentError(_too_large(exchange.length, most_bytes))
+    await exchange.wait_body(most_bytes)
+    if exchange.unread:
+        if exchange.chunks > MOST_CHUNKS:
             raise TooManyChunksError
-        size += len(part)
-        if size > most_bytes:
-            raise UnreadBodyError(_too_large(size, most_bytes))
-        parts.append(part)
-    return b"".join(parts)
+        raise UnreadBodyError(_too_large(exchange.size, most_bytes))
+    return exchange.take_body()
 
 
 def _too_large(size: int, most_bytes: int) -> str:
@@ -91,34 +84,24 @@ def _too_large(size: int, most_bytes: int) -> str:
     return text + "Use --http-max-input-size to increase the limit."
 
 
-def client_of(request: Request) -> str:
-    """Returns host and port of the client, or an empty string."""
-    client = request.client
-    return "" if client is None else f"{client.host}:{client.port}"
-
-
-async def parsed(request: Request, pools: Pools, work: Callable[..., T], *arguments: object) -> T:
+async def parsed(exchange: HttpExchange, pools: Pools, work: Callable[..., T], *arguments: object) -> T:
     """Runs a parser on the parsing pool; aborts when the client disconnects.
 
     Raises:
         ConchError: The body is malformed, the client disconnected, or the server stops.
     """
-    connection: Connection | None = request.scope.get(CONNECTION)
-
-    def gone() -> bool:
-        return connection is not None and connection.lost
-
-    return await parse_on(pools.parsing, client_of(request), gone, work, *arguments)
+    client, pool = exchange.client, pools.parsing
+    return await result_of(lambda: pool.submit_for(client, lambda: exchange.lost, work, *arguments))
 
 
-async def read_settings(request: Request, pools: Pools, most_bytes: int, required: bool = False) -> Any:
+async def read_settings(exchange: HttpExchange, pools: Pools, most_bytes: int, required: bool = False) -> Any:
     """Parses a small JSON body; returns None for an empty one unless it is required.
 
     Raises:
         ConchError: The body is too large or no JSON.
     """
-    body = await read_body(request, min(most_bytes, SETTINGS_BYTES))
-    return await parsed(request, pools, load, body) if body or required else None
+    body = await read_body(exchange, min(most_bytes, SETTINGS_BYTES))
+    return await parsed(exchange, pools, load, body) if body or required else None
 
 
 def member(value: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""ASGI application of the metrics port, with content negotiation.
+"""HTTP handler of the metrics port, with content negotiation.
 
 Threads: the event loop answers; `conch-metrics` renders, one text at a time. Used by `MetricsPort`.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Protocol
 
 from conch.observability.metrics.metrics_exposition import TEXT_TYPE, Format
 
@@ -22,7 +22,22 @@ _PATHS = ("/metrics", "/metrics/")
 _WRONG_METHOD = b'{"error":"Method Not Allowed"}'
 _FAILED = b"the metrics can't be rendered; the server's log says why\n"
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+class Exchange(Protocol):
+    """One HTTP request and its response, as far as the metrics port uses it.
+
+    Attributes:
+        method: HTTP method.
+        path: Path without the query.
+        headers: Names and values as received.
+    """
+
+    method: str
+    path: str
+    headers: list[tuple[bytes, bytes]]
+
+    def respond(self, status: int, headers: list[tuple[bytes, bytes]], body: Sequence[bytes]) -> None:
+        """Sends the response; Content-Length is added to the headers."""
 
 
 class MetricsApp:
@@ -36,22 +51,21 @@ class MetricsApp:
         self._thread = ThreadPoolExecutor(1, "conch-metrics")
         self._next: dict[Format, asyncio.Future[Sequence[bytes]]] = {}
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
+    async def __call__(self, exchange: Exchange) -> None:
         """Answers one request."""
-        if scope["type"] != "http":
-            return
-        if scope["method"] != "GET":
-            await _answer(send, 405, "text/plain", [_WRONG_METHOD])
-        elif scope["path"] not in _PATHS:
-            await _answer(send, 200, TEXT_TYPE, [])
+        if exchange.method != "GET":
+            _respond(exchange, 405, "text/plain", [_WRONG_METHOD])
+        elif exchange.path not in _PATHS:
+            _respond(exchange, 200, TEXT_TYPE, [])
         else:
-            await self._metrics(_format(scope), send)
+            await self._metrics(exchange)
 
     def close(self) -> None:
         """Ends the thread; call without open requests."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def _metrics(self, wanted: Format, send: Send) -> None:
+    async def _metrics(self, exchange: Exchange) -> None:
+        wanted = _format(exchange)
         future = self._next.get(wanted)
         if future is None:
             loop = asyncio.get_running_loop()
@@ -61,9 +75,9 @@ class MetricsApp:
             text = await asyncio.shield(future)  # a disconnect must not cancel it for others
         except Exception:
             log.exception("the metrics can't be rendered")
-            await _answer(send, 500, "text/plain", [_FAILED])
+            _respond(exchange, 500, "text/plain", [_FAILED])
             return
-        await _answer(send, 200, wanted.content_type, text, wanted.compressed)
+        _respond(exchange, 200, wanted.content_type, text, wanted.compressed)
 
     def _run(
         self, wanted: Format, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Sequence[bytes]]
@@ -78,25 +92,21 @@ class MetricsApp:
             loop.call_soon_threadsafe(future.set_result, text)
 
 
-def _format(scope: Mapping[str, Any]) -> Format:
+def _format(exchange: Exchange) -> Format:
     headers: dict[bytes, list[str]] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name, []).append(value.decode("latin-1"))
+    for name, value in exchange.headers:
+        headers.setdefault(name.lower(), []).append(value.decode("latin-1"))
     accept, coding = (",".join(headers.get(name, ())) for name in (b"accept", b"accept-encoding"))
     return wanted_format(accept, coding)
 
 
-async def _answer(
-    send: Send, status: int, content_type: str, body: Sequence[bytes], compressed: bool = False
+def _respond(
+    exchange: Exchange, status: int, content_type: str, body: Sequence[bytes], compressed: bool = False
 ) -> None:
-    length = sum(map(len, body))
-    headers = [(b"content-type", content_type.encode()), (b"content-length", str(length).encode())]
+    headers = [(b"content-type", content_type.encode())]
     if compressed:
         headers.append((b"content-encoding", b"gzip"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    for part in body:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+    exchange.respond(status, headers, body)
 
 
 def wanted_format(accept: str, accept_encoding: str) -> Format:

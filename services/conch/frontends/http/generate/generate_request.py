@@ -16,7 +16,7 @@ from conch.core.request import Parameter, id_prefix
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
 from conch.frontends.http.infer.json_elements import tensor_bytes
-from conch.frontends.http.jsontext.json_loader import load, load_quickly
+from conch.frontends.http.jsontext.json_loader import load
 from conch.frontends.http.jsontext.json_scanner import Pairs
 from conch.frontends.http.jsontext.json_values import BulkArray, text
 
@@ -29,7 +29,7 @@ def parse_document(body: Buffer, quick: bool = False) -> Pairs:
         InvalidArgumentError: It is nested too deep, or has too many members.
         SlowTextError: Parsing would take long, with `quick`.
     """
-    value = load_quickly(body, pairs=True) if quick else load(body, pairs=True)
+    value = load(body, pairs=True, quick=quick)
     if not isinstance(value, Pairs):
         raise InternalError("attempt to get members for non-object")
     return value

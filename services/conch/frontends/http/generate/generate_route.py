@@ -6,35 +6,35 @@ Used by: `api_routes`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
 from dataclasses import dataclass
+from typing import Any, Final
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+import numpy as np
+import orjson
 
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
-from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.response_errors import unsendable
+from conch.core.request import InferenceRequest, InferenceResponse, Parameter
+from conch.core.response_errors import unsendable, wrong_parameter
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
+from conch.core.tensor import Tensor, decode_bytes
 from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
 from conch.frontends.http.generate.generate_request import map_request, parse_document
-from conch.frontends.http.generate.generate_response import answer_object, http10_sender
-from conch.frontends.http.http_connection import CONNECTION
+from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools
-from conch.frontends.http.http_routing import ApiRoute, route
-from conch.frontends.http.json_body import JSON, MOST_BYTES, client_of, error_body, parsed, read_body
+from conch.frontends.http.http_routing import Route, route
+from conch.frontends.http.json_body import JSON, MOST_BYTES, error_body, parsed, read_body, retry_after
 from conch.frontends.http.jsontext.json_loader import SlowTextError
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import path_pattern
 
 _COMMENT = b":\n\n"
 """A comment, which clients of event streams ignore."""
-_COMMENT_CHUNK = b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT)
-EVENTS = "text/event-stream; charset=utf-8"
+_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+_PIECE: Final = 16 * 1024
 _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
     "various number of responses"
@@ -47,7 +47,7 @@ def generate_routes(
     most_bytes: int = MOST_BYTES,
     clock: Clock = monotonic_ns,
     admission: Admission | None = None,
-) -> list[ApiRoute]:
+) -> list[Route]:
     """Returns the routes.
 
     Args:
@@ -59,23 +59,19 @@ def generate_routes(
     """
     submit = Submission(core, pools, most_bytes, clock, admission or core.admission("http"))
 
-    async def generate(request: Request, model: str, version: str) -> Response:
-        call = await submit(request, model, version)
+    async def generate(exchange: HttpExchange, model: str, version: str) -> Reply:
+        call = await submit(exchange, model, version)
         try:
-            return await single(call)
+            return await _single(call)
         finally:
-            await call.end()
+            call.end()
 
-    async def stream(request: Request, model: str, version: str) -> Response:
-        call = await submit(request, model, version)
+    async def stream(exchange: HttpExchange, model: str, version: str) -> None:
+        call = await submit(exchange, model, version)
         try:
-            first = await call.responses.take()
-            if first is None:
-                raise ClientDisconnect
-            return EventStream(call, first)
-        except BaseException:
-            await call.end()
-            raise
+            await _stream(exchange, call)
+        finally:
+            call.end()
 
     return [
         route(path_pattern(table.GENERATE.paths[0]), ["POST"], table.GENERATE.access, generate),
@@ -88,40 +84,25 @@ class GenerateCall:
 
     Args:
         admission: Admission of the front end.
-        receive: ASGI receive; reports a disconnect.
 
     Attributes:
         responses: The responses.
     """
 
-    def __init__(self, admission: Admission, receive: Receive) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._request: InferenceRequest | None = None
         self.responses = ResponseQueue(asyncio.get_running_loop())
-        self._gone = False
-        self._watch = asyncio.ensure_future(self._until_gone(receive))
 
     def begin(self, request: InferenceRequest) -> None:
         """Sets the request before it is submitted; any thread."""
         self._request = request
 
-    async def _until_gone(self, receive: Callable[[], Awaitable[Message]]) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._give_up()
-
-    def _give_up(self) -> None:
-        """Closes the queue and cancels the request."""
-        self._gone = True
+    def end(self) -> None:
+        """Closes the queue and cancels the request if it still runs."""
         self.responses.close()
         if self._request is not None and not self._request.completed:
             self._admission.cancel(self._request)
-
-    async def end(self) -> None:
-        """Cancels a running request and stops watching for a disconnect."""
-        self._give_up()
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Encodes and queues a response, on the model's thread."""
@@ -163,33 +144,32 @@ class Submission:
         self._clock = clock
         self._admission = admission
 
-    async def __call__(self, request: Request, name: str, version: str) -> GenerateCall:
+    async def __call__(self, exchange: HttpExchange, name: str, version: str) -> GenerateCall:
         """Submits a request. Raises ConchError: it is malformed, or its model does not take it."""
         received = _GenerateBody(name, version, self._clock())
+        client = exchange.client
         try:
             self._admission.check_open()
             self._core.check_running()
             model = self._admission.resolve_name(name, version)
-            if request.headers.get("content-encoding", "identity") not in ("identity", ""):
+            if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
-            received.body = await read_body(request, self._most_bytes)
-            call = GenerateCall(self._admission, request.receive)
+            received.body = await read_body(exchange, self._most_bytes)
+            call = GenerateCall(self._admission)
+            exchange.on_disconnect = call.end
             try:
-                client = client_of(request)
                 try:
                     self._submit(received, call, model, client, True)
                 except SlowTextError:
-                    await parsed(request, self._pools, self._submit, received, call, model, client, False)
+                    await parsed(exchange, self._pools, self._submit, received, call, model, client, False)
             except BaseException:
-                await call.end()
+                call.end()
                 raise
         except ConchError as error:
             refused = received.request or InferenceRequest(
                 name, version, {}, _ignore_response, received.received_ns
             )
-            self._admission.refuse(
-                refused, error, client_of(request), len(received.body), received.received_ns
-            )
+            self._admission.refuse(refused, error, client, len(received.body), received.received_ns)
             raise
         return call
 
@@ -217,7 +197,7 @@ class _GenerateBody:
     name: str
     version: str
     received_ns: int
-    body: bytes = b""
+    body: memoryview | bytes = b""
     request: InferenceRequest | None = None
 
 
@@ -225,13 +205,13 @@ def _ignore_response(request: InferenceRequest, response: InferenceResponse | No
     """Responder of a malformed request."""
 
 
-async def single(call: GenerateCall) -> Response:
+async def _single(call: GenerateCall) -> Reply:
     """Returns the only response of a request; an error if there is not exactly one."""
     only: Item | None = None
     while True:
         item = await call.responses.take()
         if item is None:
-            raise ClientDisconnect
+            raise ClientDisconnectError
         if item.body is not None:
             if only is not None:
                 break
@@ -242,39 +222,79 @@ async def single(call: GenerateCall) -> Response:
             break
     if only is None or (item.body is not None and item is not only):
         only = _failure(InvalidArgumentError(_NOT_ONE), True)
-    return Response(only.body, only.status, _retry_after(only), JSON)
+    return Reply(only.status, [JSON, *retry_after(only.retry_after_ms)], only.body or b"")
 
 
-def _retry_after(item: Item) -> dict[str, str] | None:
-    if item.retry_after_ms is None:
-        return None
-    return {"retry-after": str(-(-item.retry_after_ms // 1000))}
+async def _stream(exchange: HttpExchange, call: GenerateCall) -> None:
+    """Sends responses as server-sent events, as fast as the client reads; the first decides the status."""
+    item = await call.responses.take()
+    if item is None:
+        raise ClientDisconnectError
+    exchange.begin_response(item.status, [_EVENTS, *retry_after(item.retry_after_ms)], _COMMENT)
+    while item is not None:
+        if item.body is not None:
+            await exchange.send(b"data: " + item.body + b"\n\n")
+        item = None if item.final else await call.responses.take()
+    exchange.end()
 
 
-class EventStream(Response):
-    """Responses as server-sent events, one per response with content; the first decides the status."""
+def answer_object(model_name: str, model_version: str, request_id: str, response: InferenceResponse) -> bytes:
+    """Encodes a response as a JSON object with sorted members.
 
-    def __init__(self, call: GenerateCall, first: Item) -> None:
-        self._exchange = call
-        self._first = first
-        super().__init__(None, first.status, _retry_after(first), EVENTS)
-        self.raw_headers = [(key, value) for key, value in self.raw_headers if key != b"content-length"]
+    Raises:
+        InvalidArgumentError: It holds what JSON has no form for.
+    """
+    members = {"model_name": orjson.dumps(model_name), "model_version": orjson.dumps(model_version)}
+    if request_id:
+        members["id"] = orjson.dumps(request_id)
+    for key, value in (response.parameters or {}).items():
+        members[key] = _parameter(model_name, key, value)
+    for tensor in response.outputs:
+        members[tensor.name] = _tensor(tensor)
+    # Triton sorts by bytes.
+    ordered = sorted(members.items(), key=lambda item: item[0].encode())
+    return b"{" + b",".join(orjson.dumps(key) + b":" + value for key, value in ordered) + b"}"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Streams the events as fast as the client reads."""
-        send = http10_sender(scope, send)
-        item: Item | None = self._first
+
+def _parameter(model: str, key: str, value: Parameter) -> bytes:
+    if isinstance(value, float):
+        return _dumps(value, bool(np.isfinite(value)))
+    if not isinstance(value, bool | int | str) or not _is_64_bits(value):
+        raise wrong_parameter(model, key, value)
+    return _dumps(value)
+
+
+def _is_64_bits(value: int | str) -> bool:
+    return isinstance(value, str) or -(2**63) <= value < 2**64
+
+
+def _tensor(tensor: Tensor) -> bytes:
+    """Encodes the elements as a flat array; a single element as a scalar."""
+    if tensor.datatype in ("FP16", "BF16"):
+        raise InvalidArgumentError(
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format "
+            f"for output {tensor.name}"
+        )
+    if tensor.datatype == "BYTES":
+        strings = [element.decode(errors="surrogateescape") for element in decode_bytes(tensor.data)]
+        return _dumps(strings[0] if len(strings) == 1 else strings)
+    array = tensor.numpy().ravel()
+    finite = True
+    if array.dtype.kind == "f":
+        finite = bool(np.isfinite(array).all())
+        array = array.astype(np.float64)  # or numbers would be rounded to the digits that FP32 needs
+    if array.size == 1:
+        return _dumps(array[0].item(), finite)
+    # In pieces: while one is written no other thread can run.
+    pieces = (array[start : start + _PIECE].tolist() for start in range(0, array.size, _PIECE))
+    return b"[" + b",".join(_dumps(piece, finite)[1:-1] for piece in pieces) + b"]"
+
+
+def _dumps(value: Any, finite: bool = True) -> bytes:
+    """JSON, with NaN and Infinity where they are, and bytes that are no UTF-8 passed on as they are."""
+    if finite:
         try:
-            await send(
-                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
-            if CONNECTION in scope:
-                scope[CONNECTION].filler = _COMMENT if scope["http_version"] == "1.0" else _COMMENT_CHUNK
-            while item is not None:
-                if item.body is not None:
-                    event = b"data: " + item.body + b"\n\n"
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-                item = None if item.final else await self._exchange.responses.take()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            await self._exchange.end()
+            return orjson.dumps(value)
+        except TypeError:
+            pass
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogateescape")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
@@ -51,6 +52,7 @@ def compressed(parts: list[Buffer], encoding: bytes) -> list[Buffer]:
     return out
 
 
+@lru_cache(64)
 def accepted(header: bytes) -> bytes | None:
     """Selects the response encoding by ``Accept-Encoding``; None for identity.
 

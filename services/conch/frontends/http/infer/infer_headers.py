@@ -1,4 +1,4 @@
-"""Headers of infer requests: body lengths, and forwarding as parameters.
+"""Headers of infer requests: lengths, and forwarding as parameters.
 
 Used by: `infer_response`, `infer_route`, `server_options`.
 """
@@ -6,7 +6,7 @@ Used by: `infer_response`, `infer_route`, `server_options`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest
@@ -17,15 +17,12 @@ _LEAST, _MOST = -(2**31), 2**31 - 1
 HEAD_LENGTH = b"inference-header-content-length"
 
 
-def head_length(headers: Mapping[bytes, bytes]) -> int | None:
-    """Returns the length of the JSON; None for the whole body, 0 for a raw request.
+def head_length(value: bytes) -> int:
+    """Returns the length of the JSON, 0 for a raw request, from its header.
 
     Raises:
         InvalidArgumentError: The header is no number; texts are Triton's.
     """
-    value = headers.get(HEAD_LENGTH)
-    if value is None:
-        return None
     text = value.decode("latin-1")
     if _NUMBER.fullmatch(value) is None:
         raise InvalidArgumentError(f"Unable to parse Inference-Header-Content-Length, got: {text}")
@@ -57,12 +54,6 @@ def check_head(head: int | None, size: int, most_bytes: int) -> None:
             f"request JSON size of {length} bytes exceeds the maximum allowed input size of {most_bytes} "
             f"bytes. Use --http-max-input-size to increase the limit."
         )
-
-
-def body_length(headers: Mapping[bytes, bytes]) -> int | None:
-    """Returns Content-Length; None if it is absent or overridden by chunks."""
-    value = None if b"transfer-encoding" in headers else headers.get(b"content-length")
-    return int(value) if value is not None and value.isdigit() else None
 
 
 Forward = Callable[[InferenceRequest, Iterable[tuple[bytes, bytes]]], None]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, Parameter, Responder
@@ -13,15 +12,14 @@ from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.frontends.http.infer.infer_response import BinaryOutputs
 from conch.frontends.http.infer.json_elements import check_size, tensor_bytes
 from conch.frontends.http.jsontext import json_values as access
-from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, load, load_quickly
-from conch.frontends.http.jsontext.json_values import JsonAccessError
+from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, load
+from conch.frontends.http.jsontext.json_values import JsonAccessError, parsed, parsed_member
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
 
 _MOST_TEMPLATES = 4096
 _LONGEST_KEY = 4096
 _MOST_DIMS = 1024
-_T = TypeVar("_T")
 
 
 class _RequestTemplate:
@@ -88,7 +86,8 @@ class RequestDecoder:
             LargeBindingsError: It uses more than `most_used`.
             SlowTextError: Its JSON would take long, with `most_used` given.
         """
-        text = _text(body, len(body) if head is None else head)
+        length = len(body) if head is None else head
+        text = body[:length] if length > QUICK_BYTES else bytes(body[:length])
         # Longer texts are not remembered: hashing them would take long.
         template = None
         if isinstance(text, bytes) and len(text) <= _LONGEST_KEY:
@@ -111,77 +110,88 @@ class RequestDecoder:
             for attribute, value in template.settings:
                 setattr(request, attribute, value)
             return request, template.wanted
-        uses = RegionBindings(self._regions, most_used)
+        request = InferenceRequest(*model, {}, responder, now_ns)
         try:
-            return self._parse(model, text, body, head, responder, now_ns, uses, most_used is not None)
+            return request, self._parse(request, text, body, head, most_used)
         except BaseException:
-            uses.release()
+            request.discard()
             raise
 
     def _parse(
         self,
-        model: tuple[str, str],
+        request: InferenceRequest,
         text: bytes | memoryview,
         body: memoryview,
         head: int | None,
-        responder: Responder,
-        now_ns: int,
-        uses: RegionBindings,
-        quick: bool,
-    ) -> tuple[InferenceRequest, BinaryOutputs]:
-        document = load_quickly(text) if quick else load(text)
-        request = InferenceRequest(model[0], model[1], {}, responder, now_ns)
+        most_used: int | None,
+    ) -> BinaryOutputs:
+        document = load(text, quick=most_used is not None)
         wanted = BinaryOutputs(False, {})
+        inputs = None
         if isinstance(document, dict):
+            inputs = document.get("inputs")
             if "id" in document:
-                request.id = _parsed("id", access.text, document["id"])
+                request.id = parsed(access.text, document["id"], "id")
             if "parameters" in document:
                 wanted.binary = read_parameters(request, document["parameters"])
-        inputs = _inputs(document)
+        if type(inputs) is not list:
+            inputs = parsed_member(access.elements, document, "inputs")
         tensors = None if head is None else body[head:]
-        sizes, shared = self._read_inputs(request, inputs, tensors, text, uses)
-        placed = "outputs" in document and _read_outputs(request, document["outputs"], wanted, uses)
-        if placed or shared:
-            request.region_bindings = uses
-        all_binary = not placed and len(sizes) == len(inputs)
+        sizes = self._read_inputs(request, inputs, tensors, most_used)
+        if "outputs" in document:
+            self._read_outputs(request, document["outputs"], wanted, most_used)
+        all_binary = request.region_bindings is None and len(sizes) == len(inputs)
         simple = not (request.id or request.correlation_id or request.sequence_start or request.sequence_end)
         if simple and all_binary and isinstance(text, bytes) and len(text) <= _LONGEST_KEY:
             if len(self._templates) >= _MOST_TEMPLATES:
                 self._templates.clear()  # requests that never repeat must not fill the memory
             self._templates[text] = _RequestTemplate(request, sizes, wanted)
-        return request, wanted
+        return wanted
+
+    def _bindings(self, request: InferenceRequest, most_used: int | None) -> RegionBindings:
+        """Returns the region bindings of a request, which `request.discard` releases."""
+        if request.region_bindings is None:
+            request.region_bindings = RegionBindings(self._regions, most_used)
+        assert isinstance(request.region_bindings, RegionBindings)
+        return request.region_bindings
 
     def _read_inputs(
         self,
         request: InferenceRequest,
         inputs: list[Any],
         tensors: memoryview | None,
-        text: bytes | memoryview,
-        uses: RegionBindings,
-    ) -> tuple[list[int], bool]:
-        """Reads the inputs; returns the sizes of the binary ones, and whether any lies in a region."""
-        shared = False
+        most_used: int | None,
+    ) -> list[int]:
+        """Reads the inputs; returns the sizes of the binary ones."""
         position = 0
         sizes: list[int] = []
         for given in inputs:
             parameters = given.get("parameters") if isinstance(given, dict) else None
             if not isinstance(parameters, dict):
                 parameters = {}
-            _check_source(given, parameters)
-            name = _member(given, "name", access.text)
+            in_json = isinstance(given, dict) and "data" in given
+            in_body, in_region = "binary_data_size" in parameters, "shared_memory_region" in parameters
+            if in_json + in_body + in_region != 1:
+                raise _wrong_source(given, in_json, in_body, in_region)
+            name = field = "name"
             try:
-                datatype = _member(given, "datatype", access.text)
-                dims = _member(given, "shape", access.elements)
+                name = access.text(given[field])
+                field = "datatype"
+                datatype = access.text(given[field])
+                field = "shape"
+                dims = access.elements(given[field])
                 if len(dims) > _MOST_DIMS:
                     raise InvalidArgumentError(
                         f"{request.log_prefix}input '{name}' has {len(dims)} dimensions, and at most "
                         f"{_MOST_DIMS} are taken"
                     )
-                shape = tuple(_parsed("shape", access.unsigned, dim) for dim in dims)
-                if "data" in given:
-                    tensor = self._json_tensor(name, datatype, shape, given["data"])
-                elif "binary_data_size" in parameters:
-                    size = _parsed("binary_data_size", access.unsigned, parameters["binary_data_size"])
+                shape = access.unsigned_all(dims)
+                if in_json:
+                    field = "data"
+                    tensor = self._json_tensor(name, datatype, shape, given[field])
+                elif in_body:
+                    field = "binary_data_size"
+                    size = access.unsigned(parameters[field])
                     if tensors is None:
                         if size:
                             raise InvalidArgumentError(
@@ -199,10 +209,11 @@ class RequestDecoder:
                     position += size
                     sizes.append(size)
                 else:
-                    tensor = uses.input(*_region(parameters), name, datatype, shape)
-                    shared = True
-            except JsonAccessError as error:
-                raise JsonAccessError(f"{error.message}, for input '{name}'") from None
+                    field = ""  # `_region` names it
+                    bindings = self._bindings(request, most_used)
+                    tensor = bindings.input(*_region(parameters), name, datatype, shape)
+            except (JsonAccessError, KeyError) as error:
+                raise _wrong_field(error, given, field, name) from None
             if name in request.inputs:
                 raise InvalidArgumentError(f"{request.log_prefix}input '{name}' already exists in request")
             request.inputs[name] = tensor
@@ -211,7 +222,46 @@ class RequestDecoder:
                 f"unexpected additional input data for model '{request.model_name}': the inputs expect "
                 f"{position} bytes, got {len(tensors)}"
             )
-        return sizes, shared
+        return sizes
+
+    def _read_outputs(
+        self, request: InferenceRequest, given: Any, wanted: BinaryOutputs, most_used: int | None
+    ) -> None:
+        """Reads the requested outputs."""
+        outputs = parsed(access.elements, given, "outputs")
+        if not outputs:
+            return
+        wanted.binary = False  # applies only to requests that list no outputs
+        names: dict[str, None] = {}
+        for output in outputs:
+            name = parsed_member(access.text, output, "name")
+            if name in names:
+                raise InvalidArgumentError(f"{request.log_prefix}output '{name}' already exists in request")
+            names[name] = None
+            parameters = output.get("parameters")
+            if not isinstance(parameters, dict):
+                continue
+            lies = "shared_memory_region" in parameters
+            if "classification" in parameters:
+                if lies:
+                    raise InvalidArgumentError(
+                        "Output can't set both 'shared_memory_region' and 'classification'"
+                    )
+                count = parsed(access.unsigned, parameters["classification"], "classification", "set")
+                if count:
+                    request.classes = {**(request.classes or {}), name: count}
+            # Clients send binary_data=false for outputs in regions.
+            if "binary_data" in parameters and parsed(
+                access.boolean, parameters["binary_data"], "binary_data", "set" if lies else "parse"
+            ):
+                if lies:
+                    raise InvalidArgumentError(
+                        "Output can't set both 'shared_memory_region' and 'binary_data'"
+                    )
+                wanted.named[name] = True
+            if lies:
+                self._bindings(request, most_used).output(*_region(parameters), name)
+        request.requested = tuple(names)
 
     def _json_tensor(self, name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
         if datatype in ("FP16", "BF16") and 0 not in shape:
@@ -219,8 +269,10 @@ class RequestDecoder:
                 f"receiving {datatype} data via JSON is not supported. Please use the binary data format for "
                 f"input {name}"
             )
-        given = _parsed("data", access.array, data)
-        count = check_size(name, datatype, shape, self._most_bytes)
+        given = data if type(data) is list else access.array(data)
+        count = prod(shape)
+        if not 0 < count * ELEMENT_SIZES.get(datatype, 1) <= self._most_bytes:
+            check_size(name, datatype, shape, self._most_bytes)
         if not count or datatype not in _DATATYPES:
             return Tensor(name, datatype, shape, b"")  # the model's check reports the error
         return Tensor(name, datatype, shape, tensor_bytes(name, given, datatype, count))
@@ -228,18 +280,29 @@ class RequestDecoder:
 
 _DATATYPES = frozenset(ELEMENT_SIZES.keys() - {"FP16", "BF16"} | {"BYTES"})
 """Datatypes with a JSON form."""
-_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+_SOURCES = ("data", "binary_data_size", "shared_memory_region")
 
 
-def _check_source(given: Any, parameters: dict[str, Any]) -> None:
-    found = ["data"] if isinstance(given, dict) and "data" in given else []
-    found += [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
-    if len(found) != 1:
-        names = " ".join(f"'{name}'" for name in found)
-        raise InvalidArgumentError(
-            f"Input must set only one of the following fields: {_SOURCES}. But "
-            f"{f'set {names}' if found else 'no field is set'}{_of_input(given)}"
-        )
+def _wrong_source(given: Any, *found: bool) -> InvalidArgumentError:
+    """The error of an input whose contents are at no place, or at several."""
+    names = [name for name, there in zip(_SOURCES, found, strict=True) if there]
+    quoted = " ".join(f"'{name}'" for name in names)
+    return InvalidArgumentError(
+        f"Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+        f"'shared_memory_region' in 'parameters'. But {f'set {quoted}' if names else 'no field is set'}"
+        f"{_of_input(given)}"
+    )
+
+
+def _wrong_field(error: Exception, given: dict[str, Any], field: str, name: str) -> Exception:
+    """The error of an input with a field that is missing or has the wrong type."""
+    if isinstance(error, JsonAccessError):
+        text = f"Unable to parse '{field}': {error.message}" if field else error.message
+    elif field in given:
+        return error  # it does not come from this
+    else:
+        text = f"Unable to parse '{field}': attempt to access non-existing object member '{field}'"
+    return JsonAccessError(text if field == "name" else f"{text}, for input '{name}'")
 
 
 def _of_input(given: Any) -> str:
@@ -250,31 +313,12 @@ def _of_input(given: Any) -> str:
 
 def _region(parameters: dict[str, Any]) -> tuple[str, int, int]:
     """Region, offset and size of a tensor in shared memory."""
-    region = _parsed("shared_memory_region", access.text, parameters["shared_memory_region"])
-    offset = _parsed("shared_memory_offset", access.unsigned, parameters.get("shared_memory_offset", 0))
-    size = "shared_memory_byte_size"
-    return region, offset, _parsed(size, access.unsigned, parameters.get(size, 0))
-
-
-def _text(body: memoryview, length: int) -> bytes | memoryview:
-    """Returns the JSON at the start of a body; a view of it if it is long."""
-    text = body[:length]
-    return text if length > QUICK_BYTES else bytes(text)
-
-
-def _inputs(document: Any) -> list[Any]:
-    return _parsed("inputs", lambda value: access.elements(access.member(value, "inputs")), document)
-
-
-def _member(given: Any, name: str, read: Callable[[Any], _T]) -> _T:
-    return _parsed(name, lambda value: read(access.member(value, name)), given)
-
-
-def _parsed(name: str, read: Callable[[Any], _T], value: Any, what: str = "parse") -> _T:
-    try:
-        return read(value)
-    except JsonAccessError as error:
-        raise JsonAccessError(f"Unable to {what} '{name}': {error.message}") from None
+    region = parsed(access.text, parameters["shared_memory_region"], "shared_memory_region")
+    offset, size = (
+        parsed(access.unsigned, parameters.get(name, 0), name)
+        for name in ("shared_memory_offset", "shared_memory_byte_size")
+    )
+    return region, offset, size
 
 
 def read_parameters(request: InferenceRequest, given: Any) -> bool:
@@ -293,15 +337,15 @@ def read_parameters(request: InferenceRequest, given: Any) -> bool:
     for key, value in given.items():
         if key == "sequence_id":
             is_number = type(value) is int and value >= 0
-            request.correlation_id = value if is_number else _parsed(key, access.text, value)
+            request.correlation_id = value if is_number else parsed(access.text, value, key)
         elif key in ("sequence_start", "sequence_end"):
-            setattr(request, key, _parsed(key, access.boolean, value))
+            setattr(request, key, parsed(access.boolean, value, key))
         elif key == "priority":
-            request.priority = _parsed(key, access.unsigned, value)
+            request.priority = parsed(access.unsigned, value, key)
         elif key == "timeout":
-            request.timeout_us = _parsed(key, access.unsigned, value)
+            request.timeout_us = parsed(access.unsigned, value, key)
         elif key == "binary_data_output":
-            binary = _parsed(key, access.boolean, value)
+            binary = parsed(access.boolean, value, key)
         elif key.startswith("triton_"):
             raise InvalidArgumentError(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be "
@@ -319,45 +363,6 @@ def read_parameters(request: InferenceRequest, given: Any) -> bool:
     if custom:
         request.parameters = custom
     return binary
-
-
-def _read_outputs(request: InferenceRequest, given: Any, wanted: BinaryOutputs, uses: RegionBindings) -> bool:
-    """Reads the requested outputs; returns whether any goes to a region."""
-    outputs = _parsed("outputs", access.elements, given)
-    if not outputs:
-        return False
-    placed = False
-    wanted.binary = False  # applies only to requests that list no outputs
-    names: dict[str, None] = {}
-    for output in outputs:
-        name = _member(output, "name", access.text)
-        if name in names:
-            raise InvalidArgumentError(f"{request.log_prefix}output '{name}' already exists in request")
-        names[name] = None
-        parameters = output.get("parameters")
-        if not isinstance(parameters, dict):
-            continue
-        lies = "shared_memory_region" in parameters
-        if "classification" in parameters:
-            if lies:
-                raise InvalidArgumentError(
-                    "Output can't set both 'shared_memory_region' and 'classification'"
-                )
-            count = _parsed("classification", access.unsigned, parameters["classification"], "set")
-            if count:
-                request.classes = {**(request.classes or {}), name: count}
-        # Clients send binary_data=false for outputs in regions.
-        if "binary_data" in parameters and _parsed(
-            "binary_data", access.boolean, parameters["binary_data"], "set" if lies else "parse"
-        ):
-            if lies:
-                raise InvalidArgumentError("Output can't set both 'shared_memory_region' and 'binary_data'")
-            wanted.named[name] = True
-        if lies:
-            uses.output(*_region(parameters), name)
-            placed = True
-    request.requested = tuple(names)
-    return placed
 
 
 def raw_tensor(request: InferenceRequest, spec: ModelSpec, body: memoryview) -> Tensor:

@@ -5,44 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 import orjson
 
-from conch.core.admission import ExitingError
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Array, Buffer, Tensor, copied
-from conch.frontends.http.flow_control import AT_ONCE_BYTES, Body, UnreadBodyError, body_size
+from conch.frontends.http.flow_control import AT_ONCE_BYTES
+from conch.frontends.http.http_exchange import Reply
 from conch.frontends.http.infer.compression import compressed
 from conch.frontends.http.infer.infer_headers import HEAD_LENGTH
-from conch.frontends.http.json_body import error_body
+from conch.frontends.http.json_body import JSON, error_reply
 from conch.frontends.http.yield_gil import yield_gil
 from conch.memory.region_bindings import PlacedTensor
 
-Headers = list[tuple[bytes, bytes]]
-
-_JSON: Final = (b"content-type", b"application/json")
-_OCTETS: Final = (b"content-type", b"application/octet-stream")
-
-
-class Reply(NamedTuple):
-    """An HTTP response, with Content-Length among the headers.
-
-    Attributes:
-        status: HTTP status.
-        headers: Headers in order.
-        body: The body.
-        closes: True to close the connection.
-    """
-
-    status: int
-    headers: Headers
-    body: Body
-    closes: bool = False
-
+_OCTETS = (b"content-type", b"application/octet-stream")
 
 Answer = Reply | Callable[[], Reply]
 """A reply, or a slow function that builds it."""
@@ -55,26 +35,21 @@ class UnsupportedEncodingError(UnsupportedError):
 def success(head: list[bytes], tail: list[Buffer], encoding: bytes | None) -> Reply:
     """Builds a response of JSON and binary tensors, compressed if requested."""
     parts = [*head, *tail]
-    headers = [_OCTETS, (HEAD_LENGTH, b"%d" % body_size(head))] if tail else [_JSON]
+    headers = [_OCTETS, (HEAD_LENGTH, b"%d" % sum(map(len, head)))] if tail else [JSON]
     if encoding is not None:
         parts = compressed(parts, encoding)
         headers.append((b"content-encoding", encoding))
-    size = body_size(parts)
-    headers.append((b"content-length", b"%d" % size))
     # Copied, as models may reuse their output buffers.
-    body: Body = b"".join(parts) if size <= AT_ONCE_BYTES else [copied(part) for part in parts]
-    return Reply(200, headers, body)
+    short = sum(map(len, parts)) <= AT_ONCE_BYTES
+    return Reply(200, headers, b"".join(parts) if short else [copied(part) for part in parts])
 
 
 def failure(error: ConchError) -> Reply:
     """Builds an error response."""
-    body = error_body(error.message)
-    headers = [_JSON, (b"content-length", b"%d" % len(body))]
-    if error.retry_after_ms is not None:
-        headers.append((b"retry-after", b"%d" % -(-error.retry_after_ms // 1000)))
+    reply = error_reply(error)
     if isinstance(error, UnsupportedEncodingError):
-        headers.append((b"accept-encoding", b"gzip, deflate"))
-    return Reply(error.http_status, headers, body, isinstance(error, UnreadBodyError | ExitingError))
+        reply.headers.append((b"accept-encoding", b"gzip, deflate"))
+    return reply
 
 
 @dataclass(slots=True)
@@ -96,15 +71,34 @@ _ESCAPED = re.compile(rb'["\\\x00-\x1f]')
 _INFINITIES = {"inf": b"Infinity", "-inf": b"-Infinity", "nan": b"NaN"}
 
 
+class LongOutputError(Exception):
+    """An output takes too long to encode on the model's thread."""
+
+
+class _Described(dict[tuple[str, str, tuple[int, ...], int], bytes]):
+    """JSON of tensors up to their elements, by name, datatype, shape and size of binary elements, or -1."""
+
+    def __missing__(self, key: tuple[str, str, tuple[int, ...], int]) -> bytes:
+        name, datatype, shape, size = key
+        data = b',"data":[' if size < 0 else b',"parameters":{"binary_data_size":%d}}' % size
+        found = _start(name, datatype, shape) + data
+        _remember(self, key, found)
+        return found
+
+
 class ResponseEncoder:
     """Encodes response bodies; caches the JSON of names, datatypes and shapes."""
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, str], bytes] = {}
-        self._outputs: dict[tuple[str, str, tuple[int, ...], int], bytes] = {}
+        self._outputs = _Described()
 
     def __call__(
-        self, request: InferenceRequest, response: InferenceResponse, wanted: BinaryOutputs
+        self,
+        request: InferenceRequest,
+        response: InferenceResponse,
+        wanted: BinaryOutputs,
+        quick: bool = False,
     ) -> tuple[list[bytes], list[Buffer]]:
         """Encodes one response.
 
@@ -112,12 +106,14 @@ class ResponseEncoder:
             request: The answered request.
             response: A response without an error.
             wanted: Which outputs are sent in binary form.
+            quick: Whether the thread must not compute for long.
 
         Returns:
             The JSON in pieces, and the bytes of binary outputs that follow it.
 
         Raises:
             ConchError: Something in it can't be sent; texts are Triton's.
+            LongOutputError: An output takes long to encode, with `quick`.
         """
         model = request.model
         assert model is not None, "only a request that has been submitted is answered"
@@ -131,48 +127,29 @@ class ResponseEncoder:
             parts.append(b',"parameters":' + _parameters(response.parameters, key[0]))
         binary: list[Buffer] = []
         separator = b',"outputs":['
-        named = wanted.named
+        named, outputs = wanted.named, self._outputs
         for tensor in response.outputs:
             parts.append(separator)
             separator = b","
             if type(tensor) is PlacedTensor:
-                parts.append(_start(tensor) + b"}")
+                parts.append(_start(tensor.name, tensor.datatype, tensor.shape) + b"}")
             elif named.get(tensor.name, wanted.binary):
                 data = tensor.data
                 size = data.nbytes if isinstance(data, memoryview) else len(data)
-                parts.append(self._binary(tensor, size))
+                parts.append(outputs[tensor.name, tensor.datatype, tensor.shape, size])
                 if size:
                     binary.append(data)
             else:
-                self._json(tensor, parts)
+                parts.append(outputs[tensor.name, tensor.datatype, tensor.shape, -1])
+                write_elements(tensor, parts, quick)
+                parts.append(b"]}")
         parts.append(b"]}" if response.outputs else b',"outputs":[]}')
         return parts, binary
 
-    def _binary(self, tensor: Tensor, size: int) -> bytes:
-        key = (tensor.name, tensor.datatype, tensor.shape, size)
-        found = self._outputs.get(key)
-        if found is None:
-            found = _start(tensor) + b',"parameters":{"binary_data_size":%d}}' % size
-            _remember(self._outputs, key, found)
-        return found
 
-    def _json(self, tensor: Tensor, parts: list[bytes]) -> None:
-        key = (tensor.name, tensor.datatype, tensor.shape, -1)
-        found = self._outputs.get(key)
-        if found is None:
-            found = _start(tensor) + b',"data":['
-            _remember(self._outputs, key, found)
-        parts.append(found)
-        write_elements(tensor, parts)
-        parts.append(b"]}")
-
-
-def _start(tensor: Tensor) -> bytes:
-    return b'{"name":%b,"datatype":"%b","shape":[%b]' % (
-        orjson.dumps(tensor.name),
-        tensor.datatype.encode(),
-        b",".join(b"%d" % dim for dim in tensor.shape),
-    )
+def _start(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    dims = b",".join(b"%d" % dim for dim in shape)
+    return b'{"name":%b,"datatype":"%b","shape":[%b]' % (orjson.dumps(name), datatype.encode(), dims)
 
 
 def _remember(cache: dict[Any, bytes], key: Any, value: bytes) -> None:
@@ -200,17 +177,7 @@ def _scalar(value: Any) -> bytes:
     return _INFINITIES.get(str(value)) or orjson.dumps(value) if type(value) is float else orjson.dumps(value)
 
 
-def is_long(response: InferenceResponse, wanted: BinaryOutputs) -> bool:
-    """True if encoding the outputs as JSON takes long."""
-    return any(
-        type(tensor) is not PlacedTensor
-        and not wanted.named.get(tensor.name, wanted.binary)
-        and (tensor.numpy().size if tensor.datatype == "BYTES" else tensor.nbytes // 4) > _SLICE
-        for tensor in response.outputs
-    )
-
-
-def write_elements(tensor: Tensor, parts: list[bytes]) -> None:
+def write_elements(tensor: Tensor, parts: list[bytes], quick: bool = False) -> None:
     """Writes the elements of a tensor as JSON, flat and without brackets.
 
     Written in slices, with the GIL released in between.
@@ -218,9 +185,11 @@ def write_elements(tensor: Tensor, parts: list[bytes]) -> None:
     Args:
         tensor: The tensor.
         parts: Gets what is written.
+        quick: Whether the thread must not compute for long.
 
     Raises:
         InvalidArgumentError: JSON has nothing for the datatype.
+        LongOutputError: There are many elements, with `quick`.
     """
     if tensor.datatype in ("FP16", "BF16"):
         raise InvalidArgumentError(
@@ -228,6 +197,8 @@ def write_elements(tensor: Tensor, parts: list[bytes]) -> None:
             f"for output"
         )
     array = np.ascontiguousarray(tensor.numpy()).ravel()
+    if quick and array.size > _SLICE:
+        raise LongOutputError
     if not array.flags.aligned:
         array = array.copy()
     write = _strings if tensor.datatype == "BYTES" else _numbers
@@ -263,10 +234,3 @@ def _strings(array: Array) -> bytes:
 def _quoted(element: Any) -> bytes:
     data = element if isinstance(element, bytes) else str(element).encode("utf-8", "surrogateescape")
     return b'"%b"' % _ESCAPED.sub(lambda found: orjson.dumps(found.group().decode())[1:-1], data)
-
-
-def check_single(response: InferenceResponse | None) -> InferenceResponse:
-    """Returns the response. Raises InternalError: the response is missing; the text is Triton's."""
-    if response is None:
-        raise InternalError("expected a single response, got 0")
-    return response

@@ -37,13 +37,13 @@ _KIND_NAMES: dict[Any, str] = {
 _WRONG_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
 
 
-def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int) -> int:
-    """Checks the size of a tensor sent as JSON; returns its number of elements.
+def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int) -> None:
+    """Checks the size of a tensor sent as JSON.
 
     Raises:
         InvalidArgumentError: It is too large; texts are Triton's.
     """
-    if any(dim > _MOST_ELEMENTS for dim in shape):
+    if shape and max(shape) > _MOST_ELEMENTS:
         raise InvalidArgumentError(
             f"invalid shape for input '{name}': shape {shape_text(shape)} contains one or more invalid "
             f"dimensions"
@@ -65,7 +65,6 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int
             f"JSON input '{name}' has a byte_size ({count * size} bytes) that exceeds the maximum allowed "
             f"value of {most_bytes} bytes. Use --http-max-input-size to increase the limit."
         )
-    return count
 
 
 class _WrongElementsError(Exception):
@@ -85,6 +84,14 @@ def tensor_bytes(name: str, given: list[Any] | BulkArray, datatype: str, count: 
         InternalError: The number or type of the elements is wrong; texts begin with Triton's.
         InvalidArgumentError: They are nested too deep.
     """
+    code = _CODES.get(datatype)
+    if code is not None and isinstance(given, list) and len(given) == count:
+        kinds = set(map(type, given))
+        if kinds <= _NUMBERS:  # else nested or wrong, see below
+            try:
+                return memoryview(array(code, given)).cast("B")
+            except OverflowError:
+                pass  # a large integer, which numpy may still round
     try:
         return _bytes(given, datatype, count)
     except _WrongElementsError as wrong:
@@ -94,14 +101,6 @@ def tensor_bytes(name: str, given: list[Any] | BulkArray, datatype: str, count: 
 
 
 def _bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
-    code = _CODES.get(datatype)
-    if code is not None and isinstance(given, list) and len(given) == count:
-        kinds = set(map(type, given))
-        if kinds <= _NUMBERS:  # else nested or wrong, see below
-            try:
-                return memoryview(array(code, given)).cast("B")
-            except OverflowError:
-                pass  # a large integer, which numpy may still round
     if isinstance(given, BulkArray):
         # Each piece is freed once it is read: freeing all at once would stall other threads.
         pieces, depth = given.release(), given.depth

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -17,6 +18,8 @@ import orjson
 from conch.core.errors import InternalError
 from conch.core.tensor import Array, Buffer
 from conch.frontends.http.yield_gil import yield_gil
+
+T = TypeVar("T")
 
 
 class JsonAccessError(InternalError):
@@ -32,6 +35,22 @@ def member(value: Any, name: str) -> Any:
     if not isinstance(value, dict) or name not in value:
         raise JsonAccessError(f"attempt to access non-existing object member '{name}'")
     return value[name]
+
+
+def parsed(read: Callable[[Any], T], value: Any, name: str, what: str = "parse") -> T:
+    """Reads the value of a member. Raises JsonAccessError, which names the member: it has another type."""
+    try:
+        return read(value)
+    except JsonAccessError as error:
+        raise JsonAccessError(f"Unable to {what} '{name}': {error.message}") from None
+
+
+def parsed_member(read: Callable[[Any], T], value: Any, name: str) -> T:
+    """Reads a member of an object; raises as `parsed`, also if there is none."""
+    try:
+        return read(member(value, name))
+    except JsonAccessError as error:
+        raise JsonAccessError(f"Unable to parse '{name}': {error.message}") from None
 
 
 def text(value: Any) -> str:
@@ -67,6 +86,14 @@ def unsigned(value: Any) -> int:
     return value
 
 
+def unsigned_all(values: list[Any]) -> tuple[int, ...]:
+    """Returns unsigned integers."""
+    for value in values:
+        if type(value) is not int or value < 0:
+            unsigned(value)  # raises
+    return tuple(values)
+
+
 def array(value: Any) -> list[Any] | BulkArray:
     """Returns an array."""
     if not isinstance(value, list | BulkArray):
@@ -76,8 +103,7 @@ def array(value: Any) -> list[Any] | BulkArray:
 
 def elements(value: Any) -> list[Any]:
     """Returns an array, which is expected to be short, as a list."""
-    given = array(value)
-    return given if isinstance(given, list) else flattened(given)[0]
+    return value if isinstance(value, list) else flattened(array(value))[0]
 
 
 WINDOW = 64 * 1024

@@ -9,15 +9,12 @@ Used by: the HTTP server.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from typing import Any
 from urllib.parse import quote
-
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
 
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
@@ -28,8 +25,9 @@ from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
 from conch.frontends.access_policy import LOCAL_UPLOADS, UploadRule, is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
-from conch.frontends.http.http_pools import Pools, run_on
-from conch.frontends.http.http_routing import ApiRoute, Endpoint
+from conch.frontends.http.http_exchange import HttpExchange, Reply
+from conch.frontends.http.http_pools import Pools, result_of
+from conch.frontends.http.http_routing import Route, RouteHandler
 from conch.frontends.http.json_body import (
     MOST_BYTES,
     empty_reply,
@@ -71,8 +69,8 @@ class _Form:
     """
 
     operation: table.Operation[Any, Any]
-    read: Callable[[Request, Path], Awaitable[Any]]
-    write: Callable[[Any], Response]
+    read: Callable[[HttpExchange, Path], Awaitable[Any]]
+    write: Callable[[Any], Reply]
     check: Callable[[Path], None] = lambda path: None
 
 
@@ -84,14 +82,14 @@ def api_routes(
     clock: Clock = monotonic_ns,
     admission: Admission | None = None,
     uploads: UploadRule = LOCAL_UPLOADS,
-) -> list[ApiRoute]:
+) -> list[Route]:
     """Returns all routes but that of infer; `most_bytes` is the largest body of JSON."""
     reply = document(core.version)
 
-    async def openapi(request: Request) -> Response:
+    async def openapi(exchange: HttpExchange) -> Reply:
         return json_reply(reply)
 
-    endpoints: dict[str, Endpoint] = {
+    endpoints: dict[str, RouteHandler] = {
         table.HOME_PAGE.name: home_endpoint(core),
         table.OPENAPI.name: openapi,
     }
@@ -100,7 +98,7 @@ def api_routes(
     return [*generate_routes(core, pools, most_bytes, clock, admission), *_routes(endpoints)]
 
 
-def _routes(endpoints: Mapping[str, Endpoint]) -> list[ApiRoute]:
+def _routes(endpoints: Mapping[str, RouteHandler]) -> list[Route]:
     """Returns one route for each path template, in the order of the table."""
     templates: dict[str, dict[str, table.Endpoint]] = {}
     for entry in table.ENDPOINTS:
@@ -108,18 +106,18 @@ def _routes(endpoints: Mapping[str, Endpoint]) -> list[ApiRoute]:
             for template in entry.paths:
                 templates.setdefault(template, {})[entry.http_method] = entry
 
-    def dispatched(by_method: Mapping[str, table.Endpoint]) -> Endpoint:
+    def dispatched(by_method: Mapping[str, table.Endpoint]) -> RouteHandler:
         if len(by_method) == 1:
             (entry,) = by_method.values()
             return endpoints[entry.name]
 
-        async def dispatch(request: Request, **path: str) -> Response:
-            return await endpoints[by_method[request.method].name](request, **path)
+        def dispatch(exchange: HttpExchange, **path: str) -> Coroutine[Any, Any, Reply | None] | None:
+            return endpoints[by_method[exchange.method].name](exchange, **path)
 
         return dispatch
 
     return [
-        ApiRoute(
+        Route(
             re.compile(table.path_pattern(template)),
             tuple(by_method),
             next(iter(by_method.values())).access,
@@ -129,17 +127,17 @@ def _routes(endpoints: Mapping[str, Endpoint]) -> list[ApiRoute]:
     ]
 
 
-def _endpoint(form: _Form, core: ServerState, services: Services, pools: Pools) -> Endpoint:
+def _endpoint(form: _Form, core: ServerState, services: Services, pools: Pools) -> RouteHandler:
     run: Callable[[ServerState, Services, Any], Any] = form.operation.handler
     runs_on = form.operation.runs_on
 
-    async def answer(request: Request, **path: str) -> Response:
+    async def answer(exchange: HttpExchange, **path: str) -> Reply:
         form.check(path)
-        plain = await form.read(request, path)
+        plain = await form.read(exchange, path)
         pool = pools.operations.choose(runs_on, core)
         if pool is None:
             return form.write(run(core, services, plain))
-        return form.write(await run_on(pool, run, core, services, plain))
+        return form.write(await result_of(partial(pool.submit, run, core, services, plain)))
 
     return answer
 
@@ -147,35 +145,34 @@ def _endpoint(form: _Form, core: ServerState, services: Services, pools: Pools) 
 def _forms(
     core: ServerState, services: Services, pools: Pools, most_bytes: int, uploads: UploadRule
 ) -> list[_Form]:
-    async def body_of(request: Request, required: bool = False) -> Any:
-        return await read_settings(request, pools, most_bytes, required)
+    async def body_of(exchange: HttpExchange, required: bool = False) -> Any:
+        return await read_settings(exchange, pools, most_bytes, required)
 
-    async def index(request: Request, path: Path) -> bool:
-        return json.ready_only(await body_of(request))
+    async def index(exchange: HttpExchange, path: Path) -> bool:
+        return json.ready_only(await body_of(exchange))
 
-    async def load_model(request: Request, path: Path) -> LoadRequest:
-        client = request.client
-        local = client is not None and is_loopback(client.host)
-        may_upload = uploads.allows(local, request.headers)
-        body = await read_body(request, most_bytes)
-        parameters = await parsed(request, pools, _load_parameters, body) if body else {}
+    async def load_model(exchange: HttpExchange, path: Path) -> LoadRequest:
+        local = is_loopback(exchange.client.rpartition(":")[0])
+        may_upload = uploads.allows(local, (name.decode("latin-1") for name in exchange.fields))
+        body = await read_body(exchange, most_bytes)
+        parameters = await parsed(exchange, pools, _load_parameters, body) if body else {}
         return LoadRequest(path["model"], parameters, may_upload)
 
-    async def unload_model(request: Request, path: Path) -> UnloadRequest:
-        return UnloadRequest(path["model"], json.unload_dependents(await body_of(request)))
+    async def unload_model(exchange: HttpExchange, path: Path) -> UnloadRequest:
+        return UnloadRequest(path["model"], json.unload_dependents(await body_of(exchange)))
 
-    async def log_changes(request: Request, path: Path) -> Any:
-        return json.log_changes(await body_of(request))
+    async def log_changes(exchange: HttpExchange, path: Path) -> Any:
+        return json.log_changes(await body_of(exchange))
 
-    async def trace_changes(request: Request, path: Path) -> TraceChanges:
-        return TraceChanges(path.get("model", ""), json.trace_changes(await body_of(request)))
+    async def trace_changes(exchange: HttpExchange, path: Path) -> TraceChanges:
+        return TraceChanges(path.get("model", ""), json.trace_changes(await body_of(exchange)))
 
-    async def system_registration(request: Request, path: Path) -> SystemRegistration:
-        body = await body_of(request, required=True)
+    async def system_registration(exchange: HttpExchange, path: Path) -> SystemRegistration:
+        body = await body_of(exchange, required=True)
         return SystemRegistration(path["region"], *json.system_registration(body))
 
-    async def cuda_registration(request: Request, path: Path) -> CudaRegistration:
-        body = await body_of(request, required=True)
+    async def cuda_registration(exchange: HttpExchange, path: Path) -> CudaRegistration:
+        body = await body_of(exchange, required=True)
         return CudaRegistration(path["region"], *json.cuda_registration(body))
 
     def check_change(path: Path) -> None:
@@ -215,50 +212,51 @@ def _forms(
     ]
 
 
-async def _nothing(request: Request, path: Path) -> None:
+async def _nothing(exchange: HttpExchange, path: Path) -> None:
     """Reads a request without fields."""
 
 
-async def _model(request: Request, path: Path) -> ModelRequest:
+async def _model(exchange: HttpExchange, path: Path) -> ModelRequest:
     return ModelRequest(path.get("model", ""), path.get("version", ""))
 
 
-async def _traced_model(request: Request, path: Path) -> str:
+async def _traced_model(exchange: HttpExchange, path: Path) -> str:
     return path.get("model", "")
 
 
-async def _region(request: Request, path: Path) -> str:
+async def _region(exchange: HttpExchange, path: Path) -> str:
     return path["region"]
 
 
-def _status(passed: bool) -> Response:
+def _status(passed: bool) -> Reply:
     return empty_reply(200 if passed else 400)
 
 
-def _model_status(ready: bool) -> Response:
+def _model_status(ready: bool) -> Reply:
     return empty_reply() if ready else text_error("Model version not ready", 400)
 
 
-def _done(result: None) -> Response:
+def _done(result: None) -> Reply:
     return empty_reply()
 
 
-def _trace(settings: Mapping[str, Sequence[str]]) -> Response:
+def _trace(settings: Mapping[str, Sequence[str]]) -> Reply:
     return json_reply(json.trace_object(settings))
 
 
-def _statistics(models: list[tuple[ModelSpec, StatisticsSnapshot]]) -> Response:
+def _statistics(models: list[tuple[ModelSpec, StatisticsSnapshot]]) -> Reply:
     return json_reply({"model_stats": [json.statistics_object(*model) for model in models]})
 
 
-def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Response]:
+def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Reply]:
     return lambda items: json_reply([convert(item) for item in items])
 
 
-def _load_parameters(body: bytes) -> dict[str, LoadParameter]:
+def _load_parameters(body: memoryview) -> dict[str, LoadParameter]:
     return json.load_parameters(load(body))
 
 
+_HTML = (b"content-type", b"text/html; charset=utf-8")
 _SERVER = (
     ("/v2/health/live", "live"),
     ("/v2/health/ready", "ready"),
@@ -276,13 +274,13 @@ _DOCS = (
 _OF_MODELS = (("/ready", "ready"), ("", "metadata"), ("/config", "config"), ("/stats", "statistics"))
 
 
-def home_endpoint(core: ServerState) -> Endpoint:
+def home_endpoint(core: ServerState) -> RouteHandler:
     """Returns the endpoint of the page."""
 
-    async def home(request: Request) -> Response:
+    async def home(exchange: HttpExchange) -> Reply:
         core.check_running()
         models = [(model.spec.name, model.spec.version) for model in models_with_statistics(core, "", "")]
-        return HTMLResponse(page(core.server_id, core.version, models))
+        return Reply(200, [_HTML], page(core.server_id, core.version, models).encode())
 
     return home
 

@@ -1,0 +1,329 @@
+"""One HTTP request and its response, as handlers see them.
+
+A handler gets the exchange once the headers are complete. It may read the body, and responds once: as a whole
+(`respond`) or in pieces (`begin_response`, `send`, `end`). A response to a client that has disconnected goes
+nowhere.
+
+Threads and locks: event loop only; other threads go through `ResponseMailbox`.
+Used by: `http_connection`, all handlers, the metrics port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple, Protocol
+
+from conch.core.tensor import Buffer
+from conch.frontends.http.flow_control import (
+    AT_ONCE_BYTES,
+    MOST_CHUNKS,
+    Body,
+    RequestBody,
+    body_pieces,
+    body_size,
+)
+
+Headers = list[tuple[bytes, bytes]]
+
+STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus
+}
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_JOINED_BYTES = 64 * 1024
+_UNASKED_BYTES = 64 * 1024  # of a body that the handler has not asked for
+
+
+class Reply(NamedTuple):
+    """A whole response; Content-Length is added to its headers.
+
+    Attributes:
+        status: HTTP status.
+        headers: Headers in order, names in lower case.
+        body: The body.
+        closes: True to close the connection.
+    """
+
+    status: int
+    headers: Headers
+    body: Body = b""
+    closes: bool = False
+
+
+class ClientDisconnectError(Exception):
+    """The client disconnected; its handler ends without a response."""
+
+
+class ExchangeConnection(Protocol):
+    """The connection, as its exchanges use it.
+
+    Attributes:
+        transport: Its transport.
+        peer: The client's address, such as ``127.0.0.1:50000``.
+        lost: True once it is closed.
+    """
+
+    transport: asyncio.Transport
+    peer: str
+    lost: bool
+
+    def hold_body(self, held: bool) -> None:
+        """Pauses reading while a body is not asked for, or resumes it."""
+
+    async def drain(self) -> None:
+        """Waits until the client has read enough for more to be written."""
+
+    def run(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine of an exchange as a task."""
+
+    def finished(self, exchange: HttpExchange) -> None:
+        """Ends a request: closes the connection, or goes on with the next one."""
+
+
+class HttpExchange:
+    """One request and its response.
+
+    Attributes:
+        method: HTTP method.
+        path: Path as received, neither decoded nor normalised.
+        query: What follows ``?`` in the target, as received.
+        version: HTTP version, such as ``1.1``.
+        client: The client's address, such as ``127.0.0.1:50000``.
+        headers: Headers with names as received, in order.
+        fields: Values of headers by names in lower case; the last of repeated ones.
+        length: Announced length of the body; None without one, or with chunks.
+        keep_alive: True if the connection stays open after the response.
+        extra_headers: Added to the headers of the response.
+        on_disconnect: Called once if the client disconnects before the response is complete, or None.
+        size: Bytes of the body received so far.
+        chunks: Chunks of the body received so far.
+        most: Limit of the body in bytes.
+        collected: The body, if it comes in several pieces.
+        complete: True once the body is complete.
+        then: Called once the body is complete or unread, or None.
+        held: True while the body is not read on, as the handler has not asked for it.
+        unread: True if the body exceeds `most` or the limit of chunks; its rest is dropped.
+        whole: The body, if it came in one piece.
+        began: True once the response has begun.
+        done: True once the response is complete.
+        filler: Bytes that clients ignore within the response, sent as a probe.
+        unsent: Bytes of the response not yet passed to the transport.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "began",
+        "chunks",
+        "client",
+        "collected",
+        "complete",
+        "done",
+        "extra_headers",
+        "fields",
+        "filler",
+        "headers",
+        "held",
+        "keep_alive",
+        "length",
+        "method",
+        "most",
+        "on_disconnect",
+        "path",
+        "query",
+        "size",
+        "then",
+        "unread",
+        "unsent",
+        "version",
+        "whole",
+    )
+
+    def __init__(
+        self,
+        connection: ExchangeConnection,
+        method: str,
+        target: str,
+        version: str,
+        headers: Headers,
+        fields: Mapping[bytes, bytes],
+        length: int | None,
+        keep_alive: bool,
+    ) -> None:
+        self._connection = connection
+        self.client = connection.peer
+        self.method = method
+        self.path, _, self.query = target.partition("?")
+        self.version = version
+        self.headers = headers
+        self.fields = fields
+        self.length = length
+        self.keep_alive = keep_alive
+        self.extra_headers: Headers | None = None
+        self.on_disconnect: Callable[[], None] | None = None
+        self.size = self.chunks = self.unsent = 0
+        self.most = sys.maxsize
+        self.whole: bytes | None = None
+        self.filler = b""
+        self.unread = self.began = self.done = self.complete = self.held = self._chunked = False
+        self.collected: RequestBody | None = None
+        self.then: Callable[[], None] | None = None
+
+    @property
+    def lost(self) -> bool:
+        """True once the connection is closed; any thread."""
+        return self._connection.lost
+
+    def read_body(self, most: int, then: Callable[[], None]) -> None:
+        """Calls `then` once: when the body is complete, or as soon as it is `unread`; perhaps at once.
+
+        Args:
+            most: Limit in bytes.
+            then: Called on the loop; not called if the client disconnects.
+        """
+        self.most = most
+        if self.size > most:
+            self.unread = True
+        if self.complete or self.unread:
+            then()
+            return
+        self.then = then
+        if self.held:
+            self.held = False
+            self._connection.hold_body(False)
+        if self.fields.get(b"expect", b"").lower() == b"100-continue":
+            self._connection.transport.write(CONTINUE)
+
+    async def wait_body(self, most: int) -> None:
+        """As `read_body`. Raises ClientDisconnectError: the client disconnected."""
+        ended = asyncio.Event()
+        self.on_disconnect = ended.set
+        self.read_body(most, ended.set)
+        await ended.wait()
+        self.on_disconnect = None
+        if self.lost:
+            raise ClientDisconnectError
+
+    def take_body(self) -> memoryview:
+        """Returns the body without copying it, and no longer keeps it."""
+        if self.collected is not None:
+            body = self.collected.body()
+            self.collected = None
+            return body
+        body = memoryview(self.whole or b"")
+        self.whole = None
+        return body
+
+    def collect(self, piece: bytes) -> None:
+        """Adds a piece of the body; called by the connection."""
+        if self.done or self.unread:
+            return
+        if self.collected is None:
+            self.collected = RequestBody(self.length)
+        self.collected.add(piece)
+        self.size += len(piece)
+        if self.size > _UNASKED_BYTES and self.then is None and not self.held:
+            self.held = True
+            self._connection.hold_body(True)
+        if self.size > self.most or self.chunks > MOST_CHUNKS:
+            self.unread = True
+            self.collected = None
+            then, self.then = self.then, None
+            if then is not None:
+                then()
+
+    def disconnected(self) -> None:
+        """Tells the handler that the client disconnected; called by the connection."""
+        on_disconnect, self.on_disconnect = self.on_disconnect, None
+        self.then = self.collected = self.whole = None
+        if on_disconnect is not None and not self.done:
+            on_disconnect()
+
+    def respond(self, status: int, headers: Headers, body: Body = b"", closes: bool = False) -> None:
+        """Sends a whole response, once; a body above 8 MB in pieces, as the client reads.
+
+        Args:
+            status: HTTP status.
+            headers: Headers without Content-Length.
+            body: The body; must not be changed later.
+            closes: True to close the connection.
+        """
+        transport = self._connection.transport
+        if transport.is_closing():
+            self._connection.finished(self)
+            return
+        if closes:
+            self.keep_alive = False
+        size = len(body) if type(body) is bytes else body_size(body)
+        self.began = True
+        lines: list[Buffer] = [STATUS_LINES[status]]
+        for name, value in headers if self.extra_headers is None else headers + self.extra_headers:
+            lines += (name, b": ", value, b"\r\n")
+        if status != HTTPStatus.NO_CONTENT:
+            lines.append(b"content-length: %d\r\n" % size)
+        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        if self.method == "HEAD":
+            body, size = b"", 0
+        if size <= _JOINED_BYTES:
+            if isinstance(body, bytes):
+                lines.append(body)
+            else:
+                lines.extend(body)
+            transport.write(b"".join(lines))
+        elif size <= AT_ONCE_BYTES:
+            transport.writelines((b"".join(lines), *((body,) if isinstance(body, bytes) else body)))
+        else:
+            self.unsent = size
+            transport.write(b"".join(lines))
+            self._connection.run(self, self._write_pieces(body))
+            return
+        self._connection.finished(self)
+
+    def begin_response(self, status: int, headers: Headers, filler: bytes = b"") -> None:
+        """Begins a response of unknown length: in chunks, or up to the connection's end with HTTP/1.0.
+
+        Args:
+            status: HTTP status.
+            headers: Headers.
+            filler: Content that clients ignore, sent to find out whether a half-closed client is there.
+        """
+        self._chunked = self.version != "1.0"
+        self.filler = self._coded(filler)
+        self.began = True
+        headers = headers + (self.extra_headers or [])
+        if not self.keep_alive:
+            headers.append((b"connection", b"close"))
+        if self._chunked:
+            headers.append((b"transfer-encoding", b"chunked"))
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        self._write(b"".join([STATUS_LINES[status], *lines, b"\r\n"]))
+
+    async def send(self, data: bytes) -> None:
+        """Sends a piece once the client has read enough of those before."""
+        await self._connection.drain()
+        self._write(self._coded(data))
+
+    def end(self) -> None:
+        """Ends a response that `begin_response` began."""
+        if self._chunked:
+            self._write(b"0\r\n\r\n")
+        self._connection.finished(self)
+
+    def _write(self, data: Buffer) -> None:
+        if not self._connection.transport.is_closing():
+            self._connection.transport.write(data)
+
+    def _coded(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else data
+
+    async def _write_pieces(self, body: Body) -> None:
+        for piece in body_pieces(body):
+            await self._connection.drain()
+            if self.lost:
+                return
+            self.unsent -= len(piece)
+            self._write(piece)
+            await asyncio.sleep(0)  # lets other connections run
+        self._connection.finished(self)
