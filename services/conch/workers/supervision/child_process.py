@@ -1,7 +1,8 @@
 """Has a worker process forked, logs its output, reports its end, kills its process group.
 
 Owns: the output pipes and the pidfd of the process; its template reaps it.
-Threads and locks: starting, reading and ending run on the monitor's thread; a lock orders signals and the end.
+Threads and locks: starting, reading and ending run on the monitor's thread; a lock orders signals and the
+end.
 Used by: `WorkerProcess` and config completion.
 """
 
@@ -12,7 +13,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from conch.core.errors import UnavailableError
@@ -76,13 +77,15 @@ class ChildProcess:
             raise UnavailableError(f"'{environment.python}' can't be started: {error.strerror}") from error
 
     def _start(self, environment: Environment, role: Role, descriptor: int) -> ForkServer:
-        server = fork_server_of(self._monitor, environment)
-        theirs = os.dup(descriptor)
-        try:
+        with ExitStack() as unsent:
+            theirs = os.dup(descriptor)
+            unsent.callback(os.close, theirs)
             output, errors = self._output.open()
-        except BaseException:
-            os.close(theirs)
-            raise
+            unsent.callback(self._output.finish)
+            unsent.callback(os.close, output)
+            unsent.callback(os.close, errors)
+            server = fork_server_of(self._monitor, environment)
+            unsent.pop_all()
         server.fork(Request(self, role, (theirs, output, errors)))
         return server
 
