@@ -110,6 +110,7 @@ def test_a_fork_that_fails(run: Run, tmp_path: Path) -> None:
 def test_a_template_without_free_descriptors(run: Run) -> None:
     process = run(SLEEPS)
     template = _template(process)
+    eventually(lambda: template.num_fds() == 5, "it has the standard three, its socket and a pidfd")
     before = resource.prlimit(template.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(template.pid, resource.RLIMIT_NOFILE, (template.num_fds() + 1, before[1]))
     with pytest.raises(UnavailableError, match="can't be started: Too many open files"):

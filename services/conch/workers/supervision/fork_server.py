@@ -20,15 +20,13 @@ import subprocess
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from conch.core.errors import UnavailableError
 from conch.workers.environments import Environment
 from conch.workers.supervision.crash_report import crashed, sentence
 from conch.workers.supervision.output_pipes import OutputPipes
-
-if TYPE_CHECKING:
-    from conch.workers.supervision.process_monitor import ProcessMonitor, Timer
+from conch.workers.supervision.process_monitor import ProcessMonitor, Timer
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ def fork_server_of(monitor: ProcessMonitor, environment: Environment) -> ForkSer
         OSError: The start failed.
     """
     key = environment.python, environment.paths, frozenset(environment.variables.items())
-    found = monitor.fork_servers.get(key)
+    found: ForkServer | None = monitor.fork_servers.get(key)
     if found is None:
         found = monitor.fork_servers[key] = ForkServer(monitor, environment, key)
     return found

@@ -9,12 +9,9 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
-from typing import TYPE_CHECKING
 
 from conch.workers.supervision.output_capture import Lines, Tail
-
-if TYPE_CHECKING:
-    from conch.workers.supervision.process_monitor import ProcessMonitor
+from conch.workers.supervision.process_monitor import ProcessMonitor
 
 _printed = logging.getLogger("conch.workers.output")
 

@@ -18,12 +18,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from conch.core.clock import Clock, monotonic_ns
-
-if TYPE_CHECKING:
-    from conch.workers.supervision.fork_server import ForkServer
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +53,12 @@ class ProcessMonitor:
     """Runs calls, timers and descriptor readers on one thread, which ends with its last holder.
 
     Attributes:
-        fork_servers: Running fork servers by environment; only on the thread.
+        fork_servers: The `ForkServer` of each environment; only on the thread.
     """
 
     def __init__(self, clock: Clock = monotonic_ns) -> None:
         self.clock = clock
-        self.fork_servers: dict[object, ForkServer] = {}
+        self.fork_servers: dict[object, Any] = {}
         self._lock = threading.Lock()
         self._holders = 0
         self._thread: threading.Thread | None = None
