@@ -40,6 +40,9 @@ _MAIN = Path(__file__).parents[1] / "host" / "main.py"
 _LINGER_NS = 300_000_000
 """Time that a template without workers waits for the next one, as between a completed config and its load."""
 
+_END_NS = 2_000_000_000
+"""Time after the end of its socket at which a template is killed."""
+
 _REPLY_BYTES = 4_096
 
 
@@ -94,6 +97,7 @@ class ForkServer:
         self._waiting: deque[Request] = deque()
         self._asked: Request | None = None
         self._linger: Timer | None = None
+        self._over = False  # the template does not read any more
         self._output = OutputPipes(monitor, f"template of workers in {environment.label}")
         self._pidfd = -1
         monitor.hold()
@@ -162,17 +166,20 @@ class ForkServer:
             self._popen.kill()
 
     def _send_next(self) -> None:
-        while self._asked is None and self._waiting:
-            request = self._asked = self._waiting.popleft()
+        while self._asked is None and self._waiting and not self._over:
+            request = self._waiting[0]
             data = json.dumps({"role": request.role, "name": request.child.name}).encode()
             try:
                 socket.send_fds(self._socket, [data], request.descriptors)
+            except ConnectionError:
+                return  # it has died, and its end fails what waits
             except OSError as error:
-                self._asked = None
                 request.child.failed(error)
-            finally:
-                _close(request)
-        if not (self._children or self._asked or self._linger):
+            else:
+                self._asked = request
+            self._waiting.popleft()
+            _close(request)
+        if not (self._children or self._asked or self._linger or self._over):
             self._linger = self._monitor.at(self._monitor.clock() + _LINGER_NS, self._expire)
 
     def _read(self) -> None:
@@ -185,7 +192,9 @@ class ForkServer:
             except OSError:
                 data, fds = b"", []
             if not data:
-                return  # it ends, which the pidfd reports
+                self._stop_reading()  # the pidfd reports the end, which must come
+                self._monitor.at(self._monitor.clock() + _END_NS, self._popen.kill)
+                return
             fields: dict[str, int] = json.loads(data)
             if "ended" in fields:
                 child = self._children.pop(fields["ended"], None)
@@ -211,6 +220,12 @@ class ForkServer:
         self._forget()
         self._popen.kill()
 
+    def _stop_reading(self) -> None:
+        if not self._over:
+            self._over = True
+            self._monitor.unwatch(self._socket.fileno())
+            self._forget()
+
     def _forget(self) -> None:
         if self._monitor.fork_servers.get(self._key) is self:
             del self._monitor.fork_servers[self._key]
@@ -220,8 +235,9 @@ class ForkServer:
         self._monitor.unwatch(self._pidfd)
         os.close(self._pidfd)
         status = self._popen.wait()
-        self._read()
-        self._monitor.unwatch(self._socket.fileno())
+        if not self._over:
+            self._read()
+        self._stop_reading()
         self._socket.close()
         self._output.finish()
         if self._linger is not None:
