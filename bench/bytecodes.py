@@ -161,7 +161,8 @@ def _load(server: Server, walk: Walk, clients: int) -> Iterator[list[int]]:
 
 def _pids(server: Server) -> dict[str, int]:
     assert server.pid is not None
-    workers = psutil.Process(server.pid).children(recursive=True)
+    templates = psutil.Process(server.pid).children()  # what workers are forked from
+    workers = [worker for template in templates for worker in template.children(recursive=True)]
     return {"server": server.pid, **{f"worker {number}": one.pid for number, one in enumerate(workers)}}
 
 

@@ -83,7 +83,7 @@ def test_nothing_is_left_of_them(
         eventually(lambda: process.num_threads() <= threads + SPARE_THREADS, "threads that unload end")
         assert process.memory_info().rss < 1.05 * memory
         eventually(lambda: process.num_fds() <= files, "files that were open for a moment are closed")
-        assert process.children() == []
+        eventually(lambda: process.children() == [], "the template of its workers has ended too")
         assert list(temporary.iterdir()) == []
 
 

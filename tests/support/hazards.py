@@ -45,4 +45,18 @@ def ask(
 
 def workers_of(server: ServerProcess) -> list[psutil.Process]:
     """The worker processes of a server, and what they have started."""
-    return psutil.Process(server.process.pid).children(recursive=True)
+    process = psutil.Process(server.process.pid)
+    templates = {template.pid for template in templates_of(server)}
+    return [child for child in process.children(recursive=True) if child.pid not in templates]
+
+
+def templates_of(server: ServerProcess) -> list[psutil.Process]:
+    """The processes that the server's workers are forked from."""
+    return [child for child in psutil.Process(server.process.pid).children() if _is_template(child)]
+
+
+def _is_template(process: psutil.Process) -> bool:
+    try:
+        return any(part.endswith("/host/main.py") for part in process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return True  # one that has just ended

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,11 @@ from conch.core.tensor import Array, Tensor
 from conch.memory.cuda import CudaDevices
 from conch.workers.connection.packet_channel import PacketChannel
 from conch.workers.connection.worker_connection import WorkerConnection
+from conch.workers.environments import Environment, server_environment
 from conch.workers.protocol import tensor_layouts
 from conch.workers.protocol.tensor_layouts import LayoutKey, Layouts, Place
+from conch.workers.supervision.child_process import ChildProcess, start_worker
+from conch.workers.supervision.process_monitor import ProcessMonitor
 
 ROOT = Path(__file__).resolve().parents[2]
 _SERVICES = str(ROOT / "services")
@@ -211,3 +216,23 @@ def worker(spec: ModelSpec, calls: ServerCalls | None = None) -> Iterator[Runnin
         yield running
     finally:
         running.end()
+
+
+def completing(
+    sockets: ExitStack,
+    monitor: ProcessMonitor,
+    directory: Path,
+    code: str,
+    on_end: Callable[[], None] = lambda: None,
+    environment: Environment | None = None,
+) -> ChildProcess:
+    """Starts a worker that completes the config of a model with this code; `sockets` closes its socket."""
+    (directory / "model.py").write_text(code)
+    process, ours = start_worker(
+        monitor, "model_0_0", environment or server_environment(), "complete", on_end
+    )
+    sockets.enter_context(ours)
+    asked = {"config": {}, "directory": str(directory), "file_name": "model.py"}
+    ours.sendall(json.dumps({**asked, "level": logging.INFO, "memory_limit_mb": None}).encode())
+    ours.shutdown(socket.SHUT_WR)
+    return process

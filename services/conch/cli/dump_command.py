@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from conch.core.process_setup import STACKS_FILE, STACKS_SIGNAL
@@ -37,9 +37,8 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("pid", type=int, nargs="?", help="the server; by default the only one there is")
     pid: int | None = parser.parse_args(arguments).pid
-    found = {
-        each: _parent(each) for each in map(int, filter(str.isdecimal, os.listdir(_PROC))) if _file(each)
-    }
+    files = {each for each in map(int, filter(str.isdecimal, os.listdir(_PROC))) if _file(each)}
+    found = {each: _parent(each, files) for each in files}
     servers = sorted(each for each, parent in found.items() if parent not in found)
     if pid is None and len(servers) != 1:
         which = ", ".join(f"{each} ({_command(each)})" for each in servers)
@@ -90,11 +89,16 @@ def _file(pid: int) -> Path | None:
     return None
 
 
-def _parent(pid: int) -> int:
+def _parent(pid: int, among: Container[int]) -> int:
+    """The nearest ancestor of a process among some, as a worker's template is not; 0 without one."""
     try:
-        return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        while pid:
+            pid = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+            if pid in among:
+                return pid
     except OSError:
-        return 0
+        pass
+    return 0
 
 
 def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.support.servers import WAIT_S, eventually
+from tests.support.workers import completing
 
 from conch.core.errors import UnavailableError
-from conch.workers.supervision.child_process import ChildProcess, describe_end
+from conch.workers.environments import Environment
+from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.crash_report import split_errors
+from conch.workers.supervision.fork_server import describe_end
 from conch.workers.supervision.process_monitor import ProcessMonitor
 
 pytestmark = pytest.mark.process
@@ -25,18 +28,19 @@ Run = Callable[..., ChildProcess]
 
 
 @pytest.fixture
-def run() -> Run:
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Runs code in a worker that completes a config: the code is that of the model's file."""
     monitor = ProcessMonitor()
+    with ExitStack() as sockets:
 
-    def start(code: str, on_end: Callable[[], None] = lambda: None) -> ChildProcess:
-        command = [sys.executable, "-I", "-X", "faulthandler", "-c", code]
-        return ChildProcess(monitor, "model_0_0", command, os.environ, [], on_end)
+        def start(code: str, on_end: Callable[[], None] = lambda: None) -> ChildProcess:
+            return completing(sockets, monitor, tmp_path, code, on_end)
 
-    return start
+        yield start
 
 
 def test_exit_status(run: Run) -> None:
-    process = run("raise SystemExit(3)")
+    process = run("import os; os._exit(3)")
     assert process.wait(WAIT_S)
     assert process.how == "exited with status 3"
 
@@ -129,7 +133,7 @@ def test_megabytes_of_output_are_cut(run: Run, caplog: pytest.LogCaptureFixture)
 
 def test_what_can_not_be_started() -> None:
     with pytest.raises(UnavailableError, match="'/nowhere/python' can't be started: No such file"):
-        ChildProcess(ProcessMonitor(), "model_0_0", ["/nowhere/python"], {}, [])
+        start_worker(ProcessMonitor(), "model_0_0", Environment(Path("/nowhere/python"), {}), "serve")
 
 
 def test_thread_lives_for_as_long_as_any_process(run: Run) -> None:

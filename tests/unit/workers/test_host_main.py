@@ -46,7 +46,6 @@ def test_a_model_does_not_find_the_workers_own_modules(tmp_path: Path, package: 
     command = [
         sys.executable,
         main,
-        "serve",
         "0",
         package,
         SERVICES / "triton_python_backend_utils.py",

@@ -5,18 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import selectors
-import sys
 import threading
 
 import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
-from conch.workers.supervision.child_process import ChildProcess
+from conch.workers.environments import server_environment
+from conch.workers.supervision.child_process import start_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
 
 S = 1_000_000_000
-FOREVER = [sys.executable, "-I", "-c", "import time; time.sleep(1000)"]
 
 
 def _threads() -> list[str]:
@@ -51,14 +50,15 @@ def test_a_hold_that_fails_does_not_count(missing: str, monkeypatch: pytest.Monk
         else:
             patch.setattr(selectors, "DefaultSelector", _full)
         with pytest.raises(UnavailableError, match="can't be started: Too many open files"):
-            ChildProcess(monitor, "model_0_0", FOREVER, os.environ, [])
-    process = ChildProcess(monitor, "model_0_0", FOREVER, os.environ, [])
-    process.kill()
-    assert process.wait(WAIT_S)
+            start_worker(monitor, "model_0_0", server_environment(), "serve")
+    process, ours = start_worker(monitor, "model_0_0", server_environment(), "serve")
+    with ours:
+        process.kill()
+        assert process.wait(WAIT_S)
     eventually(lambda: not _threads(), "the thread ends")
 
 
-@pytest.mark.parametrize("watched", [0, 1, 2])
+@pytest.mark.parametrize("watched", range(6))
 @pytest.mark.process
 def test_a_process_that_can_not_be_watched_does_not_go_on(
     watched: int, monkeypatch: pytest.MonkeyPatch
@@ -76,5 +76,5 @@ def test_a_process_that_can_not_be_watched_does_not_go_on(
 
     monkeypatch.setattr(monitor, "watch", fails)
     with pytest.raises(UnavailableError, match="can't be started: No space left"):
-        ChildProcess(monitor, "model_0_0", FOREVER, os.environ, [])
+        start_worker(monitor, "model_0_0", server_environment(), "serve")
     eventually(lambda: not _threads(), "the thread ends")

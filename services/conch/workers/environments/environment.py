@@ -60,9 +60,10 @@ def named(patterns: Iterable[str]) -> dict[str, str]:
 class Environment:
     """An environment for workers of a model.
 
-    A worker starts as ``python -X faulthandler script ...`` with exactly these variables. ``-I`` is not
-    needed: unwanted variables are filtered out, and in the server's own environment ``PYTHONPATH`` applies to
-    workers as to the server. The script removes its own folder from `sys.path` and appends `paths`.
+    The workers' template starts as ``python -X faulthandler script ...`` with exactly these variables.
+    ``-I`` is not needed: unwanted variables are filtered out, and in the server's own environment
+    ``PYTHONPATH`` applies to workers as to the server. The script removes its own folder from `sys.path` and
+    appends `paths`.
 
     Attributes:
         python: Absolute path of the interpreter, links unresolved: an interpreter finds its environment by

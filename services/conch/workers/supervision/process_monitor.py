@@ -1,7 +1,7 @@
-"""The thread that starts worker processes, reads their output, learns of their ends and runs their timers.
+"""The thread that has workers forked, reads their output, learns of their ends and runs their timers.
 
-The kernel ends a worker with the *thread* that started it (``PR_SET_PDEATHSIG``), so one thread starts all of
-them and lives as long as any. Callbacks on it must not block.
+The kernel ends a template with the *thread* that started it (``PR_SET_PDEATHSIG``), and workers with their
+template, so one thread starts all templates and lives as long as any. Callbacks on it must not block.
 
 Owns: the selector, timers, queued calls. Threads and locks: `conch-workers`; a lock for queues.
 Used by: supervision.
@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from conch.core.clock import Clock, monotonic_ns
 
@@ -50,10 +50,15 @@ class Timer:
 
 
 class ProcessMonitor:
-    """Runs calls, timers and descriptor readers on one thread, which ends with its last holder."""
+    """Runs calls, timers and descriptor readers on one thread, which ends with its last holder.
+
+    Attributes:
+        fork_servers: The `ForkServer` of each environment; only on the thread.
+    """
 
     def __init__(self, clock: Clock = monotonic_ns) -> None:
         self.clock = clock
+        self.fork_servers: dict[object, Any] = {}
         self._lock = threading.Lock()
         self._holders = 0
         self._thread: threading.Thread | None = None

@@ -33,6 +33,8 @@ from conch.frontends.grpc.adapter.library import cygrpc
 _MAX_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
 _IDLE_TICK_S = 0.02
+_QUIET_TICK_S = 0.1
+_TICKS_BEFORE_QUIET = 50
 _TICKS_BEFORE_WATCHING = 5
 _NO_DEADLINE_S = 1e11  # calls without a deadline have one far beyond this, in the year 5138
 
@@ -121,7 +123,10 @@ class OpenCalls:
 
 
 class Watcher:
-    """Watches calls that have waited for a while, for cancellation; calls `on_tick` every tick."""
+    """Watches calls that have waited for a while, for cancellation; calls `on_tick` every tick.
+
+    After a second in which no tick has seen a call, ticks are rarer, as each wakes the process.
+    """
 
     def __init__(self, open_calls: OpenCalls, on_tick: Callable[[], None]) -> None:
         self._calls = open_calls.unary
@@ -139,10 +144,14 @@ class Watcher:
         self._thread.join()
 
     def _run(self) -> None:
-        ticks = 0
-        while not self._stop.wait(_TICK_S if self._calls else _IDLE_TICK_S):
+        ticks = without_calls = 0
+        wait_s = _IDLE_TICK_S
+        while not self._stop.wait(wait_s):
             self._on_tick()
             ticks += 1
+            without_calls = 0 if self._calls else without_calls + 1
+            idle_s = _QUIET_TICK_S if without_calls > _TICKS_BEFORE_QUIET else _IDLE_TICK_S
+            wait_s = _TICK_S if self._calls else idle_s
             if ticks % _TICKS_BEFORE_WATCHING == 0:
                 for call in list(self._calls):
                     if not call.watched:  # checked here, as thousands may be open
