@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceResponse
@@ -66,31 +66,6 @@ PENDING = Pending()
 
 Done = Callable[[Batch, Outcome], None]
 """Takes the outcome of a started batch; see `BackendInstance.start`."""
-
-
-class OutcomeReader(Protocol):
-    """Receives the outcome of a started batch on the thread that calls it; one method is called, once."""
-
-    def wait(self, timeout_ns: int) -> None:
-        """Receives the outcome; after the timeout it comes to another thread."""
-
-    def detach(self) -> None:
-        """Lets the outcome come to another thread."""
-
-
-class OutcomeWait:
-    """Permission for an instance to let the starting thread receive a batch's outcome.
-
-    Attributes:
-        reader: Set by the instance in `start` if the thread may; whoever holds the batch calls it soon.
-        continues: Whether the waiting thread starts the instance's next batch.
-    """
-
-    __slots__ = ("continues", "reader")
-
-    def __init__(self) -> None:
-        self.reader: OutcomeReader | None = None
-        self.continues = False
 
 
 class BackendInstance:

@@ -14,13 +14,13 @@ from tests.support.core import make_request, make_spec
 from tests.support.servers import eventually
 from tests.support.workers import Begun, Running, batch_of, model_spec, request_of, worker
 
-from conch.core.backend import PENDING, BackendInstance, BackendModel, Done, Outcome, OutcomeWait, Pending
+from conch.core.backend import PENDING, BackendInstance, BackendModel, Done, Outcome, Pending
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.scheduler import Batch
+from conch.core.scheduling.scheduler import Batch, OutcomeWait
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.outcome_handler import OutcomeHandler

@@ -15,8 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from conch.core.backend import OutcomeReader, OutcomeWait
-from conch.core.scheduling.scheduler import Batch
+from conch.core.scheduling.scheduler import Batch, OutcomeReader, OutcomeWait
 
 FAST_NS = 500_000
 """Mean time of the batches of a fast version, and of computations that are waited for."""

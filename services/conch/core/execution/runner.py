@@ -1,17 +1,7 @@
 """Drives a scheduler with threads: the lock, the instances and the threads of one model version.
 
-An idle instance pulls its next batch, on one of these threads:
-
-    ==================================  =================  ==============================================
-    thread                              instances          runs
-    ==================================  =================  ==============================================
-    one with the claim, `run_inline`    any                batches until its budget is used up
-    one that submits, without a claim   that do not block  starts what is due
-    one on which an outcome arrives     that do not block  finishes the batch, starts the next
-    the model's own, started on demand  any                what is due and not claimed, or delayed
-    ==================================  =================  ==============================================
-
-States of the claim (see `inline_execution`):
+An idle instance pulls its next batch: on a thread with the claim, on one of the model's own, or, if its
+batches are only started, on any thread that submits a request or receives an outcome. States of the claim:
 
     ========  ================================  ===========================================
     claim     event                             effect
@@ -44,7 +34,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from conch.core.backend import BackendInstance, Outcome, OutcomeReader
+from conch.core.backend import BackendInstance, Outcome
 from conch.core.clock import Clock
 from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.execution.batch_selector import BatchSelector
@@ -58,7 +48,7 @@ from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
-from conch.core.scheduling.scheduler import IDLE, Batch, Scheduler, WaitUntil
+from conch.core.scheduling.scheduler import IDLE, Batch, OutcomeReader, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
 
 _WAIT_NS = 2_000_000
@@ -78,12 +68,6 @@ class Runner:
         order: Keeps responses in the order of the requests; None if the model does not ask for it.
         limits: The resources of the instances; None if they need none.
     """
-
-    __slots__ = (
-        "_blocks", "_clock", "_closing", "_drained", "_enqueue", "_executing", "_executor", "_expiries",
-        "_expiry", "_idle", "_inline", "_instances", "_later_ns", "_limits", "_lock", "_next_batch",
-        "_scheduler", "_selector", "_threads", "_tracker",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -121,8 +105,6 @@ class Runner:
         if limits is not None:
             limits.watch(instances, self._on_granted)
 
-    # --- state ----------------------------------------------------------------------------------------------
-
     @property
     def pending(self) -> int:
         """Requests queued."""
@@ -143,7 +125,7 @@ class Runner:
 
     @property
     def fast(self) -> bool:
-        """Whether running inline takes little time; False before the first batch."""
+        """Whether running inline takes little time: recent batches were short, or are only started."""
         return not self._blocks or 0 < self._inline.mean_ns < FAST_NS
 
     @property
@@ -155,8 +137,6 @@ class Runner:
         """Whether a request belongs to a live sequence."""
         with self._lock:
             return self._scheduler.continues(request)
-
-    # --- requests -------------------------------------------------------------------------------------------
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> bool:
         """Queues a request.
@@ -222,8 +202,6 @@ class Runner:
         self.after_removal()
         return taken
 
-    # --- claims ---------------------------------------------------------------------------------------------
-
     def run_inline(self, budget_ns: int | None = None) -> bool:
         """Runs claimed batches on the calling thread until nothing is ready.
 
@@ -272,7 +250,7 @@ class Runner:
             self._drive(batch, None)
 
     def _receive(self, awaited: Batch, batch: Batch | None, end: int | None) -> bool:
-        """Starts what is due on other instances, then receives an outcome; True if there is more to run."""
+        """Starts what is due on other instances, then receives an outcome; True as in `run_inline`."""
         wait = awaited.wait
         assert wait is not None and wait.reader is not None
         try:
@@ -291,18 +269,11 @@ class Runner:
                 return False
         return self._drive(batch, end, True)
 
-    # --- batches --------------------------------------------------------------------------------------------
-
     def _drive(self, batch: Batch | None, end: int | None, may_wait: bool = False) -> bool:
         """Runs or starts a batch, then what else is ready.
 
-        Args:
-            batch: The batch.
-            end: When to start no other batch; None for no limit.
-            may_wait: Whether the caller may receive the outcome of one of the batches.
-
-        Returns:
-            Whether the caller is to run inline again: for that outcome, or because time is up.
+        After `end` no other batch starts. With `may_wait` the caller may receive the outcome of one batch.
+        Returns whether the caller is to run inline again: for that outcome, or because time is up.
         """
         inline = self._inline
         waits = False
@@ -362,11 +333,8 @@ class Runner:
     def _take(self, now: int, wake: bool, sleeps: bool = False) -> Batch | None:
         """Takes the next batch and its instance; called with the lock held.
 
-        Args:
-            now: Monotonic time in nanoseconds.
-            wake: Whether to wake a thread for other idle instances; short batches run sooner one after the
-                other. The thread that starts a batch which does not block goes on until none is left.
-            sleeps: Whether the caller sleeps until `_later_ns` if there is nothing to run.
+        With `wake`, a thread is woken for other idle instances that block: short batches run sooner one after
+        the other. With `sleeps`, the caller sleeps until `_later_ns` if there is nothing to run.
         """
         if self._expiries.next_ns <= now and not self._expiry.look(now):
             self._check_drained()  # the last sequence may have ended
@@ -396,8 +364,6 @@ class Runner:
             again = idle and self._selector.has_use_for(instance, now)
             self._limits.release(instance, again)
 
-    # --- resources, availability, resizing ------------------------------------------------------------------
-
     def after_removal(self) -> None:
         """Gives back the resources of instances that have nothing to run any more; without the lock."""
         limits = self._limits
@@ -411,7 +377,7 @@ class Runner:
         limits.notify(granted)
 
     def _on_granted(self) -> None:
-        """Uses a waiting grant that is held now; called by the thread that freed the resources."""
+        """Uses a grant that is held now; called by the thread that freed the resources."""
         with self._lock:
             self._wake_if_due(self._clock())
         self.after_removal()
@@ -457,8 +423,6 @@ class Runner:
             return True
         instances = self._instances.by_number.values()
         return self._executor.allows_inline and all(instance.allows_inline for instance in instances)
-
-    # --- closing and expiry ---------------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, finishes the accepted ones, and ends the threads.
@@ -506,8 +470,6 @@ class Runner:
             self._drained.notify_all()
             self._threads.wake_all()
             self._expiry.notify_over()
-
-    # --- the model's own threads ----------------------------------------------------------------------------
 
     def _wake_if_due(self, now: int) -> None:
         """Wakes a thread if a batch is or will be due and no claim exists; called with the lock held."""

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from conch.core.request import InferenceRequest, InferenceResponse, RunTimes
 
-if TYPE_CHECKING:
-    from conch.core.backend import BackendInstance, OutcomeWait
-    from conch.core.execution.response_tracker import ExecutionRecord
+
+class OutcomeReader(Protocol):
+    """Receives the outcome of a started batch on the thread that calls it; one method is called, once."""
+
+    def wait(self, timeout_ns: int) -> None:
+        """Receives the outcome; after the timeout it comes to another thread."""
+
+    def detach(self) -> None:
+        """Lets the outcome come to another thread."""
+
+
+class OutcomeWait:
+    """Permission for an instance to let the starting thread receive a batch's outcome.
+
+    Attributes:
+        reader: Set by the instance in `start` if the thread may; the runner calls it soon.
+        continues: Whether the waiting thread starts the instance's next batch.
+    """
+
+    __slots__ = ("continues", "reader")
+
+    def __init__(self) -> None:
+        self.reader: OutcomeReader | None = None
+        self.continues = False
 
 
 class Batch:
@@ -30,13 +51,13 @@ class Batch:
         bytes_copied: Bytes copied to gather inputs and scatter outputs.
         end: Sends the last response of a decoupled request that failed or may not run again, behind the
             responses still being sent; unset where the order needs no care.
-        runs_on: The instance that the runner chose; set while it runs.
+        runs_on: The `BackendInstance` that the runner chose; unset before.
         starting: True until `BackendInstance.start` has returned.
         settled: True once the batch has an outcome; later outcomes are dropped.
         finished: True once its responses are sent.
         wait: Lets the starting thread receive the outcome; None if it may not.
         log_times: Run times shared with the request log; None if no request is logged.
-        execution: Record of a decoupled model's execution; None for others.
+        execution: The `ExecutionRecord` of a decoupled model; None for others.
     """
 
     __slots__ = (
@@ -60,7 +81,7 @@ class Batch:
     )
 
     end: Callable[[InferenceRequest, InferenceResponse], None]
-    runs_on: BackendInstance
+    runs_on: Any
 
     def __init__(self, requests: list[InferenceRequest], size: int, instance: int | None = None) -> None:
         self.requests = requests
@@ -76,7 +97,7 @@ class Batch:
         self.settled = self.finished = False
         self.wait: OutcomeWait | None = None
         self.log_times: RunTimes | None = None
-        self.execution: ExecutionRecord | None = None
+        self.execution: Any = None
 
 
 class WaitUntil:
