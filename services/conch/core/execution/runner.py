@@ -245,7 +245,8 @@ class Runner:
                 self._wake_if_due(now)
             else:
                 batch = self._take(now, False)  # cheaper than waking another thread for that
-        _detach(awaited)
+        if awaited is not None and awaited.wait is not None and awaited.wait.reader is not None:
+            awaited.wait.reader.detach()
         if batch is not None:
             self._drive(batch, None)
 
@@ -495,9 +496,3 @@ class Runner:
                     self._check_drained()
                     return None
                 self._threads.sleep(woken, now, self._later_ns)
-
-
-def _detach(batch: Batch | None) -> None:
-    """Lets the outcome of an awaited batch come to another thread."""
-    if batch is not None and batch.wait is not None and batch.wait.reader is not None:
-        batch.wait.reader.detach()
