@@ -341,7 +341,13 @@ class TritonPythonModel:
     steps = [plain(model, f"t{place}", f"t{place + 1}") for place, model in enumerate(models)]
     config = ensemble_config(steps, ["t5"], ["t0"], batch=0).replace("TYPE_FP32", "TYPE_STRING")
     write_model(tmp_path, "strings", config)
-    with conch.Server(tmp_path, grpc_port=None, http_port=None, metrics_port=None) as server:
+    with conch.Server(
+        tmp_path,
+        grpc_port=None,
+        http_port=None,
+        metrics_port=None,
+        backend_config=["python,placement=in_process"],
+    ) as server:
         assert server.infer("strings", {"t0": ["é", "b"]})["t5"].tolist() == [
             "é bytes bytes".encode(),
             b"b bytes bytes",

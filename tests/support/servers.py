@@ -193,10 +193,13 @@ class LocalServer:
 
     Args:
         repositories: Its model repositories.
-        flags: Flags as on the command line, but for those of logs, which belong to a process.
+        flags: Flags as on the command line, but for those of logs, which belong to a process. Python models
+            run in the test's process, which is quicker, unless a flag or their config places them.
     """
 
     def __init__(self, repositories: Sequence[Path], flags: Sequence[str]) -> None:
+        if not any(flag.startswith("--backend-config=python,placement=") for flag in flags):
+            flags = [*flags, "--backend-config=python,placement=in_process"]
         self.server = conch.Server(*repositories, **_keywords(flags))
 
     @property

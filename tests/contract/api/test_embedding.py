@@ -25,8 +25,9 @@ import conch
 from conch.core.tensor import Array
 
 X, Y = conch.Tensor("X"), conch.Tensor("Y")
-NO_PORTS: dict[str, Any] = {"grpc_port": None, "http_port": None, "metrics_port": None}
-FREE_PORTS: dict[str, Any] = {"grpc_port": 0, "http_port": 0, "metrics_port": 0}
+HERE: dict[str, Any] = {"backend_config": ["python,placement=in_process"]}
+NO_PORTS: dict[str, Any] = {"grpc_port": None, "http_port": None, "metrics_port": None, **HERE}
+FREE_PORTS: dict[str, Any] = {"grpc_port": 0, "http_port": 0, "metrics_port": 0, **HERE}
 
 
 def adding(number: float, **flags: Any) -> conch.Server:

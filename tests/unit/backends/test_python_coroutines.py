@@ -240,7 +240,7 @@ def test_more_than_can_be_is_refused(harness: Harness, changes: dict[str, Any], 
     assert text in info.value.message
     # One is what they have anyway, and an option is for all models.
     load(harness, body, 1, **changes)
-    load(harness, body, backend_options={"max-inflight": "4"}, **changes)
+    load(harness, body, backend_options={"max-inflight": "4", "placement": harness.placement}, **changes)
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_a_backend_of_python_code_checks_the_code_that_it_would_run(tmp_path: Pa
         directory=tmp_path / "m",
         version_directory=tmp_path / "m" / "1",
         model_file="model.py",
-        parameters={"CONCH_MEMORY_LIMIT_MB": "500"},
+        parameters={"CONCH_MEMORY_LIMIT_MB": "500", **({} if comment else {"CONCH_PLACEMENT": "in_process"})},
     )
     backend = PythonBasedBackend(tmp_path / "backend")
     if comment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ import PIL
 def test_most_models_ask_for_nothing(tmp_path: Path) -> None:
     spec = model(tmp_path, {"pyproject.toml": "[tool.ruff]\nline-length = 80\n"})
     assert not EnvironmentSpec.of(spec).reason
-    assert placement_of(spec) == "in_process"
+    assert placement_of(spec) == "worker"
+    assert placement_of(replace(spec, parameters={"CONCH_PLACEMENT": "in_process"})) == "in_process"
 
 
 def test_what_a_version_says_comes_before_what_the_model_says(tmp_path: Path) -> None:

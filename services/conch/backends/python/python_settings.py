@@ -10,7 +10,7 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
 
 Placement = Literal["in_process", "worker"]
-DEFAULT_PLACEMENT: Placement = "in_process"
+DEFAULT_PLACEMENT: Placement = "worker"
 PARAMETERS = (
     *("CONCH_PLACEMENT", "CONCH_MAX_INFLIGHT", "CONCH_MAX_EXECUTION_SECONDS", "CONCH_MEMORY_LIMIT_MB"),
     *("CONCH_START_TIMEOUT_SECONDS", "CONCH_STRICT_OUTPUTS", "CONCH_PASS_ENVIRONMENT", "CONCH_ENV_"),

@@ -300,12 +300,8 @@ def resolve_placement(
     placement = Settings.read(name, parameters, options).placement
     if not wanted.reason or placement == "worker":
         return placement
-    if "CONCH_PLACEMENT" in parameters:
-        setting = "parameter 'CONCH_PLACEMENT'"
-    elif "placement" in options:
-        setting = "--backend-config=python,placement"
-    else:
-        return "worker"
+    own = "CONCH_PLACEMENT" in parameters
+    setting = "parameter 'CONCH_PLACEMENT'" if own else "--backend-config=python,placement"
     raise NeedsWorkerError(
         f"model '{name}': {wanted.reason} asks for an environment of its own, which only a worker process "
         f"can have",
