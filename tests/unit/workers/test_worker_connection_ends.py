@@ -133,7 +133,7 @@ def test_a_stopped_worker_holds_up_nobody(tmp_path: Path) -> None:
             request, _ = request_of(IN=floats(20_000))
             begun = running.start(batch_of(request))
             for _ in range(5000):  # more than the socket takes
-                running.link.sender.notify(Kind.CANCEL, 10**9)
+                running.link.notify(Kind.CANCEL, 10**9)
             running.link.lose("it hangs")
             with pytest.raises(UnavailableError, match="it hangs"):
                 begun.result()

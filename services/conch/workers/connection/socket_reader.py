@@ -1,4 +1,4 @@
-"""Chooses the thread of the server that reads a worker's socket.
+"""Chooses the thread of the server that reads a worker's socket, and passes messages to their handlers.
 
 Each connection has a reader thread. A thread that starts a short batch may claim the socket until the batch
 is done: the reader thread stays asleep, which saves a wake-up.
@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from conch.core.clock import monotonic_ns
 from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.busy_poll import BusyPoll
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
+from conch.workers.protocol import wire
 from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.wire import Kind, WireError
 
 _ASLEEP = 0
 _AWAKE = select.EPOLLIN | select.EPOLLONESHOT
+
+
+Handler = Callable[[int, ReceivedMessage], None]
+"""Handles a message about a subject."""
 
 
 class SocketReader:
@@ -139,3 +145,38 @@ class AwaitedBatch:
     def detach(self) -> None:
         """See `OutcomeReader.detach`."""
         self._connection.release_socket()
+
+
+class MessageDispatcher:
+    """Passes each message of a worker to the handler of its kind; HELLO must come first."""
+
+    def __init__(self, handlers: Mapping[Kind, Handler]) -> None:
+        self._handlers = dict(handlers)
+        self._greeted = False
+
+    def handle(self, received: ReceivedMessage) -> None:
+        """Handles a message.
+
+        Raises:
+            WireError: The kind is not allowed now.
+        """
+        kind = received.message.kind
+        if not self._greeted:
+            if kind is not Kind.HELLO:
+                raise WireError("it does not begin with HELLO")
+            wire.check_hello(received.message.fields, "worker")
+            self._greeted = True
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise WireError(f"a message {kind.name} was not expected")
+        handler(received.message.subject, received)
+
+
+def json_fields(handle: Callable[[int, dict[str, Any]], None]) -> Handler:
+    """Wraps a handler of messages whose fields are JSON."""
+
+    def handler(subject: int, received: ReceivedMessage) -> None:
+        handle(subject, wire.decode_json(received.message.fields))
+
+    return handler

@@ -9,42 +9,38 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
+from conch.backends.python.runtime.python_instance import only_cpu_inputs
 from conch.core.backend import PENDING, ConfigNotes, Done, Pending
 from conch.core.bls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, InvalidArgumentError, as_conch_error
 from conch.core.execution.placement import Placement
-from conch.core.request import InferenceRequest
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.memory.cuda import CudaDevices, cuda_devices
-from conch.workers.connection.batch_sender import BatchSender
 from conch.workers.connection.bls_server import BlsServer
-from conch.workers.connection.in_flight import InFlight, InFlightTable
+from conch.workers.connection.in_flight import InFlight, InFlightTable, SentBatch
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.model_readiness import ReadinessChecks, WorkerReadiness
 from conch.workers.connection.outcome_handler import OutcomeHandler
 from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
-from conch.workers.connection.socket_reader import AwaitedBatch, SocketReader
+from conch.workers.connection.socket_reader import AwaitedBatch, MessageDispatcher, SocketReader, json_fields
 from conch.workers.connection.waiting_calls import WaitingCalls, WorkerWaiter
 from conch.workers.connection.worker_metrics import WorkerMetrics
-from conch.workers.connection.worker_responses import (
-    OpenRequest,
-    ResponseDelivery,
-    ResponseDispatcher,
-    ResponseQueue,
-)
+from conch.workers.connection.worker_responses import OpenRequest, OpenRequests, ResponseDispatcher
 from conch.workers.protocol import wire
+from conch.workers.protocol.devices import ServerDevices, use_on_server
 from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.request_columns import MOST_REQUESTS, encode_requests
+from conch.workers.protocol.response_columns import encode_credit
 from conch.workers.protocol.spec_json import placement_to_json, spec_to_json
-from conch.workers.protocol.tensor_transport import unmapped_error
+from conch.workers.protocol.tensor_transport import Payload, unmapped_error
 from conch.workers.protocol.wire import Kind, WireError
 from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.crash_report import CrashRecord
@@ -53,10 +49,6 @@ log = logging.getLogger(__name__)
 
 _END_S = 5.0
 """Timeout of the reader thread's end once the channel is shut down."""
-
-
-_Handler = Callable[[int, ReceivedMessage], None]
-"""Handles a message about a subject."""
 
 
 class WorkerConnection:
@@ -78,7 +70,8 @@ class WorkerConnection:
 
     Attributes:
         readiness: The model's `is_ready`; None without one, and before the load.
-        channel, stream, socket_reader, table, sender, checks: Its parts.
+        channel, stream, socket_reader, table, checks: Its parts.
+        devices: Transport of tensors on GPUs; None until the server uses one.
         concurrent: True if `execute` is a coroutine, which may continue when its batch is done.
     """
 
@@ -110,34 +103,32 @@ class WorkerConnection:
         self.stream = MessageStream(channel, in_worker=False)
         self.socket_reader = SocketReader(channel, self.stream)
         self._loss = CrashRecord(name)
-        self.table = InFlightTable(self._opened, self._cancel, self._loss.refuse)
+        self._response_dispatcher = ResponseDispatcher(name)
+        opened = OpenRequests(spec, self._response_dispatcher, self._grant)
+        self.table = InFlightTable(opened.make, self._cancel, self._loss.refuse)
         self._results = OutcomeHandler(self.table, spec, self._abandon)
         self._log = WorkerLog(spec.name)
-        gpus = cuda_devices() if gpus is None else gpus
-        self.sender = BatchSender(self.stream, spec, self.table, self._log, gpus, self._results.fail)
-        self._delivery = ResponseDelivery(spec)
-        self._response_dispatcher = ResponseDispatcher(name)
-        # By sequence; a queue lives while its sequence has open requests or queued responses.
-        self._sequence_queues: WeakValueDictionary[int | str, ResponseQueue] = WeakValueDictionary()
-        self.checks = ReadinessChecks(partial(self.sender.notify, Kind.READY))
+        self._gpus = cuda_devices() if gpus is None else gpus
+        self.devices: ServerDevices | None = None  # until the server uses a GPU
+        self.checks = ReadinessChecks(partial(self.notify, Kind.READY))
         waiting_calls = WaitingCalls(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
         metrics = WorkerMetrics(families)
         self._caller = BlsServer(
             self.stream, calls, metrics, self._response_dispatcher, waiting_calls, self.table.request
         )
-        self._dispatcher = _MessageDispatcher(
+        self._dispatcher = MessageDispatcher(
             {
                 Kind.DONE: self._results.done,
                 Kind.RESPONSE: self._results.response,
-                Kind.UNREACHABLE: self.sender.unreachable,
+                Kind.UNREACHABLE: self.unreachable,
                 Kind.CALL: self._caller.call,
                 Kind.CALL_CANCEL: lambda number, received: self._caller.cancel(number),
-                Kind.QUERY: _json_fields(self._caller.query),
-                Kind.LOG: _json_fields(lambda subject, fields: self._log.handle(fields)),
-                Kind.METRIC: _json_fields(metrics.change),
-                Kind.NOTE: _json_fields(self._on_note),
-                Kind.READY: _json_fields(self.checks.completed),
-                Kind.LOADED: _json_fields(self._on_loaded),
+                Kind.QUERY: json_fields(self._caller.query),
+                Kind.LOG: json_fields(lambda subject, fields: self._log.handle(fields)),
+                Kind.METRIC: json_fields(metrics.change),
+                Kind.NOTE: json_fields(self._on_note),
+                Kind.READY: json_fields(self.checks.completed),
+                Kind.LOADED: json_fields(self._on_loaded),
                 Kind.FAILED: self._on_failed,
                 Kind.LOST: self._on_message_lost,
             }
@@ -167,8 +158,8 @@ class WorkerConnection:
             "placement": placement_to_json(placement),
             "level": self._log.level,
         }
-        self.sender.notify(Kind.HELLO, 0, wire.encode_hello(0))
-        self.sender.notify(Kind.LOAD, 0, wire.encode_json(fields))
+        self.notify(Kind.HELLO, 0, wire.encode_hello(0))
+        self.notify(Kind.LOAD, 0, wire.encode_json(fields))
 
     def start(self, batch: Batch, done: Done) -> Pending:
         """Sends a batch, see `BackendInstance.start`; on a lost connection it fails at once."""
@@ -178,7 +169,7 @@ class WorkerConnection:
         try:
             sent = self.table.add(batch, done)
             if sent is not None:
-                self.sender.send(sent)
+                self._send(sent)
         except BaseException:
             if wait is not None and wait.reader is not None:
                 wait.reader = None
@@ -210,24 +201,88 @@ class WorkerConnection:
         """Returns idle memory on both sides; called periodically, never blocks."""
         self.stream.tidy()
 
-    def _opened(self, request: InferenceRequest, number: int) -> OpenRequest:
-        return OpenRequest(request, number, self._delivery, self._queue_for(request), self.sender.credit)
+    def _send(self, sent: SentBatch) -> None:
+        """Sends a batch of the in-flight table; ends it if that fails."""
+        batch = sent.batch
+        payload: Payload | None = None
+        try:
+            if self.table.rescheduled:
+                for number in self.table.completed():
+                    self.stream.send(Kind.FORGET, number)
+            if self._log.changed:
+                self.stream.send(Kind.LEVEL, 0, wire.encode_json({"level": self._log.level}))
+            if self._gpus.in_use and self.devices is None:
+                lends = not only_cpu_inputs(self._spec)
+                tell = partial(self.stream.send, Kind.DEVICES, 0)
+                self.devices = use_on_server(self.stream, self._gpus, lends, tell)
+            requests = batch.requests
+            if len(requests) > MOST_REQUESTS:
+                raise InvalidArgumentError(f"a batch for a worker has at most {MOST_REQUESTS} requests")
+            payload = self.stream.pack([request.inputs.values() for request in requests], True)
+            batch.bytes_copied += payload.bytes_copied
+            again = sent.again
+            head = encode_requests(
+                requests,
+                batch.size,
+                -1 if batch.instance is None else batch.instance,
+                batch.compute_start_ns,
+                None if again is None else [again.get(index, 0) for index in range(len(requests))],
+            )
+            self.stream.send(Kind.EXECUTE, sent.number, head + payload.fields, payload)
+        except BaseException as error:
+            if payload is not None:
+                self.stream.discard(payload)
+            # On a closed channel the reader thread ends the batch.
+            if not isinstance(error, ChannelClosedError):
+                self._results.fail(sent, as_conch_error(error))
+            return
+        for index, request in enumerate(batch.requests):
+            # A cancellation before the worker knew the request was lost; a second one does no harm.
+            if request.cancelled:
+                self._cancel(sent.number_at(index))
 
-    def _queue_for(self, request: InferenceRequest) -> ResponseQueue | None:
-        """The queue of a request's responses: shared within a sequence, None if delivery can't block."""
-        if not self._spec.decoupled:
-            return None  # delivery does not block
-        queue = ResponseQueue(self._response_dispatcher)
-        if self._spec.sequence is None:
-            return queue
-        with self._lock:
-            return self._sequence_queues.setdefault(request.correlation_id, queue)
+    def unreachable(self, number: int, received: ReceivedMessage) -> None:
+        """Resends, once, a batch whose tensors the worker could not open.
+
+        If GPU memory was involved, the worker gets copies in host memory from then on.
+
+        Raises:
+            WireError: There is no such batch.
+        """
+        sent = self.table.batches.get(number)
+        if sent is None:
+            raise WireError(f"batch {number} is out of reach, but has not begun")
+        if sent.resent:
+            self._results.fail(sent, unmapped_error("the worker can't open further files"))
+            for each in sent.numbers:
+                self.notify(Kind.FORGET, each)
+            return
+        sent.resent = True
+        if self.devices is not None and self.devices.lends:
+            self.devices.lends = False
+            log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
+        self._send(sent)
 
     def _cancel(self, number: int) -> None:
-        self.sender.cancel(number)
+        """Cancels an open request."""
+        if self.table.request(number) is not None:
+            self.notify(Kind.CANCEL, number)
 
     def _abandon(self, number: int) -> None:
-        self.sender.abandon(number)
+        """Cancels and forgets a request; later responses of the worker are ignored."""
+        self._cancel(number)
+        self.notify(Kind.FORGET, number)
+
+    def _grant(self, number: int, units: int) -> None:
+        """Grants further response units to a request (flow control)."""
+        self.notify(Kind.CREDIT, number, encode_credit(units))
+
+    def notify(self, kind: Kind, subject: int, fields: bytes = b"") -> None:
+        """Sends a message without tensors; does nothing on a closed channel."""
+        try:
+            self.stream.send(kind, subject, fields)
+        except ChannelClosedError:
+            pass  # the reader thread notices
 
     # --- from the worker -----------------------------------------------------------------------------------
 
@@ -298,7 +353,7 @@ class WorkerConnection:
             True if it did so in time; otherwise its process must be killed.
         """
         self._expected_end = True
-        self.sender.notify(Kind.CLOSE, 0)
+        self.notify(Kind.CLOSE, 0)
         ended = self._wait(timeout_s)
         self.lose("it is closed")
         if not ended:
@@ -343,38 +398,3 @@ class WorkerConnection:
             return reader.ident is None
         reader.join(timeout_s)
         return not reader.is_alive()
-
-
-class _MessageDispatcher:
-    """Passes each message of a worker to the handler of its kind; HELLO must come first."""
-
-    def __init__(self, handlers: Mapping[Kind, _Handler]) -> None:
-        self._handlers = dict(handlers)
-        self._greeted = False
-
-    def handle(self, received: ReceivedMessage) -> None:
-        """Handles a message.
-
-        Raises:
-            WireError: The kind is not allowed now.
-        """
-        kind = received.message.kind
-        if not self._greeted:
-            if kind is not Kind.HELLO:
-                raise WireError("it does not begin with HELLO")
-            wire.check_hello(received.message.fields, "worker")
-            self._greeted = True
-            return
-        handler = self._handlers.get(kind)
-        if handler is None:
-            raise WireError(f"a message {kind.name} was not expected")
-        handler(received.message.subject, received)
-
-
-def _json_fields(handle: Callable[[int, dict[str, Any]], None]) -> _Handler:
-    """Wraps a handler of messages whose fields are JSON."""
-
-    def handler(subject: int, received: ReceivedMessage) -> None:
-        handle(subject, wire.decode_json(received.message.fields))
-
-    return handler

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.execution.shaping import Shaper
@@ -225,3 +226,28 @@ class OpenRequest:
         if self._units >= CREDIT_AT and not final:
             self._credit(self.number, self._units)
             self._units = 0
+
+
+class OpenRequests:
+    """Makes the `OpenRequest`s of one worker. `credit` grants response units to a request."""
+
+    def __init__(
+        self, spec: ModelSpec, dispatcher: ResponseDispatcher, credit: Callable[[int, int], None]
+    ) -> None:
+        self._spec = spec
+        self._dispatcher = dispatcher
+        self._credit = credit
+        self._delivery = ResponseDelivery(spec)
+        self._lock = threading.Lock()
+        # By sequence; a queue lives while its sequence has open requests or queued responses.
+        self._sequence_queues: WeakValueDictionary[int | str, ResponseQueue] = WeakValueDictionary()
+
+    def make(self, request: InferenceRequest, number: int) -> OpenRequest:
+        """Makes one, with a queue that is shared within a sequence; none if delivery can't block."""
+        queue: ResponseQueue | None = None
+        if self._spec.decoupled:
+            queue = ResponseQueue(self._dispatcher)
+            if self._spec.sequence is not None:
+                with self._lock:
+                    queue = self._sequence_queues.setdefault(request.correlation_id, queue)
+        return OpenRequest(request, number, self._delivery, queue, self._credit)

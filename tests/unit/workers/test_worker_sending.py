@@ -404,7 +404,7 @@ def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
         try:
 
             def lost() -> bool:
-                running.link.sender.notify(Kind.CREDIT, 1, bytes(10_000))
+                running.link.notify(Kind.CREDIT, 1, bytes(10_000))
                 return running.link.lost
 
             eventually(lost, "the worker is given up")
@@ -473,14 +473,14 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.
 def test_a_worker_gets_a_batch_without_tensors_on_gpus_once(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path, source_of("threading.Event().wait()"))) as running:
         begun = running.start(batch_of(request_of(IN=floats())[0]))
-        sender, nothing = running.link.sender, cast(ReceivedMessage, None)
+        link, nothing = running.link, cast(ReceivedMessage, None)
         (number,) = running.link.table.batches
-        sender._devices = cast(ServerDevices, SimpleNamespace(lends=True))
-        sender.unreachable(number, nothing)
-        assert not sender._devices.lends
-        sender.unreachable(number, nothing)
+        link.devices = cast(ServerDevices, SimpleNamespace(lends=True))
+        link.unreachable(number, nothing)
+        assert not link.devices.lends
+        link.unreachable(number, nothing)
         with pytest.raises(UnavailableError, match="the worker can't open further files"):
             begun.result()
         with pytest.raises(WireError, match="has not begun"):
-            sender.unreachable(number, nothing)
+            link.unreachable(number, nothing)
         os.kill(running.process.pid, signal.SIGKILL)
