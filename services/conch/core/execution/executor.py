@@ -156,9 +156,37 @@ class Executor:
         return True
 
     def finish(self, batch: Batch, outcome: Outcome) -> None:
-        """Completes the requests of a batch that has run, with an error if all else fails; never raises."""
+        """Shapes, counts and sends the responses of a batch that has run; never raises."""
         try:
-            self._finish(batch, outcome)
+            if batch.execution is not None:
+                self._finish_decoupled(batch, batch.execution, outcome)
+                return
+            requests = batch.requests
+            responses: Sequence[InferenceResponse | None]
+            if type(outcome) is list and len(outcome) == len(requests):
+                responses = outcome
+            else:
+                responses = self._checked(batch, outcome)
+            if self._sequences:
+                requests, responses = self._sequence(batch, responses)
+            # The model responds itself, or runs the request again.
+            incomplete = None in responses
+            one_by_one = incomplete or (self.cancels and any(request.cancelled for request in requests))
+            now = batch.compute_end_ns = self._clock()
+            if not batch.compute_input_end_ns:
+                batch.compute_input_end_ns = batch.compute_start_ns
+            if not batch.compute_output_start_ns and not incomplete:
+                batch.compute_output_start_ns = now
+            if batch.log_times is not None:
+                complete_run(batch, batch.log_times)
+            failed = self._shape_all(requests, responses)
+            if one_by_one:
+                self._count_one_by_one(batch, requests, responses)
+            else:
+                self._statistics.record_batch(batch, failed)
+            for request, response in zip(requests, responses, strict=True):
+                if response is not None:
+                    self._respond(request, response)
         except Exception as error:  # must not keep the instance from its next batch
             log.exception("a batch that was done could not be finished")
             for request in batch.requests:
@@ -174,38 +202,6 @@ class Executor:
             request.notify_cancelled()
         except Exception:
             log.exception("an instance of model '%s' could not be told of a cancellation", self._spec.name)
-
-    def _finish(self, batch: Batch, outcome: Outcome) -> None:
-        """Shapes, counts and sends the responses."""
-        if batch.execution is not None:
-            self._finish_decoupled(batch, batch.execution, outcome)
-            return
-        requests = batch.requests
-        responses: Sequence[InferenceResponse | None]
-        if type(outcome) is list and len(outcome) == len(requests):
-            responses = outcome
-        else:
-            responses = self._checked(batch, outcome)
-        if self._sequences:
-            requests, responses = self._sequence(batch, responses)
-        # The model responds itself, or runs the request again.
-        incomplete = None in responses
-        one_by_one = incomplete or (self.cancels and any(request.cancelled for request in requests))
-        now = batch.compute_end_ns = self._clock()
-        if not batch.compute_input_end_ns:
-            batch.compute_input_end_ns = batch.compute_start_ns
-        if not batch.compute_output_start_ns and not incomplete:
-            batch.compute_output_start_ns = now
-        if batch.log_times is not None:
-            complete_run(batch, batch.log_times)
-        failed = self._shape_all(requests, responses)
-        if one_by_one:
-            self._count_one_by_one(batch, requests, responses)
-        else:
-            self._statistics.record_batch(batch, failed)
-        for request, response in zip(requests, responses, strict=True):
-            if response is not None:
-                self._respond(request, response)
 
     @staticmethod
     def _respond(request: InferenceRequest, response: InferenceResponse) -> None:

@@ -95,8 +95,7 @@ class Runner:
         self._inline = InlineExecution(self._blocks, executor.allows_inline)
         self._inline.allowed = self._all_allow_inline()
         self._threads = ModelThreads(name, self._lock, self._run)
-        self._drained = threading.Condition(self._lock)
-        self._closing = False
+        self._drained, self._closing = threading.Condition(self._lock), False
         self._executing = 0
         self._tracker = executor.tracker  # requests completed by the model itself, possibly after their batch
         self._tracker.on_none = self._on_none_open
@@ -355,9 +354,12 @@ class Runner:
 
     def _free(self, batch: Batch, now: int) -> None:
         """Makes the instance of a finished batch idle; called with the lock held."""
+        instance = batch.runs_on
         self._executing -= len(batch.requests) - batch.fillers
         self._scheduler.complete(batch, now)
-        instance = batch.runs_on
+        if self._limits is None and not self._instances.retiring:
+            self._idle.append(instance)
+            return
         idle = self._instances.give_back(instance)
         if not idle:
             self._drained.notify_all()
