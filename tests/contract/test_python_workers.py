@@ -212,11 +212,9 @@ def test_what_needs_a_worker_is_refused_in_process(
 
 
 def test_the_option_of_the_backend(tmp_path: Path) -> None:
-    write_hazards(tmp_path, "here", CONCH_PLACEMENT="in_process")
-    config = write_hazards(tmp_path, "there") / "config.pbtxt"
-    lines = [line for line in config.read_text().splitlines() if "CONCH_PLACEMENT" not in line]
-    config.write_text("\n".join(lines))
-    flags = ["--backend-config=python,placement=worker"]
+    write_hazards(tmp_path, "here")
+    write_hazards(tmp_path, "there", CONCH_PLACEMENT="worker")
+    flags = ["--backend-config=python,placement=in_process"]
     with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         assert ask(client, "here") == server.process.pid
         assert ask(client, "there") == workers_of(server)[0].pid

@@ -22,9 +22,9 @@ _CONFIG = """
 
 
 def write_hazards(repository: Path, name: str = "hazards", count: int = 1, **parameters: str) -> Path:
-    """Writes a model in workers that does what its requests tell it to; see `hazards_model`."""
+    """Writes a model, in workers by default, that does what its requests tell it to; see `hazards_model`."""
     config = _CONFIG.format(count=count)
-    for key, value in {"CONCH_PLACEMENT": "worker", **parameters}.items():
+    for key, value in parameters.items():
         config += f'    parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
     return write_model(repository, name, config, {"model.py": _HAZARDS.read_text()})
 
