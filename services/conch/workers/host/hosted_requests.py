@@ -132,7 +132,7 @@ class HostedRequests:
             request.queued_ns = queued_ns
             request.deadline_ns = None if deadline == NO_DEADLINE else deadline
             request.batch_size = size
-            if flags:
+            if flags or former:
                 request.sequence_start = flags & SEQUENCE_START != 0
                 request.sequence_end = flags & SEQUENCE_END != 0
                 request.cancelled = flags & CANCELLED != 0
