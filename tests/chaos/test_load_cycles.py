@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.support.servers import (
+    IN_PROCESS,
     check_simple,
     client_of,
     copy_example,
@@ -108,7 +109,7 @@ def test_models_of_the_start_give_their_memory_back_too(tmp_path: Path) -> None:
     config = 'backend: "python" input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] } '
     config += 'output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }'
     write_model(tmp_path, "circle", config, {"model.py": CIRCLE})
-    flags = ["--model-control-mode=explicit", "--load-model=circle"]
+    flags = ["--model-control-mode=explicit", "--load-model=circle", IN_PROCESS]
     with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         memory = psutil.Process(server.process.pid).memory_info
         loaded = memory().rss

@@ -155,7 +155,7 @@ def test_code_of_models_runs_only_when_asked_for(tmp_path: Path) -> None:
     assert "note: the config is not completed: that would run the model's own code" in output
     assert "max_batch_size" not in output
     code, output, errors = check(tmp_path, "--show-config", "--run-code", "--strict")
-    assert (code, errors) == (0, "completing\n")
+    assert (code, errors) == (0, "m: completing\n")
     assert "max_batch_size: 3" in output
     assert "# model" in output
     assert "completing" not in output

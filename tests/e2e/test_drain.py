@@ -14,7 +14,15 @@ from typing import Any
 import grpc
 import pytest
 from tests.support.draining import NOT_SERVING, SERVING, Client, Load, outcome, request_for
-from tests.support.servers import WAIT_S, ServerProcess, eventually, serving_process, started, write_model
+from tests.support.servers import (
+    IN_PROCESS,
+    WAIT_S,
+    ServerProcess,
+    eventually,
+    serving_process,
+    started,
+    write_model,
+)
 from tritonclient.grpc import service_pb2
 
 MODEL = """
@@ -316,10 +324,14 @@ def test_a_second_signal_ends_the_start(site: Site) -> None:
         assert server.wait(5) == 128 + signal.SIGINT
 
 
-def test_a_load_that_hangs_does_not_hold_up_the_end_of_a_start(site: Site) -> None:
-    with loading(site, "--grpc-port=0", "--exit-timeout-secs=1") as server:
+@pytest.mark.parametrize(("flags", "code"), [([], 0), ([IN_PROCESS], 1)], ids=["worker", "in_process"])
+def test_a_load_that_hangs_does_not_hold_up_the_end_of_a_start(
+    site: Site, flags: list[str], code: int
+) -> None:
+    """A worker that loads is killed; a thread that loads is left behind."""
+    with loading(site, "--grpc-port=0", "--exit-timeout-secs=1", *flags) as server:
         server.signal(signal.SIGTERM)
-        assert server.wait(10) == 1
+        assert server.wait(10) == code
 
 
 @pytest.fixture

@@ -76,13 +76,17 @@ from tests.support.servers import RawClient, eventually
 from tests.chaos.test_clients import INFER, STREAM, probe_request
 from tritonclient.grpc import service_pb2
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
-from conch.server_options import ServerOptions
+from conch.server_options import ServerOptions, backend_options
 from conch.server import Server
 from conch_control.control_options import ControlOptions
 
 running, go = Path({running!r}), Path({go!r})
 control = ControlOptions(
-    repositories=(Path({repository!r}),), mode="explicit", startup_models=("probe",), load_threads=2
+    repositories=(Path({repository!r}),),
+    mode="explicit",
+    startup_models=("probe",),
+    load_threads=2,
+    backend_options=backend_options(["python,placement=in_process"]),
 )
 server = Server(ServerOptions(exit_timeout_s=1), control, GrpcOptions("127.0.0.1", 0))
 server.start()

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.support.servers import (
+    IN_PROCESS,
     WAIT_S,
     RawClient,
     ServerProcess,
@@ -140,7 +141,7 @@ def test_exit_timeout_while_a_model_loads(repository: Path, files: tuple[Path, P
     write_model(
         repository, "slow", _SLOW_CONFIG, {"model.py": _SLOW.format(running=str(running), go=str(go))}
     )
-    flags = ["--model-control-mode=explicit", "--exit-timeout-secs=1"]
+    flags = ["--model-control-mode=explicit", "--exit-timeout-secs=1", IN_PROCESS]
     with started(f"--model-repository={repository}", "--grpc-port=0", *flags) as server:
         server.wait_ready()
         with closing(RawClient(server.address)) as raw:

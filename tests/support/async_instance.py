@@ -172,7 +172,7 @@ class Unread:
         """Whether it is there."""
         return bool(self._outcomes)
 
-    def wait(self, timeout_ns: int) -> None:
+    def wait(self, batch: Batch, timeout_ns: int) -> None:
         """Receives it if it has come; time is up at once if it has not."""
         if self._take():
             self.thread = threading.get_ident()

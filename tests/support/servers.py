@@ -36,6 +36,7 @@ PEERS = Path(os.environ.get("CONCH_PEERS", Path.home() / ".cache" / "conch-peers
 
 WAIT_S = 30.0
 """For what happens at once unless the code under test is broken."""
+IN_PROCESS = "--backend-config=python,placement=in_process"
 
 START_S = 4 * WAIT_S
 """For a server with many models, each of which may have a process of its own to start."""
@@ -199,7 +200,7 @@ class LocalServer:
 
     def __init__(self, repositories: Sequence[Path], flags: Sequence[str]) -> None:
         if not any(flag.startswith("--backend-config=python,placement=") for flag in flags):
-            flags = [*flags, "--backend-config=python,placement=in_process"]
+            flags = [*flags, IN_PROCESS]
         self.server = conch.Server(*repositories, **_keywords(flags))
 
     @property

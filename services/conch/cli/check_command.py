@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 
 from conch.backends import backend_names, load_backend
@@ -41,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
                 opened.callback(repository.close)
                 repository.check()
             # Keeps prints of models that complete their configs out of the output.
-            with redirect_stdout(sys.stderr):
+            with redirect_stdout(sys.stderr), _output_of_workers():
                 report = check_repositories(repositories, rules, given.model)
     except (FlagError, UnknownModelError) as error:
         sys.stderr.write(f"conch check: {error}\n")
@@ -94,6 +95,20 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument("--backend-directory", metavar="DIRECTORY", type=Path, help="as for conch serve")
     return parser
+
+
+@contextmanager
+def _output_of_workers() -> Iterator[None]:
+    """Prints on standard error what models print in worker processes."""
+    printed, handler = logging.getLogger("conch.workers.output"), logging.StreamHandler(sys.stderr)
+    before = printed.level
+    printed.addHandler(handler)
+    printed.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        printed.removeHandler(handler)
+        printed.setLevel(before)
 
 
 def _rules(given: argparse.Namespace) -> Rules:

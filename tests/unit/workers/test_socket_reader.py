@@ -76,7 +76,7 @@ def start_awaitable(running: Running, value: float, timeout_ns: int, count: int 
     begun.batch.wait = wait = OutcomeWait()
     running.link.start(begun.batch, begun.done)
     if wait.reader is not None:
-        wait.reader.wait(timeout_ns)
+        wait.reader.wait(begun.batch, timeout_ns)
     return begun
 
 
@@ -167,7 +167,7 @@ def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_
         begun.batch.wait = wait = OutcomeWait()
         link.start(begun.batch, done)
         assert wait.reader is not None
-        wait.reader.wait(LONG_NS)
+        wait.reader.wait(begun.batch, LONG_NS)
         with pytest.raises(UnavailableError, match="gone"):
             begun.result()
         assert "can't be understood" in running.wait_lost()

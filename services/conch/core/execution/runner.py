@@ -260,7 +260,7 @@ class Runner:
             wait.continues = False
             wait.reader.detach()  # or the outcome would never be received
             raise
-        complete_within(partial(wait.reader.wait, _WAIT_NS))
+        complete_within(partial(wait.reader.wait, awaited, _WAIT_NS))
         with self._lock:
             wait.continues = self._inline.claimed = False
             batch = self._take(self._clock(), False)

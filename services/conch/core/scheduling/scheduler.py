@@ -10,10 +10,10 @@ from conch.core.request import InferenceRequest, InferenceResponse, RunTimes
 
 
 class OutcomeReader(Protocol):
-    """Receives the outcome of a started batch on the thread that calls it; one method is called, once."""
+    """Receives outcomes of started batches on the calling thread; one call of either method for a batch."""
 
-    def wait(self, timeout_ns: int) -> None:
-        """Receives the outcome; after the timeout it comes to another thread."""
+    def wait(self, batch: Batch, timeout_ns: int) -> None:
+        """Receives the batch's outcome; after the timeout it comes to another thread."""
 
     def detach(self) -> None:
         """Lets the outcome come to another thread."""

@@ -13,10 +13,9 @@ import select
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from conch.core.clock import monotonic_ns
-from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.busy_poll import BusyPoll
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
@@ -117,34 +116,6 @@ class SocketReader:
         with self._read_lock:
             self._closed = True
             self._epoll.close()
-
-
-class ReadingConnection(Protocol):
-    """A connection whose socket a thread has claimed."""
-
-    def wait_for(self, batch: Batch, timeout_ns: int) -> None:
-        """Reads until the batch is done or time is up; releases the socket."""
-
-    def release_socket(self) -> None:
-        """Releases the socket."""
-
-
-class AwaitedBatch:
-    """A batch whose sender reads the socket until its outcome arrives; an `OutcomeReader`."""
-
-    __slots__ = ("_batch", "_connection")
-
-    def __init__(self, connection: ReadingConnection, batch: Batch) -> None:
-        self._connection = connection
-        self._batch = batch
-
-    def wait(self, timeout_ns: int) -> None:
-        """See `OutcomeReader.wait`."""
-        self._connection.wait_for(self._batch, timeout_ns)
-
-    def detach(self) -> None:
-        """See `OutcomeReader.detach`."""
-        self._connection.release_socket()
 
 
 class MessageDispatcher:

@@ -30,7 +30,7 @@ from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.model_readiness import ReadinessChecks, WorkerReadiness
 from conch.workers.connection.outcome_handler import OutcomeHandler
 from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
-from conch.workers.connection.socket_reader import AwaitedBatch, MessageDispatcher, SocketReader, json_fields
+from conch.workers.connection.socket_reader import MessageDispatcher, SocketReader, json_fields
 from conch.workers.connection.waiting_calls import WaitingCalls, WorkerWaiter
 from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import OpenRequest, OpenRequests, ResponseDispatcher
@@ -165,7 +165,7 @@ class WorkerConnection:
         """Sends a batch, see `BackendInstance.start`; on a lost connection it fails at once."""
         wait = batch.wait
         if wait is not None and self.socket_reader.claim():
-            wait.reader = AwaitedBatch(self, batch)
+            wait.reader = self
         try:
             sent = self.table.add(batch, done)
             if sent is not None:
@@ -177,16 +177,16 @@ class WorkerConnection:
             raise
         return PENDING
 
-    def wait_for(self, batch: Batch, timeout_ns: int) -> None:
-        """Reads until the batch is done or time is up; releases the socket."""
+    def wait(self, batch: Batch, timeout_ns: int) -> None:
+        """See `OutcomeReader.wait`: reads until the batch is done or time is up, and releases the socket."""
         try:
             end_ns = monotonic_ns() + timeout_ns
             self.socket_reader.read_until(lambda: batch.settled, self._dispatcher.handle, end_ns)
         finally:
             self.socket_reader.release()
 
-    def release_socket(self) -> None:
-        """Lets the reader thread read again."""
+    def detach(self) -> None:
+        """See `OutcomeReader.detach`: the reader thread reads again."""
         self.socket_reader.release()
 
     def in_flight(self) -> list[InFlight]:
