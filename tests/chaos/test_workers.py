@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> 
     write_hazards(directory)
     write_hazards(directory, "many", 3)
     write_hazards(directory, "bounded", 1, CONCH_MAX_EXECUTION_SECONDS="1", CONCH_MEMORY_LIMIT_MB="700")
+    write_hazards(directory, "childless", 1, CONCH_PROCESS_LIMIT="20")
     return directory
 
 
@@ -127,6 +129,34 @@ def test_a_hungry_model_gets_a_memory_error(bounded: Client) -> None:
         ask(bounded, "bounded", {"do": "eat"})
     assert "(the model's process may use 700 MiB: parameter 'CONCH_MEMORY_LIMIT_MB')" in str(raised.value)
     assert ask(bounded, "bounded") == before
+
+
+def test_a_fork_bomb_is_stopped(shared: ServerProcess, client: Client) -> None:
+    """Models without one go on meanwhile."""
+    neighbour = ask(client)
+    with loaded(shared, "childless") as bombed:
+        before = ask(bombed, "childless")
+        over = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(lambda: [ask(client) for _ in iter(over.is_set, True)])
+            try:
+                with pytest.raises(InferenceServerException, match="'CONCH_PROCESS_LIMIT' allows 20") as raised:
+                    ask(bombed, "childless", {"do": "bomb"})
+            finally:
+                over.set()
+            assert set(asked.result()) == {neighbour}
+        assert refusal(raised.value)[0] == "UNAVAILABLE"
+        after = ask(bombed, "childless")
+        assert after != before
+        assert {each.pid for each in workers_of(shared)} == {neighbour, after}
+        bombed.unload_model("hazards")
+
+
+def test_a_worker_goes_before_its_server_where_memory_runs_out(client: Client, shared: ServerProcess) -> None:
+    worker, server = (
+        int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (ask(client), shared.process.pid)
+    )
+    assert worker == min(server + 300, 1000)
 
 
 @pytest.mark.parametrize("order", ["hang", "hang in C", "stop"])
@@ -247,7 +277,7 @@ def test_workers_end_with_their_server(repository: Path, tmp_path: Path) -> None
     """Also one that hangs in C code and holds the interpreter's lock."""
     with serving_process(repository) as server:  # with all models
         workers = workers_of(server)
-        assert len(workers) == 5
+        assert len(workers) == 6
         started = tmp_path / "started"
 
         def hang() -> None:

@@ -80,6 +80,7 @@ class TritonPythonModel:
             "print": _write_megabytes,
             "spawn": self._spawn,
             "fork": _fork,
+            "bomb": _bomb,
         }
         orders[what]()
 
@@ -93,6 +94,16 @@ class TritonPythonModel:
 def _fork() -> None:
     if os.fork() == 0:
         time.sleep(_LONG_S)
+
+
+def _bomb() -> None:
+    """Becomes 512 processes that keep the processors busy, for a while."""
+    end = time.monotonic() + 30
+    for _ in range(9):
+        os.fork()
+    while time.monotonic() < end:
+        pass
+    os._exit(0)
 
 
 def _close() -> None:

@@ -13,7 +13,7 @@ Placement = Literal["in_process", "worker"]
 DEFAULT_PLACEMENT: Placement = "worker"
 PARAMETERS = (
     *("CONCH_PLACEMENT", "CONCH_MAX_INFLIGHT", "CONCH_MAX_EXECUTION_SECONDS", "CONCH_MEMORY_LIMIT_MB"),
-    *("CONCH_START_TIMEOUT_SECONDS", "CONCH_STRICT_OUTPUTS", "CONCH_PASS_ENVIRONMENT", "CONCH_ENV_"),
+    *("CONCH_PROCESS_LIMIT", "CONCH_START_TIMEOUT_SECONDS", "CONCH_STRICT_OUTPUTS", "CONCH_PASS_ENVIRONMENT", "CONCH_ENV_"),
 )
 """Parameters of Python models; those of environments are read in `conch.workers.environments`."""
 _MOST = 2**43 - 1
@@ -24,6 +24,7 @@ _SHOWN = 40
 _WORKER_ONLY = (
     ("MAX_EXECUTION_SECONDS", "max-execution-seconds"),
     ("MEMORY_LIMIT_MB", "memory-limit-mb"),
+    ("PROCESS_LIMIT", "process-limit"),
 )
 
 
@@ -52,6 +53,8 @@ class Settings:
             (``CONCH_MAX_EXECUTION_SECONDS``, ``max-execution-seconds``); None for no limit.
         memory_limit_mb: Memory limit of a worker in MiB (``CONCH_MEMORY_LIMIT_MB``, ``memory-limit-mb``);
             None for no limit.
+        process_limit: Most processes of a worker, itself included (``CONCH_PROCESS_LIMIT``,
+            ``process-limit``); None for no limit.
         start_timeout_s: Seconds until a worker must have loaded the model (``CONCH_START_TIMEOUT_SECONDS``,
             ``start-timeout-seconds``); None for no limit.
         strict_outputs: Whether outputs whose datatype or rank contradicts the config are refused
@@ -62,6 +65,7 @@ class Settings:
     max_inflight: int | None = None
     max_execution_s: float | None = None
     memory_limit_mb: int | None = None
+    process_limit: int | None = None
     start_timeout_s: float | None = None
     strict_outputs: bool = False
 
@@ -83,6 +87,7 @@ class Settings:
             values.integer("MAX_INFLIGHT", "max-inflight"),
             values.seconds("MAX_EXECUTION_SECONDS", "max-execution-seconds"),
             values.integer("MEMORY_LIMIT_MB", "memory-limit-mb"),
+            values.integer("PROCESS_LIMIT", "process-limit"),
             values.seconds("START_TIMEOUT_SECONDS", "start-timeout-seconds"),
             values.boolean("STRICT_OUTPUTS", "strict-outputs"),
         )

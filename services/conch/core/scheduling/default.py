@@ -54,7 +54,10 @@ class DefaultScheduler(Scheduler):
 
     def due_ns(self, now_ns: int) -> int | None:
         """Now, if any request is queued."""
-        return now_ns if self._pending else None
+        if self._pending:
+            return now_ns
+        self._queue.clear()  # of cancelled requests
+        return None
 
     def next_batch(self, now_ns: int) -> Decision:
         """The oldest request, alone."""

@@ -106,6 +106,7 @@ class DynamicBatcher(Scheduler):
     def due_ns(self, now_ns: int) -> int | None:
         """When the forming batch is sent, as things stand."""
         if not self._pending:
+            self._queue.clear()  # of cancelled requests
             return None
         self._grow()
         due_ns = self._oldest_ns + self._delay_ns
@@ -121,7 +122,6 @@ class DynamicBatcher(Scheduler):
                 return batch
         due_ns = self.due_ns(now_ns)
         if due_ns is None:
-            self._queue.clear()
             return IDLE
         if due_ns > now_ns:
             return WaitUntil(due_ns)

@@ -34,6 +34,9 @@ _ROLES: dict[str, Callable[[int], None]] = {"serve": serve, "complete": complete
 _REQUEST_BYTES = 65_536
 _PASSED = 3
 _PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 300
+"""What a worker counts more than the server where memory runs out, in thousandths of all memory."""
+_MOST_OOM_SCORE = 1000
 _ARGUMENTS_START = 48
 """Field of ``/proc/self/stat``; the next one is their end."""
 
@@ -151,6 +154,7 @@ class Template:
         os.dup2(errors, 2)
         end_with_parent(parent)
         os.setsid()
+        _rank_before_server()
         os.close(output)
         os.close(errors)
         self._server.close()
@@ -163,6 +167,13 @@ class Template:
         fields = json.loads(data)
         _set_title(f"conch worker {fields['name']}")
         return Request(fields["role"], fields["name"], descriptor)
+
+
+def _rank_before_server() -> None:
+    """Has the kernel end this process, not the server, where memory runs out; see proc(5)."""
+    with suppress(OSError, ValueError):
+        file = Path("/proc/self/oom_score_adj")
+        file.write_text(str(min(int(file.read_text()) + _OOM_SCORE, _MOST_OOM_SCORE)))
 
 
 def _set_title(title: str) -> None:

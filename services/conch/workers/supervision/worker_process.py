@@ -28,6 +28,7 @@ from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.environments import Environment
 from conch.workers.supervision.child_process import start_worker
 from conch.workers.supervision.crash_report import crash_report, crashed, in_flight_error, sentence
+from conch.workers.supervision.process_limit import ProcessLimit
 from conch.workers.supervision.process_monitor import ProcessMonitor, Timer
 
 log = logging.getLogger(__name__)
@@ -108,12 +109,16 @@ class WorkerProcess:
         self._channel: PacketChannel | None = None
         self._loaded = threading.Event()
         self._error: ConchError | None = None
+        most = launch.settings.process_limit
+        self._limit = None if most is None else ProcessLimit(launch.monitor, most, self._too_many)
         self.process, sock = start_worker(
             launch.monitor, self._name, launch.environment, "serve", self._process_ended
         )
         channel = self._channel = PacketChannel(sock, blocking=False)
         if self.process.how:
             channel.shut_down()
+        elif self._limit is not None:
+            self._limit.watch(self.process.pid)
         self.link = WorkerConnection(
             channel,
             self._name,
@@ -213,8 +218,18 @@ class WorkerProcess:
             return crashed(self._name, self.how, self.process.errors)
         return in_flight_error(self._name, self.how, retry_after_ms)
 
+    def _too_many(self, count: int) -> None:
+        """Kills a worker that has started too many processes, and them; on the monitor's thread."""
+        most = self._launch.settings.process_limit
+        self._why = self._why or (
+            f"it and its children were {count} processes, and 'CONCH_PROCESS_LIMIT' allows {most}"
+        )
+        self.process.kill()
+
     def _process_ended(self) -> None:
         """Runs on the monitor's thread."""
+        if self._limit is not None:
+            self._limit.close()
         if self._channel is not None:
             self._channel.shut_down()  # its children may hold the other end open
 
