@@ -32,20 +32,24 @@ def s3(grpc_is_warm: None) -> Iterator[S3Emulator]:
 
 @contextmanager
 def asking(server: ServerProcess) -> Iterator[dict[str, list[int]]]:
-    """Requests to all models during the block, none of which may fail; their answers."""
+    """Requests to all models during the block, none of which may fail; what one client of each gets."""
     stop = threading.Event()
     answers: dict[str, list[int]] = {name: [] for name in MODELS}
     errors: list[BaseException] = []
 
-    def ask(name: str) -> None:
+    def ask(name: str, received: list[int]) -> None:
         with client_of(server) as client:
             try:
                 while not stop.is_set():
-                    answers[name].append(answer_of(client, name))
+                    received.append(answer_of(client, name))
             except BaseException as error:
                 errors.append(error)
 
-    threads = [threading.Thread(target=ask, args=(name,)) for name in (*MODELS, *MODELS)]
+    threads = [
+        threading.Thread(target=ask, args=(name, received))
+        for name in MODELS
+        for received in (answers[name], [])
+    ]
     for thread in threads:
         thread.start()
     try:

@@ -140,7 +140,9 @@ def test_a_fork_bomb_is_stopped(shared: ServerProcess, client: Client) -> None:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(lambda: [ask(client) for _ in iter(over.is_set, True)])
             try:
-                with pytest.raises(InferenceServerException, match="'CONCH_PROCESS_LIMIT' allows 20") as raised:
+                with pytest.raises(
+                    InferenceServerException, match="'CONCH_PROCESS_LIMIT' allows 20"
+                ) as raised:
                     ask(bombed, "childless", {"do": "bomb"})
             finally:
                 over.set()

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import ServerProcess, client_of, eventually, serving_process, tensor, write_model
+from tests.support.servers import (
+    IN_PROCESS,
+    ServerProcess,
+    client_of,
+    eventually,
+    serving_process,
+    tensor,
+    write_model,
+)
 from tritonclient.utils import InferenceServerException
 
 from conch_control.planner.watch_paths import file_system, is_silent
@@ -104,20 +112,20 @@ def following(mode: str, repository: Path, *more: str) -> Iterator[Following]:
 
 @contextmanager
 def asking(place: Following, name: str = "m") -> Iterator[list[int]]:
-    """Requests to a model during the block, of which none may fail; what they were answered."""
+    """Requests of two clients during the block, none of which may fail; what the first gets, in order."""
     stop = threading.Event()
     answers: list[int] = []
     errors: list[BaseException] = []
 
-    def ask() -> None:
+    def ask(received: list[int]) -> None:
         with client_of(place.server) as client:
             try:
                 while not stop.is_set():
-                    answers.append(place.answer(name, client))
+                    received.append(place.answer(name, client))
             except BaseException as error:
                 errors.append(error)
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads = [threading.Thread(target=ask, args=(each,)) for each in (answers, [])]
     for thread in threads:
         thread.start()
     try:
@@ -325,7 +333,7 @@ def test_a_failed_start_can_be_mended(mode: str, repository: Path) -> None:
 
 def test_a_stop_while_a_model_is_being_loaded(mode: str, repository: Path, tmp_path: Path) -> None:
     """The server ends although the load never would."""
-    with following(mode, repository, "--exit-timeout-secs=1") as place:
+    with following(mode, repository, "--exit-timeout-secs=1", IN_PROCESS) as place:
         write_model(
             repository,
             "slow",

@@ -13,6 +13,7 @@ PARAMETERS = {
     "CONCH_MAX_INFLIGHT": "4",
     "CONCH_MAX_EXECUTION_SECONDS": "1.5",
     "CONCH_MEMORY_LIMIT_MB": "512",
+    "CONCH_PROCESS_LIMIT": "30",
     "CONCH_START_TIMEOUT_SECONDS": "60",
 }
 OPTIONS = {
@@ -20,9 +21,10 @@ OPTIONS = {
     "max-inflight": "4",
     "max-execution-seconds": "1.5",
     "memory-limit-mb": "512",
+    "process-limit": "30",
     "start-timeout-seconds": "60",
 }
-WANTED = Settings("worker", 4, 1.5, 512, 60.0)
+WANTED = Settings("worker", 4, 1.5, 512, 30, 60.0)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def test_a_model_that_can_not_be_imported(tmp_path: Path, caplog: pytest.LogCapt
         )
     (record,) = caplog.records
     assert record.name.startswith("conch.backends.python")
-    assert record.getMessage().startswith("model 'm' can't be imported\nTraceback")
+    assert record.getMessage() == "model 'm' can't be imported"
+    assert str(record.exc_text).startswith("Traceback")
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ return [pb_utils.InferenceResponse([]) for _ in requests]
         "conch.workers.connection.worker_connection",
         "conch.python_model.m",
     ]
-    (first, _) = [record for record in caplog.records if record.getMessage().startswith("root\n")]
-    assert "ZeroDivisionError" in first.getMessage()
+    (first, _) = [record for record in caplog.records if record.getMessage() == "root" and record.exc_text]
+    assert "ZeroDivisionError" in str(first.exc_text)
     assert first.pathname == str(tmp_path / "m" / "1" / "model.py")
     assert first.lineno > 5 and first.funcName == "execute"
     assert sum(text == "chatty" for _, _, text in found) == 1

@@ -13,7 +13,13 @@ Placement = Literal["in_process", "worker"]
 DEFAULT_PLACEMENT: Placement = "worker"
 PARAMETERS = (
     *("CONCH_PLACEMENT", "CONCH_MAX_INFLIGHT", "CONCH_MAX_EXECUTION_SECONDS", "CONCH_MEMORY_LIMIT_MB"),
-    *("CONCH_PROCESS_LIMIT", "CONCH_START_TIMEOUT_SECONDS", "CONCH_STRICT_OUTPUTS", "CONCH_PASS_ENVIRONMENT", "CONCH_ENV_"),
+    *(
+        "CONCH_PROCESS_LIMIT",
+        "CONCH_START_TIMEOUT_SECONDS",
+        "CONCH_STRICT_OUTPUTS",
+        "CONCH_PASS_ENVIRONMENT",
+        "CONCH_ENV_",
+    ),
 )
 """Parameters of Python models; those of environments are read in `conch.workers.environments`."""
 _MOST = 2**43 - 1

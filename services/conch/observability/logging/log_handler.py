@@ -51,8 +51,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+        if trace := _traceback(self, record):
+            line["exception"] = trace
         return quoted(line)
 
 
@@ -74,11 +74,15 @@ class TextFormatter(logging.Formatter):
             message = quoted(message)
         head = f"{time:%Y-%m-%dT%H:%M:%SZ} {letter}" if self._iso else f"{letter}{time:%m%d %H:%M:%S.%f}"
         line = f"{head} {place} {message}"
-        if record.exc_info:
+        if trace := _traceback(self, record):
             # Indented and escaped: an exception may quote a client, whose text must not forge a line.
-            trace = self.formatException(record.exc_info).split("\n")
-            line += "".join(f"\n    {on_one_line(each)}" for each in trace)
+            line += "".join(f"\n    {on_one_line(each)}" for each in trace.split("\n"))
         return line
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The traceback of a record's exception; that of a worker's record comes as text."""
+    return formatter.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
 
 
 class LogHandler(logging.Handler):

@@ -103,6 +103,7 @@ class BlsServer:
         ((_, _, deadline, _, flags),) = columns.rows
         (request_id,), (options,) = columns.ids, columns.options
         (tensors,) = received.lists(1)
+        parent = self._executing(columns.numbers[0]) if columns.numbers else None
         if len(options.model) != 2:
             raise WireError("a call names a model and its version")
         request = InferenceRequest(
@@ -142,7 +143,7 @@ class BlsServer:
             if lead is not None:
                 lead.release()
             with bypassing_claims():
-                claim = self._calls.submit(request, True, model)
+                claim = self._calls.submit(request, True, model, parent=parent)
             if claim is not None:
                 _run_claim(claim)
         except Exception as error:

@@ -104,7 +104,8 @@ class ServerClient:
         number = next(self._numbers)
         flags = (EMPTY_FINAL if request.empty_final else 0) | _assumption(model)
         called = request.model_name, request.model_version
-        head = encode_requests([request], request.batch_size, flags=flags, model=called)
+        numbers = [parent.number] if isinstance(parent, HostedRequest) else None
+        head = encode_requests([request], request.batch_size, numbers=numbers, flags=flags, model=called)
         payload = self._stream.pack([list(request.inputs.values())], True)
         fields = head + payload.fields
         self._open[number] = request

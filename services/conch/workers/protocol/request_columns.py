@@ -7,7 +7,8 @@
     rows                        for each request: times, deadline, batch size, flags
     ids, if any                 lengths, then texts
     options                     JSON: one for all requests, or lengths and a text for each
-    numbers, if any run again   for each request: its former number, or 0
+    numbers, if any             for each request: its former number if it runs again, or 0; for a call: that
+                                of the request it is made for
     tensors                     see `tensor_layouts`
     ==========================  ======================================================================
 
@@ -91,7 +92,8 @@ class RequestColumns(NamedTuple):
         size: Rows of all requests together.
         instance: Number of the instance to run them; -1 for any.
         start_ns: Monotonic time at which the instance took them.
-        numbers: Former numbers of requests that run again, 0 for others; None if none does.
+        numbers: Former numbers of requests that run again, 0 for others; the calling request of a call; None
+            if there are none.
     """
 
     size: int

@@ -34,14 +34,14 @@ class ServerHandler(logging.Handler):
         text = ""
         try:
             text = record.getMessage()
-            if record.exc_info:
-                text = f"{text}\n{self._format.formatException(record.exc_info)}"
+            trace = self._format.formatException(record.exc_info) if record.exc_info else ""
             if record.stack_info:
                 text = f"{text}\n{record.stack_info}"
             fields = {
                 "name": record.name,
                 "level": record.levelno,
                 "text": text,
+                "exception": trace,
                 "file": record.pathname,
                 "line": record.lineno,
                 "function": record.funcName,
@@ -90,12 +90,17 @@ class WorkerLog:
         file, line, function = fields.get("file"), fields.get("line"), fields.get("function")
         if not (isinstance(name, str) and isinstance(level, int) and isinstance(text, str)):
             raise WireError("a record of the log has a name, a level and a text")
+        exception = fields.get("exception", "")
+        if not isinstance(exception, str):
+            raise WireError("the exception of a record of the log is a text")
         if not (isinstance(file, str) and isinstance(line, int)):
             raise WireError("a record of the log has a file and a line")
         target = self._target(name)
         if target.isEnabledFor(level):
             where = function if isinstance(function, str) else None
-            target.handle(target.makeRecord(target.name, level, file, line, "%s", (text,), None, where))
+            record = target.makeRecord(target.name, level, file, line, "%s", (text,), None, where)
+            record.exc_text = exception or None
+            target.handle(record)
 
     def _target(self, name: str) -> logging.Logger:
         """The nearest logger of conch's own that exists here; the model's for other names.

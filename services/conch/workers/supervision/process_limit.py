@@ -1,8 +1,8 @@
 """Process limit of a worker: finds out when the worker and its children are more processes than allowed.
 
-The kernel's own limits do not serve here: RLIMIT_NPROC counts all processes of a user and does not bind root,
-and a cgroup needs rights that a server seldom has. So the processes of the worker's session are counted, often
-enough to stop a fork bomb while it is small. A process that begins a session of its own is not counted.
+RLIMIT_NPROC counts all processes of a user and does not bind root, and a cgroup needs rights that a server
+seldom has. So the processes of the worker's session are counted, often enough to stop a fork bomb while it is
+small. A process that begins a session of its own is not counted.
 
 Owns: a timer. Threads: the monitor's thread. Used by: `WorkerProcess`.
 """
