@@ -427,9 +427,11 @@ class Slots(Scheduler):
         self._waiting: list[InferenceRequest] = []
         self._busy: set[int] = set()
         self.expiries = self._queue.expiries
+        self.pending = 0
 
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
         self._waiting.append(request)
+        self.pending += 1
 
     def _next(self) -> InferenceRequest | None:
         return next((one for one in self._waiting if one.priority not in self._busy), None)
@@ -447,6 +449,7 @@ class Slots(Scheduler):
     def next_batch_of(self, number: int, now_ns: int) -> Decision:
         request = next(one for one in self._waiting if one.priority == number)
         self._waiting.remove(request)
+        self.pending -= 1
         self._busy.add(number)
         return Batch([request], 1, number)
 
@@ -461,12 +464,8 @@ class Slots(Scheduler):
         return []
 
     def drain(self) -> list[InferenceRequest]:
-        taken, self._waiting = self._waiting, []
+        taken, self._waiting, self.pending = self._waiting, [], 0
         return taken
-
-    @property
-    def pending(self) -> int:
-        return len(self._waiting)
 
 
 def slotted(limiter: RateLimiter, instances: Sequence[Instance]) -> Runner:

@@ -55,8 +55,10 @@ class BatchSelector:
         self.next_batch: Callable[[int], Decision] = self._next_of_any
         if named:
             self.next_batch = self._next_of_named
-        elif limits is not None or not always_available:
-            self.next_batch = self._next_of_usable
+        elif limits is not None:
+            self.next_batch = self._next_of_limited
+        elif not always_available:
+            self.next_batch = self._next_of_available
 
     def _next_of_any(self, now_ns: int) -> Decision:
         """As `next_batch`, if every idle instance may run it."""
@@ -67,8 +69,21 @@ class BatchSelector:
             decision.runs_on = self._idle.pop()
         return decision
 
-    def _next_of_usable(self, now_ns: int) -> Decision:
-        """As `next_batch`, for instances that may be unavailable or need resources."""
+    def _next_of_available(self, now_ns: int) -> Decision:
+        """As `next_batch`, for instances that may be unavailable."""
+        if not self._scheduler.pending:
+            return IDLE
+        for one in self._idle[::-1]:
+            if self._instances.is_available(one):
+                decision = self._scheduler.next_batch(now_ns)
+                if type(decision) is Batch:
+                    decision.runs_on = one
+                    self._idle.remove(one)
+                return decision
+        return IDLE
+
+    def _next_of_limited(self, now_ns: int) -> Decision:
+        """As `next_batch`, for instances that may be unavailable and need resources."""
         if not self._idle:
             return IDLE
         due_ns = self._scheduler.due_ns(now_ns)

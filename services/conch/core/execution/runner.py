@@ -294,7 +294,7 @@ class Runner:
                 if batch.wait is not None:
                     unread = inline.started(batch)
                     waits = waits or inline.awaited is batch
-                if end is not None and now >= end and self._selector.is_due(now):
+                if end is not None and now >= end and self._scheduler.pending and self._selector.is_due(now):
                     inline.claimed = waits = True
                     batch = None
                 else:
@@ -338,7 +338,7 @@ class Runner:
         """
         if self._expiries.next_ns <= now and not self._expiry.look(now):
             self._check_drained()  # the last sequence may have ended
-        decision = self._next_batch(now) if self._idle else IDLE
+        decision = self._next_batch(now) if self._idle and self._scheduler.pending else IDLE
         if type(decision) is Batch:
             self._executing += len(decision.requests) - decision.fillers
             decision.compute_start_ns = now

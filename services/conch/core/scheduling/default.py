@@ -21,7 +21,7 @@ class DefaultScheduler(Scheduler):
 
     __slots__ = (
         "_bound",
-        "_pending",
+        "pending",
         "_queue",
         "_tracks",
         "expiries",
@@ -32,32 +32,24 @@ class DefaultScheduler(Scheduler):
         self._tracks = False  # until the first request with a deadline
         self._bound = bound_of(max_queue_size)
         self._queue: deque[InferenceRequest] = deque()
-        self._pending = 0
-
-    @property
-    def pending(self) -> int:
-        """Number of requests queued."""
-        return self._pending
+        self.pending = 0
 
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
         """Queues a request. Raises ResourceExhaustedError: the queue is full."""
-        pending = self._pending
+        pending = self.pending
         if pending >= self._bound:
             raise queue_full(request, self._bound)
         request.queued_ns = now_ns
         request.state = _QUEUED
         self._queue.append(request)
-        self._pending = pending + 1
+        self.pending = pending + 1
         if request.deadline_ns is not None:
             self._tracks = True
             self.expiries.add(request, request.deadline_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
         """Now, if any request is queued."""
-        if self._pending:
-            return now_ns
-        self._queue.clear()  # of cancelled requests
-        return None
+        return now_ns if self.pending else None
 
     def next_batch(self, now_ns: int) -> Decision:
         """The oldest request, alone."""
@@ -66,7 +58,9 @@ class DefaultScheduler(Scheduler):
             request = queue.popleft()
             if request.state is _QUEUED:
                 request.state = _RUNNING
-                self._pending -= 1
+                self.pending -= 1
+                if not self.pending:
+                    queue.clear()  # of cancelled requests
                 if self._tracks:
                     self.expiries.discard(request)
                 return Batch([request], request.batch_size)
@@ -77,10 +71,12 @@ class DefaultScheduler(Scheduler):
         if request.state is not _QUEUED:
             return ()
         request.state = _NEW
-        self._pending -= 1
+        self.pending -= 1
         if self._tracks:
             self.expiries.discard(request)
-        if len(self._queue) > 2 * self._pending + _LEAST_SWEPT:
+        if not self.pending:
+            self._queue.clear()
+        elif len(self._queue) > 2 * self.pending + _LEAST_SWEPT:
             self._queue = deque(request for request in self._queue if request.state is _QUEUED)
         return (request,)
 
@@ -93,6 +89,6 @@ class DefaultScheduler(Scheduler):
 
     def drain(self) -> list[InferenceRequest]:
         """Takes out everything queued."""
-        taken = [request for request in self._queue if self.cancel(request)]
+        taken = [request for request in tuple(self._queue) if self.cancel(request)]
         self._queue.clear()
         return taken

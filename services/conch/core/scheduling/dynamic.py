@@ -51,7 +51,7 @@ class DynamicBatcher(Scheduler):
         "_least_preferred",
         "_max",
         "_oldest_ns",
-        "_pending",
+        "pending",
         "_preferred",
         "_queue",
         "_tracks",
@@ -77,7 +77,7 @@ class DynamicBatcher(Scheduler):
         self._least_preferred = min(self._max, *self._preferred)
         self._delay_ns = max_queue_delay_ns
         self._queue: Queue = deque[InferenceRequest]() if queue is None else queue
-        self._pending = 0
+        self.pending = 0
         self._forming: list[InferenceRequest] = []
         self._forming_size = 0
         self._oldest_ns = 0  # when the first request of the forming batch was queued
@@ -85,28 +85,22 @@ class DynamicBatcher(Scheduler):
         self._best_count = 0
         self._best_size = 0
 
-    @property
-    def pending(self) -> int:
-        """Number of requests queued, with those of the forming batch."""
-        return self._pending
-
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
         """Queues a request. Raises ResourceExhaustedError: the queue is full."""
-        pending = self._pending
+        pending = self.pending
         if pending >= self._bound:
             raise queue_full(request, self._bound)
         request.queued_ns = now_ns
         request.state = _QUEUED
         self._queue.append(request)
-        self._pending = pending + 1
+        self.pending = pending + 1
         if request.deadline_ns is not None:
             self._tracks = True
             self.expiries.add(request, request.deadline_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
         """When the forming batch is sent, as things stand."""
-        if not self._pending:
-            self._queue.clear()  # of cancelled requests
+        if not self.pending:
             return None
         self._grow()
         due_ns = self._oldest_ns + self._delay_ns
@@ -134,7 +128,7 @@ class DynamicBatcher(Scheduler):
         if request.state is not _QUEUED:
             return ()
         request.state = _NEW
-        self._pending -= 1
+        self.pending -= 1
         if self._closed or request in self._forming:
             # The forming batch never holds, and is not closed by, a cancelled request.
             self._reform()
@@ -159,7 +153,7 @@ class DynamicBatcher(Scheduler):
             request.state = _NEW
         if self._tracks:
             self._departed(waiting)
-        self._pending = 0
+        self.pending = 0
         return waiting
 
     def _departed(self, requests: Iterable[InferenceRequest]) -> None:
@@ -171,7 +165,9 @@ class DynamicBatcher(Scheduler):
         """Drops the places of cancelled requests, which keep tensors alive, once they are the majority."""
         # Nothing else drops them while no instance asks for a batch.
         queue = self._queue
-        if len(queue) > 2 * self._pending + _LEAST_SWEPT:
+        if not self.pending:
+            queue.clear()
+        elif len(queue) > 2 * self.pending + _LEAST_SWEPT:
             waiting = [request for request in queue if request.state is _QUEUED]
             queue.clear()
             for request in waiting:
@@ -183,14 +179,16 @@ class DynamicBatcher(Scheduler):
         Called without a forming batch and without a queue delay.
         """
         queue = self._queue
-        pending = self._pending
+        pending = self.pending
         if pending == 1:
             # A single request needs no comparison.
             request = queue.popleft()
             while request.state is not _QUEUED:
                 request = queue.popleft()
             request.state = _RUNNING
-            self._pending = 0
+            self.pending = 0
+            if queue:
+                queue.clear()  # of cancelled requests
             if self._tracks:
                 self._departed((request,))
             return Batch([request], request.batch_size)
@@ -210,7 +208,7 @@ class DynamicBatcher(Scheduler):
         for request in requests:
             request.state = _RUNNING
         queue.clear()
-        self._pending = 0
+        self.pending = 0
         if self._tracks:
             self._departed(requests)
         return Batch(requests, size)
@@ -252,7 +250,9 @@ class DynamicBatcher(Scheduler):
         self._drop_forming()
         for request in taken:
             request.state = _RUNNING
-        self._pending -= count
+        self.pending -= count
+        if not self.pending:
+            self._queue.clear()  # of cancelled requests
         if self._tracks:
             self._departed(taken)
         return Batch(taken, size)

@@ -51,7 +51,7 @@ class PriorityBatcher(DynamicBatcher):
         """
         levels = self._levels
         policy = levels.admit(request)
-        if self._pending >= self._bound:
+        if self.pending >= self._bound:
             levels.leave(request)
             raise queue_full(request, self._bound)
         timeout_ns = policy.timeout_for(request.timeout_us)
@@ -66,7 +66,7 @@ class PriorityBatcher(DynamicBatcher):
         request.queued_ns = now_ns
         request.state = RequestState.QUEUED
         levels.append(request)
-        self._pending += 1
+        self.pending += 1
         if ends:
             self.expiries.add(request, min(ends))
 
@@ -113,7 +113,7 @@ class BudgetBatcher(DynamicBatcher):
 
     def _whole(self) -> Batch | None:
         # The key limits how many fit.
-        return super()._whole() if self._pending == 1 else None
+        return super()._whole() if self.pending == 1 else None
 
     def _grow(self) -> None:
         if self._limits is None:

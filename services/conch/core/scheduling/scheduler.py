@@ -138,11 +138,13 @@ class Scheduler(ABC):
 
     Attributes:
         expiries: When to call `expired`, before the next batch is asked for.
+        pending: Number of requests queued; without any there is no batch.
     """
 
     __slots__ = ()
 
     expiries: Timers
+    pending: int
 
     @abstractmethod
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
@@ -182,11 +184,6 @@ class Scheduler(ABC):
     @abstractmethod
     def drain(self) -> list[InferenceRequest]:
         """Takes out everything queued, for the caller to complete."""
-
-    @property
-    @abstractmethod
-    def pending(self) -> int:
-        """Number of requests queued."""
 
     def begin_closing(self, now_ns: int) -> None:
         """Starts closing: from now on only requests that `continues` allows are submitted."""

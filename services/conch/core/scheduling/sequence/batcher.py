@@ -88,13 +88,8 @@ class SequenceBatcher(Scheduler):
         self.expiries = SequenceTimers(settings.max_idle_ns)
         self._tracks = False  # until the first request that may expire
         self._bound = bound_of(spec.max_queue_size)
-        self._pending = 0
+        self.pending = 0
         self._now_ns = 0  # time of the last submit, completion or expiry
-
-    @property
-    def pending(self) -> int:
-        """Number of requests queued."""
-        return self._pending
 
     @property
     def free_seats(self) -> list[int]:
@@ -133,7 +128,7 @@ class SequenceBatcher(Scheduler):
                 f"inference request for sequence {correlation_id} to model '{self._name}' must specify the "
                 f"START flag on the first request of the sequence"
             )
-        pending = self._pending
+        pending = self.pending
         if pending >= self._bound:
             raise queue_full(request, self._bound)
         if sequence is None:
@@ -141,7 +136,7 @@ class SequenceBatcher(Scheduler):
         request.queued_ns = self._now_ns = now_ns
         request.state = _QUEUED
         request.sequence = sequence
-        self._pending = pending + 1
+        self.pending = pending + 1
         queue = sequence.queue
         queue.append(request)
         if request.sequence_end:
@@ -226,7 +221,7 @@ class SequenceBatcher(Scheduler):
             sequence.seats.withdraw(queue[0])
         taken = [request, *(other for other in queue if other is not request)]
         queue.clear()
-        self._pending -= len(taken)
+        self.pending -= len(taken)
         for each in taken:
             each.state = _NEW
             if self._tracks:
@@ -344,7 +339,7 @@ class SequenceBatcher(Scheduler):
 
     def _start(self, requests: list[InferenceRequest]) -> None:
         """Moves ready requests from their sequences into a batch, and adds control inputs and states."""
-        self._pending -= len(requests)
+        self.pending -= len(requests)
         flags = self._controls.flags
         for request in requests:
             sequence = request.sequence
@@ -382,7 +377,7 @@ class SequenceBatcher(Scheduler):
         batch.requests = [request for request in batch.requests if not request.completed]
         batch.size = len(batch.requests)
         self._now_ns = now_ns
-        self._pending -= len(completed)
+        self.pending -= len(completed)
         for request in completed:
             request.state = _DONE
             if self._tracks:
@@ -409,6 +404,6 @@ class SequenceBatcher(Scheduler):
         if inputs is not None:
             request.inputs = inputs
         sequence.queue.appendleft(request)
-        self._pending += 1
+        self.pending += 1
         if request.deadline_ns is not None:
             self._watch(request, sequence)
