@@ -21,10 +21,10 @@ class DefaultScheduler(Scheduler):
 
     __slots__ = (
         "_bound",
-        "pending",
         "_queue",
         "_tracks",
         "expiries",
+        "pending",
     )
 
     def __init__(self, max_queue_size: int = 0) -> None:

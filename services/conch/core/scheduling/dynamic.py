@@ -51,11 +51,11 @@ class DynamicBatcher(Scheduler):
         "_least_preferred",
         "_max",
         "_oldest_ns",
-        "pending",
         "_preferred",
         "_queue",
         "_tracks",
         "expiries",
+        "pending",
     )
 
     def __init__(

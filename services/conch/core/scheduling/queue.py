@@ -7,6 +7,7 @@ policies, with the same interface.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -22,19 +23,6 @@ NEVER = 1 << 62
 _LEAST_SWEPT = 64
 
 
-class _Entry:
-    """A request and its time; the request is None once discarded."""
-
-    __slots__ = ("request", "time_ns")
-
-    def __init__(self, time_ns: int, request: InferenceRequest) -> None:
-        self.time_ns = time_ns
-        self.request: InferenceRequest | None = request
-
-    def __lt__(self, other: _Entry) -> bool:
-        return self.time_ns < other.time_ns
-
-
 class Expiries:
     """Requests with a time at which they expire.
 
@@ -42,40 +30,43 @@ class Expiries:
         next_ns: Lower bound of all times; too early once a request was discarded.
     """
 
-    __slots__ = ("_entries", "_heap", "next_ns")
+    __slots__ = ("_count", "_heap", "_numbers", "_requests", "next_ns")
 
     def __init__(self) -> None:
         self.next_ns = NEVER
-        self._heap: list[_Entry] = []
-        self._entries: dict[InferenceRequest, _Entry] = {}
+        self._count = itertools.count()
+        self._heap: list[tuple[int, int]] = []  # times and numbers, also of discarded requests
+        self._numbers: dict[InferenceRequest, int] = {}
+        self._requests: dict[int, InferenceRequest] = {}
 
     def add(self, request: InferenceRequest, time_ns: int) -> None:
         """Adds a request."""
-        entry = self._entries[request] = _Entry(time_ns, request)
-        heapq.heappush(self._heap, entry)
+        number = self._numbers[request] = next(self._count)
+        self._requests[number] = request
+        heapq.heappush(self._heap, (time_ns, number))
         self.next_ns = min(self.next_ns, time_ns)
 
     def discard(self, request: InferenceRequest) -> None:
         """Discards a request, if it is known."""
-        entry = self._entries.pop(request, None)
-        if entry is None:
+        number = self._numbers.pop(request, None)
+        if number is None:
             return
-        # The entry stays in the heap, but must not keep the request's tensors alive.
-        entry.request = None
-        if len(self._heap) > 2 * len(self._entries) + _LEAST_SWEPT:
-            self._heap = [entry for entry in self._heap if entry.request is not None]
+        requests = self._requests
+        del requests[number]
+        if len(self._heap) > 2 * len(requests) + _LEAST_SWEPT:
+            self._heap = [each for each in self._heap if each[1] in requests]
             heapq.heapify(self._heap)
 
     def take(self, now_ns: int) -> list[InferenceRequest]:
         """Takes out the expired requests, earliest first."""
         taken: list[InferenceRequest] = []
-        heap = self._heap
-        while heap and (heap[0].request is None or heap[0].time_ns <= now_ns):
-            request = heapq.heappop(heap).request
+        heap, requests = self._heap, self._requests
+        while heap and (heap[0][0] <= now_ns or heap[0][1] not in requests):
+            request = requests.pop(heapq.heappop(heap)[1], None)
             if request is not None:
-                del self._entries[request]
+                del self._numbers[request]
                 taken.append(request)
-        self.next_ns = heap[0].time_ns if heap else NEVER
+        self.next_ns = heap[0][0] if heap else NEVER
         return taken
 
 
