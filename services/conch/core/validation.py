@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from conch.core.batch_key import batch_key_for
 from conch.core.errors import InvalidArgumentError
+from conch.core.recognition import Table
 from conch.core.request import InferenceRequest
 from conch.core.spec import ControlTensor, ModelSpec, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 
-_MOST_REMEMBERED = 4096
 _MOST_BYTES = 2**63 - 1
 _POINTER_SIZE = 8
 """Size of an element in a numpy array of strings."""
@@ -54,7 +54,7 @@ class RequestValidator:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
-        self._passed: dict[object, _Passed] = {}
+        self._passed: Table[object, _Passed] = Table()
         self._rules = {tensor.name: tensor for tensor in spec.inputs}
         self._required = frozenset(tensor.name for tensor in spec.inputs if not tensor.optional)
         self._outputs = frozenset(tensor.name for tensor in spec.outputs)
@@ -107,12 +107,10 @@ class RequestValidator:
         return requested, *[(name, one.datatype, one.shape) for name, one in request.inputs.items()]
 
     def _remember(self, signature: object, request: InferenceRequest) -> None:
-        if len(self._passed) >= _MOST_REMEMBERED:
-            self._passed.clear()  # bounds memory when signatures never repeat
         sizes = tuple(
             None if tensor.datatype == "BYTES" else tensor.nbytes for tensor in request.inputs.values()
         )
-        self._passed[signature] = _Passed(request.batch_size, request.batch_key, sizes)
+        self._passed.keep(signature, _Passed(request.batch_size, request.batch_key, sizes))
 
     def _check(self, request: InferenceRequest) -> None:
         inputs = request.inputs

@@ -170,7 +170,7 @@ def test_responses_that_differ_in_little_only(
 
 
 def test_shapes_that_never_repeat_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_encoder, "_MAX_CACHED_HEADERS", 8)
+    monkeypatch.setattr(response_encoder, "MOST_HEADERS", 8)
     encoder = ResponseEncoder()
     for size in range(50):
         tensor = Tensor("x", "UINT8", (size,), bytes(size))

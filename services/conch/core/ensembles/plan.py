@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.recognition import Table
 
 _MOST_SELECTIONS = 256
 
@@ -90,7 +91,7 @@ class Plan:
         self._maker = {tensor: step for step in self.steps for _, tensor in step.outputs}
         self.decoupled = any(step.decoupled for step in self.steps)
         self._check_scopes()
-        self._selections: dict[tuple[str, ...] | None, Selection] = {}
+        self._selections: Table[tuple[str, ...] | None, Selection] = Table(_MOST_SELECTIONS)
 
     def maker(self, tensor: str) -> tuple[Step, str] | None:
         """The step and output that make a tensor; None for an input of the ensemble."""
@@ -103,11 +104,8 @@ class Plan:
         """The selection for the requested outputs; None for all."""
         selection = self._selections.get(requested)
         if selection is None:
-            if len(self._selections) >= _MOST_SELECTIONS:
-                self._selections.clear()  # clients may send any order of names
-            selection = self._selections[requested] = self._select(
-                self.outputs if requested is None else tuple(dict.fromkeys(requested))
-            )
+            names = self.outputs if requested is None else tuple(dict.fromkeys(requested))
+            selection = self._selections.keep(requested, self._select(names))
         return selection
 
     def _select(self, outputs: tuple[str, ...]) -> Selection:

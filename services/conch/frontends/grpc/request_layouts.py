@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.recognition import RequestTemplate, Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.frontends.grpc.request_parameters import (
     EMPTY_FINAL,
@@ -44,46 +45,29 @@ _Key = tuple[int, bytes]
 _Fixed = list[tuple[slice, bytes]]
 
 
-class Template:
-    """What requests share that differ only in id and raw contents; compared by identity.
+class Template(RequestTemplate):
+    """What gRPC requests share; see `RequestTemplate`.
 
     Attributes:
         model_name: Name of the model.
         model_version: Version of the model.
-        inputs: Name, datatype and shape of each input.
-        requested: Names of the requested outputs, or None for all.
-        settings: Attributes of the request that differ from the defaults.
         parts: Regions of the inputs, None for one in the message; None if no tensor is in a region.
         places: Outputs that are written to regions, with the region.
         strings: True if any input is BYTES, whose elements are checked one by one.
     """
 
-    __slots__ = (
-        "inputs",
-        "model_name",
-        "model_version",
-        "parts",
-        "places",
-        "requested",
-        "settings",
-        "strings",
-    )
+    __slots__ = ("model_name", "model_version", "parts", "places", "strings")
 
     def __init__(
         self,
-        model_name: str,
-        model_version: str,
         inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
-        requested: tuple[str, ...] | None,
-        settings: tuple[tuple[str, object], ...],
+        request: InferenceRequest,
         parts: tuple[RegionPart | None, ...] | None,
         places: tuple[tuple[str, RegionPart], ...],
     ) -> None:
-        self.model_name = model_name
-        self.model_version = model_version
-        self.inputs = inputs
-        self.requested = requested
-        self.settings = settings
+        super().__init__(inputs, request)
+        self.model_name = request.model_name
+        self.model_version = request.model_version
         self.parts = parts
         self.places = places
         self.strings = any(datatype == "BYTES" for _, datatype, _ in inputs)
@@ -93,7 +77,7 @@ class Template:
         return raw == len(self.inputs) if self.parts is None else raw >= self.parts.count(None)
 
 
-class Templates(dict[bytes, Template]):
+class Templates(Table[bytes, Template]):
     """Templates by the bytes of a request without id and raw contents."""
 
     def learn(self, key: bytes) -> Template | None:
@@ -120,19 +104,16 @@ class Templates(dict[bytes, Template]):
             return None  # the careful path raises it
         placed = tuple([(name, place) for name, place in places if place is not None])
         in_regions = bool(placed) or any(part is not None for part in parts)
+        request = InferenceRequest(wire.model_name, wire.model_version, {}, _ignore_response, 0)
+        request.requested = requested or None
+        read_parameters(request, wire.parameters)
         template = Template(
-            wire.model_name,
-            wire.model_version,
             tuple((tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in wire.inputs),
-            requested or None,
-            _settings(wire),
+            request,
             parts if in_regions else None,
             placed,
         )
-        if len(self) >= MAX_TEMPLATES:
-            self.clear()  # bounds memory if requests never repeat
-        self[key] = template
-        return template
+        return self.keep(key, template)
 
 
 def _only_region(tensor: Any) -> RegionPart | None:
@@ -152,19 +133,6 @@ def _repeats(name: str, value: Any) -> bool:
         return bool(kind == "int64_param" and value.int64_param >= 0)
     return bool(
         kind == "bool_param" and (name == EMPTY_FINAL or not name.startswith(("triton_", "sequence_")))
-    )
-
-
-def _settings(wire: Any) -> tuple[tuple[str, object], ...]:
-    """Returns the attributes that the parameters of a plain message set on its requests."""
-    if not wire.parameters:
-        return ()
-    blank = InferenceRequest("", "", {}, _ignore_response, 0)
-    request = InferenceRequest("", "", {}, _ignore_response, 0)
-    read_parameters(request, wire.parameters)
-    names = ("empty_final", "parameters", "priority", "timeout_us")
-    return tuple(
-        (name, getattr(request, name)) for name in names if getattr(request, name) != getattr(blank, name)
     )
 
 
@@ -211,7 +179,7 @@ class Layouts:
     """
 
     def __init__(self) -> None:
-        self.templates = Templates()
+        self.templates = Templates(MAX_TEMPLATES)
         self.known: dict[_Key, tuple[tuple[_Fixed, Layout], ...]] = {}
         self._size = 0
         self._lock = threading.Lock()  # for changes of the two above

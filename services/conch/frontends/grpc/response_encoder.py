@@ -1,15 +1,16 @@
 """Encodes responses as ModelInferResponse bytes, with one copy of the tensors.
 
 Also: how errors tell clients when to retry, as trailing metadata and as a response parameter.
-Threads and locks: any thread; the caches are dicts whose updates are atomic.
+Threads and locks: any thread; updates of the tables are atomic.
 Used by: `infer_rpc`, `stream_infer_rpc`.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Buffer
@@ -18,7 +19,8 @@ from conch.frontends.grpc.wire_format import length_header
 from conch.protocol import inference_pb2
 
 _MAX_BYTES = 2**31 - 1
-_MAX_CACHED_HEADERS = 4096
+MOST_HEADERS = 4096
+"""Entries of each table."""
 _LARGE = 1 << 20
 _ID, _RAW_CONTENTS = 3, 6
 RETRY_PARAMETER = "retry_after_ms"
@@ -31,10 +33,10 @@ class ResponseEncoder:
     """Encodes ModelInferResponse messages; caches the parts with names, datatypes, shapes and lengths."""
 
     def __init__(self) -> None:
-        self._models: dict[tuple[str, str], bytes] = {}
-        self._outputs: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
-        self._lengths: dict[int, bytes] = {}
-        self._single: dict[tuple[str, str, str, str, tuple[int, ...], int], bytes] = {}
+        self._models: Table[tuple[str, str], bytes] = Table(MOST_HEADERS)
+        self._outputs: Table[tuple[str, str, tuple[int, ...]], bytes] = Table(MOST_HEADERS)
+        self._lengths: Table[int, bytes] = Table(MOST_HEADERS)
+        self._single: Table[tuple[str, str, str, str, tuple[int, ...], int], bytes] = Table(MOST_HEADERS)
 
     @property
     def largest_cache(self) -> int:
@@ -58,7 +60,7 @@ class ResponseEncoder:
         key = (model.spec.name, model.version_text, tensor.name, tensor.datatype, tensor.shape, size)
         head = self._single.get(key)
         if head is None:
-            head = _remember(self._single, key, b"".join(self.parts(request, response)[:-1]))
+            head = self._single.keep(key, b"".join(self.parts(request, response)[:-1]))
         if size >= _LARGE:
             return joined([head, data])  # joins without the GIL where possible
         return _sendable(head + data)
@@ -71,7 +73,7 @@ class ResponseEncoder:
         model = request.model
         assert model is not None, "only a request that has been submitted is answered"
         names = (model.spec.name, request.model_version if response is None else model.version_text)
-        parts: list[Buffer] = [self._models.get(names) or _remember(self._models, names, _named(*names))]
+        parts: list[Buffer] = [self._models.get(names) or self._models.keep(names, _named(*names))]
         if request.id:
             request_id = request.id.encode()
             size = len(request_id)
@@ -86,23 +88,13 @@ class ResponseEncoder:
         lengths = self._lengths
         for tensor in response.outputs:
             described = (tensor.name, tensor.datatype, tensor.shape)
-            parts.append(outputs.get(described) or _remember(outputs, described, _described(*described)))
+            parts.append(outputs.get(described) or outputs.keep(described, _described(*described)))
             data = tensor.data
             size = data.nbytes if type(data) is memoryview else len(data)
-            raw.append(lengths.get(size) or _remember(lengths, size, length_header(_RAW_CONTENTS, size)))
+            raw.append(lengths.get(size) or lengths.keep(size, length_header(_RAW_CONTENTS, size)))
             raw.append(data)
         parts += raw
         return parts
-
-
-_Key = TypeVar("_Key")
-
-
-def _remember(cache: dict[_Key, bytes], key: _Key, value: bytes) -> bytes:
-    if len(cache) >= _MAX_CACHED_HEADERS:
-        cache.clear()  # bounds memory if keys never repeat
-    cache[key] = value
-    return value
 
 
 def _named(model: str, version: str) -> bytes:

@@ -17,6 +17,7 @@ from conch.backends.python.calls.bls_call import refusal
 from conch.core.bls import Waiter
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import LoadParameter
+from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
 from conch.workers.connection.message_stream import MessageStream
@@ -61,7 +62,7 @@ class ServerClient:
         self._open: dict[int, InferenceRequest] = {}
         self._by_request: dict[int, int] = {}
         self._queries: dict[int, _Reply] = {}
-        self._found: dict[tuple[str, str], SimpleNamespace] = {}
+        self._found: Table[tuple[str, str], SimpleNamespace] = Table(_MOST_FOUND)
         self.waiters: set[Waiter] = set()
 
     # --- called by models ---------------------------------------------------------------------------------
@@ -87,9 +88,7 @@ class ServerClient:
             )
             found = SimpleNamespace(spec=SimpleNamespace(**value))
             if not request.correlation_id:
-                if len(self._found) >= _MOST_FOUND:
-                    self._found.clear()
-                self._found[key] = found
+                self._found.keep(key, found)
         return cast(Servable, found)
 
     def submit(

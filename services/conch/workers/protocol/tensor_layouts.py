@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
+from conch.core.recognition import Table
 from conch.core.tensor import ELEMENT_SIZES
 from conch.workers.protocol.wire import Reader, WireError, encode_json
 
@@ -104,13 +105,13 @@ class Place(NamedTuple):
 
 
 class Layouts:
-    """Layouts that one side has sent or received; bounded caches."""
+    """Layouts that one side has sent or received; in bounded tables."""
 
     def __init__(self) -> None:
-        self._encoded: dict[LayoutKey, Description] = {}
-        self._decoded: dict[bytes, Layout] = {}
+        self._encoded: Table[LayoutKey, Description] = Table(_MOST_LAYOUTS)
+        self._decoded: Table[bytes, Layout] = Table(_MOST_LAYOUTS)
         # Descriptions of lists in the message with one layout for all, which say everything.
-        self.whole: dict[bytes, tuple[int, Layout]] = {}
+        self.whole: Table[bytes, tuple[int, Layout]] = Table(_MOST_LAYOUTS)
 
     def encode(self, key: LayoutKey) -> Description:
         """The description of a list.
@@ -118,13 +119,7 @@ class Layouts:
         Raises:
             WireError: The receiver would refuse it.
         """
-        encoded = self._encoded.get(key)
-        if encoded is None:
-            encoded = _description(key)
-            if len(self._encoded) >= _MOST_LAYOUTS:
-                self._encoded.clear()
-            self._encoded[key] = encoded
-        return encoded
+        return self._encoded.get(key) or self._encoded.keep(key, _description(key))
 
     def read(self, reader: Reader) -> Layout:
         """Reads a layout.
@@ -134,19 +129,11 @@ class Layouts:
         """
         (length,) = reader.unpack(_LENGTH)
         text = bytes(reader.take(length))
-        decoded = self._decoded.get(text)
-        if decoded is None:
-            decoded = _layout(_parse_layout(text))
-            if len(self._decoded) >= _MOST_LAYOUTS:
-                self._decoded.clear()
-            self._decoded[text] = decoded
-        return decoded
+        return self._decoded.get(text) or self._decoded.keep(text, _layout(_parse_layout(text)))
 
     def recognise(self, text: bytes, count: int, layout: Layout) -> None:
         """Keeps a description of `count` lists with one layout, and nothing else."""
-        if len(self.whole) >= _MOST_LAYOUTS:
-            self.whole.clear()
-        self.whole[text] = count, layout
+        self.whole.keep(text, (count, layout))
 
 
 def encode_head(count: int, common: bool, placed: bool, layouts: Sequence[Description]) -> bytes:

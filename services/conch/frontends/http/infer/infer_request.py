@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import prod
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.recognition import RequestTemplate, Table
 from conch.core.request import InferenceRequest, Parameter, Responder
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
@@ -17,32 +19,28 @@ from conch.frontends.http.jsontext.json_values import JsonAccessError, parsed, p
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
 
-_MOST_TEMPLATES = 4096
 _LONGEST_KEY = 4096
 _MOST_DIMS = 1024
 
 
-class _RequestTemplate:
-    """The common part of requests with equal JSON; compared by identity."""
+class _Template(RequestTemplate):
+    """What HTTP requests with equal JSON share.
 
-    __slots__ = ("inputs", "requested", "settings", "size", "wanted")
+    Attributes:
+        spans: Begin and end of each input behind the JSON.
+        size: Size of all inputs.
+        wanted: Which outputs are sent as binary.
+    """
+
+    __slots__ = ("size", "spans", "wanted")
 
     def __init__(self, request: InferenceRequest, sizes: list[int], wanted: BinaryOutputs) -> None:
-        start = 0
-        inputs: list[tuple[str, str, tuple[int, ...], int, int]] = []
-        for tensor, size in zip(request.inputs.values(), sizes, strict=True):
-            inputs.append((tensor.name, tensor.datatype, tensor.shape, start, start + size))
-            start += size
-        self.inputs = tuple(inputs)
-        self.size = start
-        self.requested = request.requested
+        tensors = request.inputs.values()
+        super().__init__([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors], request)
+        ends = tuple(accumulate(sizes))
+        self.spans = tuple(zip((0, *ends), ends, strict=False))
+        self.size = sum(sizes)
         self.wanted = wanted
-        self.settings = tuple(
-            (name, value) for name in _SETTINGS if (value := getattr(request, name)) not in (None, 0, False)
-        )
-
-
-_SETTINGS = ("classes", "parameters", "priority", "timeout_us")
 
 
 class RequestDecoder:
@@ -56,7 +54,7 @@ class RequestDecoder:
     def __init__(self, most_bytes: int, regions: Regions) -> None:
         self._most_bytes = most_bytes
         self._regions = regions
-        self._templates: dict[bytes, _RequestTemplate] = {}
+        self._templates: Table[bytes, _Template] = Table()
 
     def __call__(
         self,
@@ -99,7 +97,9 @@ class RequestDecoder:
                 model[1],
                 {
                     name: Tensor(name, datatype, shape, tensors[start:end])
-                    for name, datatype, shape, start, end in template.inputs
+                    for (name, datatype, shape), (start, end) in zip(
+                        template.inputs, template.spans, strict=True
+                    )
                 },
                 responder,
                 now_ns,
@@ -143,9 +143,7 @@ class RequestDecoder:
         all_binary = request.region_bindings is None and len(sizes) == len(inputs)
         simple = not (request.id or request.correlation_id or request.sequence_start or request.sequence_end)
         if simple and all_binary and isinstance(text, bytes) and len(text) <= _LONGEST_KEY:
-            if len(self._templates) >= _MOST_TEMPLATES:
-                self._templates.clear()  # requests that never repeat must not fill the memory
-            self._templates[text] = _RequestTemplate(request, sizes, wanted)
+            self._templates.keep(text, _Template(request, sizes, wanted))
         return wanted
 
     def _bindings(self, request: InferenceRequest, most_used: int | None) -> RegionBindings:

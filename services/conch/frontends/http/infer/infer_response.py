@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
+from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Array, Buffer, Tensor, copied
@@ -65,7 +66,6 @@ class BinaryOutputs:
     named: dict[str, bool] = field(default_factory=dict)
 
 
-_MOST_CACHED = 4096
 _SLICE = 32 * 1024
 _ESCAPED = re.compile(rb'["\\\x00-\x1f]')
 _INFINITIES = {"inf": b"Infinity", "-inf": b"-Infinity", "nan": b"NaN"}
@@ -75,22 +75,20 @@ class LongOutputError(Exception):
     """An output takes too long to encode on the model's thread."""
 
 
-class _Described(dict[tuple[str, str, tuple[int, ...], int], bytes]):
+class _Described(Table[tuple[str, str, tuple[int, ...], int], bytes]):
     """JSON of tensors up to their elements, by name, datatype, shape and size of binary elements, or -1."""
 
     def __missing__(self, key: tuple[str, str, tuple[int, ...], int]) -> bytes:
         name, datatype, shape, size = key
         data = b',"data":[' if size < 0 else b',"parameters":{"binary_data_size":%d}}' % size
-        found = _start(name, datatype, shape) + data
-        _remember(self, key, found)
-        return found
+        return self.keep(key, _start(name, datatype, shape) + data)
 
 
 class ResponseEncoder:
     """Encodes response bodies; caches the JSON of names, datatypes and shapes."""
 
     def __init__(self) -> None:
-        self._models: dict[tuple[str, str], bytes] = {}
+        self._models: Table[tuple[str, str], bytes] = Table()
         self._outputs = _Described()
 
     def __call__(
@@ -121,7 +119,7 @@ class ResponseEncoder:
         head = self._models.get(key)
         if head is None:
             head = b'"model_name":%b,"model_version":%b' % (orjson.dumps(key[0]), orjson.dumps(key[1]))
-            _remember(self._models, key, head)
+            self._models.keep(key, head)
         parts = [b'{"id":%b,%b' % (orjson.dumps(request.id), head) if request.id else b"{" + head]
         if response.parameters:
             parts.append(b',"parameters":' + _parameters(response.parameters, key[0]))
@@ -150,12 +148,6 @@ class ResponseEncoder:
 def _start(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     dims = b",".join(b"%d" % dim for dim in shape)
     return b'{"name":%b,"datatype":"%b","shape":[%b]' % (orjson.dumps(name), datatype.encode(), dims)
-
-
-def _remember(cache: dict[Any, bytes], key: Any, value: bytes) -> None:
-    if len(cache) >= _MOST_CACHED:
-        cache.clear()  # shapes that never repeat must not fill the memory
-    cache[key] = value
 
 
 def _parameters(parameters: Any, model: str) -> bytes:
