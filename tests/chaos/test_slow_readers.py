@@ -18,6 +18,7 @@ import pytest
 from tests.chaos.test_clients import STREAM
 from tests.support.hazards import workers_of
 from tests.support.servers import (
+    IN_PROCESS,
     WAIT_S,
     RawClient,
     ServerProcess,
@@ -121,12 +122,13 @@ class Flood:
 
 
 @contextmanager
-def flooding(repository: Path, directory: Path, how: str) -> Iterator[Flood]:
+def flooding(repository: Path, directory: Path, how: str, *flags: str) -> Iterator[Flood]:
     log = directory / "log"
     model = MODEL.replace("{sync}", "async " if how == "async" else "")
     config = CONFIG.format(how=how, log=log)
     write_model(directory / "models", "flood", config, {"model.py": model})
-    with serving_process(repository, directory / "models", flags=["--exit-timeout-secs=3"]) as server:
+    flags = ("--exit-timeout-secs=3", *flags)
+    with serving_process(repository, directory / "models", flags=flags) as server:
         yield Flood(server, log)
 
 
@@ -187,7 +189,7 @@ def test_a_model_that_waits_goes_on_when_its_reader_leaves(
     "how", ["execute", *(pytest.param(how, marks=pytest.mark.slow) for how in ("thread", "async"))]
 )
 def test_a_server_stops_although_a_model_waits(repository: Path, tmp_path: Path, how: str) -> None:
-    with flooding(repository, tmp_path, how) as flood, stream(flood, request(BLOCKS)) as call:
+    with flooding(repository, tmp_path, how, IN_PROCESS) as flood, stream(flood, request(BLOCKS)) as call:
         flood.wait_until_it_waits()
         flood.server.signal(signal.SIGTERM)
         # It has had its time to read; then its stream is cancelled and the model goes on.

@@ -29,6 +29,7 @@ class Swap:
         self.registry = Registry()
         self.admission = Admission(self.registry)
         self.answers = Answers()
+        self.sent = 0
         self.old = sequence_model()
         self.registry.publish("m", Entry({1: self.old}))
         self.send(1, "S")
@@ -41,6 +42,7 @@ class Swap:
     def send(self, correlation_id: int, flags: str = "", version: str = "") -> Model:
         request = sequence_request(correlation_id, flags, self.answers, version=version)
         self.admission.admit(request)
+        self.sent += 1
         assert isinstance(request.model, Model)
         return request.model
 
@@ -53,6 +55,7 @@ class Swap:
         assert not self.registry.draining
         with pytest.raises(InvalidArgumentError, match="START flag"):
             self.send(1)
+        assert self.answers.wait(self.sent, WAIT_S)
         self.new.fail_queued(NotFoundError(""))
         assert self.new.close(WAIT_S)
         assert all(response is not None and response.error is None for _, response, _ in self.answers.calls)
