@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import os
 import re
 import signal
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,6 +211,18 @@ def test_memory_that_is_idle_is_given_back_with_time(tmp_path: Path, monkeypatch
         assert pool.count == 1
         begun.result()
         eventually(lambda: not pool.count, "it is given back")
+
+
+def test_a_lost_connection_is_kept_by_nothing(tmp_path: Path) -> None:
+    """A model that crashes again and again would fill the memory."""
+    with _instance(_spec(tmp_path, COROUTINE, False)) as instance:
+        assert instance.supervisor.link is not None
+        lost = weakref.ref(instance.supervisor.link)
+        before = _pid(instance)
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: _pid(instance) not in (None, before), "another one serves")
+        eventually(lambda: gc.collect() >= 0 and lost() is None, "it is freed", WAIT_S / 3)
 
 
 COUNTED = """

@@ -248,6 +248,8 @@ class Supervisor:
             if self._policy.phase is Phase.SERVING and self._worker is worker:
                 # From here on new requests wait for the next worker; those in flight fail.
                 self.link, self._member.check = None, None
+                if self._tidying is not None:
+                    self._tidying.cancel()  # it holds the lost connection
                 self._policy.lost(self._monitor.clock(), "")
             return max((self._policy.next_wait_ns + self._start_ns) // _NS_PER_MS, 1)
 
