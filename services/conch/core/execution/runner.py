@@ -264,10 +264,9 @@ class Runner:
         with self._lock:
             wait.continues = self._inline.claimed = False
             batch = self._take(self._clock(), False)
-            if batch is None:
+            if batch is None and self._closing:
                 self._check_drained()
-                return False
-        return self._drive(batch, end, True)
+        return batch is not None and self._drive(batch, end, True)
 
     def _drive(self, batch: Batch | None, end: int | None, may_wait: bool = False) -> bool:
         """Runs or starts a batch, then what else is ready.
@@ -325,7 +324,7 @@ class Runner:
                 self._free(batch, now)
                 if batch.wait is None or not batch.wait.continues:
                     following = self._take(now, False)
-            if following is None:
+            if following is None and self._closing:
                 self._check_drained()
         if following is not None or self._limits is not None:
             self._drive(following, None)

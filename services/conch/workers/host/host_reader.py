@@ -43,7 +43,7 @@ class HostReader:
         """True while a thread reads."""
         return self._busy
 
-    def until(self, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    def until(self, done: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Waits until `done()`, which must be cheap and take no locks; reads unless another thread does.
 
         Returns:

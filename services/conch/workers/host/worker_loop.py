@@ -161,9 +161,6 @@ class Host:
         instance, writer = self._instance, self._writer
         assert instance is not None and writer is not None, "it has been loaded"
 
-        def something() -> bool:
-            return bool(todo)
-
         arrivals = select.poll()
         arrivals.register(self._channel.fileno(), select.POLLIN)
         busy_poll = BusyPoll(partial(arrivals.poll, 0))
@@ -171,7 +168,7 @@ class Host:
             since_ns = monotonic_ns()
             if not todo:
                 busy_poll.wait()
-            reader.until(something)
+            reader.until(todo.__len__)
             watch.begin()
             if todo[0] is None:
                 break
@@ -207,7 +204,11 @@ class Host:
         received = None
         try:
             received = self._stream.receive()
-            self._handle(received)
+            message = received.message
+            handler = self._handlers.get(message.kind)
+            if handler is None:
+                raise WireError(f"a message {message.kind.name} was not expected")
+            handler(message.subject, received)
             self._stream.mark_handled()
         except ChannelClosedError:
             self._server_gone()
@@ -229,13 +230,6 @@ class Host:
         """Ends the process at once, because `execute` may never return."""
         if not self._over:
             os._exit(SERVER_GONE)
-
-    def _handle(self, received: ReceivedMessage) -> None:
-        message = received.message
-        handler = self._handlers.get(message.kind)
-        if handler is None:
-            raise WireError(f"a message {message.kind.name} was not expected")
-        handler(message.subject, received)
 
     def _on_execute(self, subject: int, received: ReceivedMessage) -> None:
         try:
