@@ -79,7 +79,7 @@ class PacketChannel:
         self._lock = threading.RLock()
         self.close_reason = ""
         self.fds_lost = False
-        self._backlog: deque[tuple[list[Buffer], list[int], int]] = deque()
+        self._backlog: deque[tuple[Sequence[Buffer], list[int], int]] = deque()
         self.backlog_bytes = 0
         self.waiting_senders = 0
         self._moved_ns = 0  # when the backlog began or last shrank
@@ -96,19 +96,42 @@ class PacketChannel:
             OSError: No memory or no descriptor.
         """
         size = sum(map(len, parts))
-        if size <= wire.MOST_PACKET:
-            self._send(list(parts), fds)
+        if size > wire.MOST_PACKET:
+            self._send_in_file(parts, fds, size)
             return
-        if size > _MOST_OUTLINE:
-            raise InternalError(f"a message of {size} bytes is too large: {_MOST_OUTLINE} is the most")
-        file = os.memfd_create("conch-message", os.MFD_CLOEXEC)
+        flags = _SEND if self._patient else _TRY_TO_SEND
+        with self._lock:
+            if not self._backlog and not self.flushing:
+                try:
+                    self._sendmsg(parts, fds, flags)
+                    return
+                except BlockingIOError:
+                    pass
+            if self._closed:
+                raise ChannelClosedError("this side has ended the conversation")
+            if self.backlog_bytes > MOST_WAITING and not self._is_reading():
+                self.close_reason = (
+                    f"it has read nothing for {READ_TIMEOUT_S:g} s, while more than {MOST_WAITING >> 20} MiB "
+                    f"waited for it; its model may hold the interpreter's lock"
+                )
+                self._drop_backlog()
+                self.shut_down()
+                raise ChannelClosedError(self.close_reason)
+            cost = _cost(parts, fds)
+            self._backlog.append((parts, _duplicates(fds), cost))
+            self.backlog_bytes += cost
+            if self.flushing:
+                return
+            self.flushing = True
+            self._moved_ns = monotonic_ns()
         try:
-            with os.fdopen(file, "wb", closefd=False) as target:
-                for part in parts:
-                    target.write(part)
-            self._send([wire.outline(parts[0], size)], [file, *fds])
-        finally:
-            os.close(file)
+            threading.Thread(target=self._flush, name="conch-worker-flush", daemon=True).start()
+        except RuntimeError as error:  # too many threads
+            with self._lock:
+                self.flushing = False
+                self._drop_backlog()
+            self.shut_down()
+            raise ChannelClosedError(str(error)) from None
 
     def try_send(self, parts: Sequence[Buffer]) -> bool:
         """Sends a small message if that is possible at once; never blocks, not even on the lock.
@@ -217,46 +240,23 @@ class PacketChannel:
             self._drop_backlog()
             self._sock.close()
 
-    def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
-        flags = _SEND if self._patient else _TRY_TO_SEND
-        with self._lock:
-            if not self._backlog and not self.flushing:
-                try:
-                    self._sendmsg(parts, fds, flags)
-                    return
-                except BlockingIOError:
-                    pass
-            if self._closed:
-                raise ChannelClosedError("this side has ended the conversation")
-            if self.backlog_bytes > MOST_WAITING and not self._is_reading():
-                self.close_reason = (
-                    f"it has read nothing for {READ_TIMEOUT_S:g} s, while more than {MOST_WAITING >> 20} MiB "
-                    f"waited for it; its model may hold the interpreter's lock"
-                )
-                self._drop_backlog()
-                self.shut_down()
-                raise ChannelClosedError(self.close_reason)
-            cost = _cost(parts, fds)
-            self._backlog.append((parts, _duplicates(fds), cost))
-            self.backlog_bytes += cost
-            if self.flushing:
-                return
-            self.flushing = True
-            self._moved_ns = monotonic_ns()
+    def _send_in_file(self, parts: Sequence[Buffer], fds: Sequence[int], size: int) -> None:
+        if size > _MOST_OUTLINE:
+            raise InternalError(f"a message of {size} bytes is too large: {_MOST_OUTLINE} is the most")
+        file = os.memfd_create("conch-message", os.MFD_CLOEXEC)
         try:
-            threading.Thread(target=self._flush, name="conch-worker-flush", daemon=True).start()
-        except RuntimeError as error:  # too many threads
-            with self._lock:
-                self.flushing = False
-                self._drop_backlog()
-            self.shut_down()
-            raise ChannelClosedError(str(error)) from None
+            with os.fdopen(file, "wb", closefd=False) as target:
+                for part in parts:
+                    target.write(part)
+            self.send([wire.outline(parts[0], size)], [file, *fds])
+        finally:
+            os.close(file)
 
     def _is_reading(self) -> bool:
         """True if the peer has read part of the backlog lately."""
         return monotonic_ns() - self._moved_ns < READ_TIMEOUT_S * 1e9
 
-    def _sendmsg(self, parts: list[Buffer], fds: Sequence[int], flags: int) -> None:
+    def _sendmsg(self, parts: Sequence[Buffer], fds: Sequence[int], flags: int) -> None:
         try:
             if fds:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
@@ -334,7 +334,7 @@ def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
         os.close(file)
 
 
-def _cost(parts: list[Buffer], fds: Sequence[int]) -> int:
+def _cost(parts: Sequence[Buffer], fds: Sequence[int]) -> int:
     """Memory of a queued message, files included."""
     files = sum(os.fstat(fd).st_blocks for fd in fds)
     return sum(map(len, parts)) + files * _STAT_BLOCK + _WAITING_COSTS
