@@ -97,13 +97,14 @@ class Driver:
         self.now += ns
 
     def look(self) -> int | None:
-        """Checks `due_ns`, which must not change what comes next."""
+        """Checks `due_ns`, which must not change what comes next, and `eager`."""
         due = self.scheduler.due_ns(self.now)
         assert self.scheduler.pending == len(self.queue)
         if not self.queue:
             assert due is None
             return None
         assert due is not None
+        assert due <= self.now or not self.scheduler.eager
         assert due <= max(self.queue[0].queued_ns + self.settings.delay, self.now)
         if self.exact:
             assert (due <= self.now) == bool(expected(self.settings, self.queue, self.now))

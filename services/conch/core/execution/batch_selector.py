@@ -37,7 +37,7 @@ class BatchSelector:
             busy then.
     """
 
-    __slots__ = ("_idle", "_instances", "_limits", "_named", "_scheduler", "next_batch")
+    __slots__ = ("_eager", "_idle", "_instances", "_limits", "_named", "_scheduler", "next_batch")
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class BatchSelector:
         self._idle = instances.idle
         self._named = named
         self._limits = limits
+        self._eager = scheduler.eager and not named and limits is None
         self.next_batch: Callable[[int], Decision] = self._next_of_any
         if named:
             self.next_batch = self._next_of_named
@@ -143,6 +144,8 @@ class BatchSelector:
 
     def due_ns(self, now_ns: int) -> int | None:
         """When an idle instance that waits for no resources has a batch; None for never."""
+        if self._eager:
+            return now_ns if self._idle and self._scheduler.pending else None
         limits = self._limits
         if self._named:
             dues = self._dues(now_ns).items()

@@ -18,6 +18,7 @@ class DefaultScheduler(Scheduler):
     """Queue of a model without batching; a `max_queue_size` of 0 is no limit."""
 
     expiries: Expiries
+    eager = True
 
     __slots__ = (
         "_bound",

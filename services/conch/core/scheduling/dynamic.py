@@ -54,6 +54,7 @@ class DynamicBatcher(Scheduler):
         "_preferred",
         "_queue",
         "_tracks",
+        "eager",
         "expiries",
         "pending",
     )
@@ -76,6 +77,7 @@ class DynamicBatcher(Scheduler):
         self._largest_preferred = max(self._preferred)
         self._least_preferred = min(self._max, *self._preferred)
         self._delay_ns = max_queue_delay_ns
+        self.eager = not max_queue_delay_ns
         self._queue: Queue = deque[InferenceRequest]() if queue is None else queue
         self.pending = 0
         self._forming: list[InferenceRequest] = []

@@ -139,12 +139,14 @@ class Scheduler(ABC):
     Attributes:
         expiries: When to call `expired`, before the next batch is asked for.
         pending: Number of requests queued; without any there is no batch.
+        eager: Whether there is a batch at once whenever any request is queued.
     """
 
     __slots__ = ()
 
     expiries: Timers
     pending: int
+    eager: bool = False
 
     @abstractmethod
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
