@@ -157,8 +157,9 @@ class _TrackedResponder:
         self.responder = responder
 
     def run_again(self, execution: ExecutionRecord) -> None:
-        """Takes the record of a rescheduled request's next run, whose times are counted."""
+        """Takes the record of a rescheduled request's next run; the times of the last one are counted."""
         self._execution = execution
+        self._output_ns = 0
 
     def claim(self) -> ResponseTracker | None:
         """The tracker to notify of completion; None if another thread has taken it."""
@@ -206,7 +207,8 @@ class _TrackedResponder:
             execution = self._execution
             execution.end(now)
             times = execution.start_ns, execution.input_end_ns, now
-            statistics.record_success(request, times, self._output_ns)
+            # A worker's responses may still be sent, one after the other, while the next run begins.
+            statistics.record_success(request, times, min(self._output_ns, now - execution.input_end_ns))
 
 
 def _is_completed(request: InferenceRequest) -> bool:
