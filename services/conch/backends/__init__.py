@@ -6,7 +6,7 @@ import threading
 from importlib.metadata import EntryPoint, entry_points
 
 from conch.core.backend import Backend
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import InvalidArgumentError, UnavailableError
 
 GROUP = "conch.backends"
 """Entry-point group: each entry maps a backend's name to its `Backend` class."""
@@ -14,6 +14,7 @@ GROUP = "conch.backends"
 _PLATFORMS = {
     "onnxruntime_onnx": "onnxruntime",
     "pytorch_libtorch": "pytorch",
+    "torch_aoti": "pytorch",
     "tensorrt_plan": "tensorrt",
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
@@ -27,7 +28,8 @@ def load_backend(name: str) -> Backend:
     """Returns the backend with this name, or with one of Triton's platform names; always the same object.
 
     Raises:
-        InvalidArgumentError: The backend is unknown, or a package that it needs is not installed.
+        InvalidArgumentError: The backend is unknown.
+        UnavailableError: A package that it needs is not installed, or can't be imported.
     """
     name = _PLATFORMS.get(name, name)
     with _lock:
@@ -53,17 +55,21 @@ def _import(name: str) -> Backend:
     try:
         backend = entry.load()()
     except ModuleNotFoundError as error:
-        raise InvalidArgumentError(
+        raise UnavailableError(
             f"backend '{name}' needs the Python package '{error.name}', which is not installed{_hint(entry)}"
         ) from error
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing or broken
+        raise UnavailableError(f"backend '{name}' can't import its engine: {error}") from error
     if not isinstance(backend, Backend):
         raise InvalidArgumentError(f"backend '{name}': '{entry.value}' is not a conch.core.backend.Backend")
     return backend
 
 
 def _hint(entry: EntryPoint) -> str:
-    """Install advice where the backend's distribution has an extra of its name."""
+    """Install advice: the extra that the entry point names, or one with the backend's name."""
     distribution = entry.dist
-    if distribution is None or entry.name not in (distribution.metadata.get_all("Provides-Extra") or ()):
+    if distribution is None:
         return ""
-    return f"; install it with `pip install {distribution.name}[{entry.name}]`"
+    provided = distribution.metadata.get_all("Provides-Extra") or ()
+    extra = next((extra for extra in (*entry.extras, entry.name) if extra in provided), None)
+    return "" if extra is None else f"; install it with `pip install {distribution.name}[{extra}]`"

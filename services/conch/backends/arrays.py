@@ -38,8 +38,8 @@ class ArrayFunction(Protocol):
         Args:
             inputs: An array per input of the requests (batch dimension first where the model has one, ragged
                 inputs flat) and per input that the server makes, such as controls and states of a sequence
-                batcher. Read-only: they may be the requests' own memory. BYTES are object arrays of `bytes`.
-                Optional inputs that were left out are absent.
+                batcher. Read-only: they may be the requests' own memory. BYTES are object arrays of `bytes`,
+                BF16 arrays of uint16 with the elements' bits. Optional inputs that were left out are absent.
             outputs: The requested outputs in the config's order; states of a sequence batcher are always
                 requested.
 

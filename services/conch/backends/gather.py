@@ -17,10 +17,13 @@ from conch.core.padding import PaddedInput, Padding
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
-from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Tensor
 
 Shapes = Sequence[tuple[int, ...]]
 """Shapes of one tensor in the requests of a batch, batch dimension first."""
+
+ARRAY_DTYPES = {**NUMPY_DTYPES, "BF16": np.dtype("<u2")}
+"""The dtype of an array function's arrays by datatype; BF16, which numpy lacks, as the elements' bits."""
 
 Gather = Callable[[Batch, list[InferenceRequest]], dict[str, Array]]
 
@@ -42,13 +45,20 @@ def gather(batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array]:
         for name, tensor in requests[0].inputs.items():
             if tensor.on_device:
                 batch.bytes_copied += tensor.fetch()
-            array = tensor.numpy()
+            array = array_of(tensor)
             arrays[name] = array if array.flags.aligned else _aligned(batch, array)
         return arrays
     _fetch(batch, requests)
     for name in requests[0].inputs:
         arrays[name] = join_rows(batch, requests, name)
     return arrays
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A tensor in host memory as an array of `ARRAY_DTYPES`."""
+    if tensor.datatype == "BF16":
+        return np.frombuffer(tensor.data, ARRAY_DTYPES["BF16"]).reshape(tensor.shape)
+    return tensor.numpy()
 
 
 def _fetch(batch: Batch, requests: list[InferenceRequest]) -> None:
@@ -100,13 +110,13 @@ def join_rows(batch: Batch, requests: list[InferenceRequest], name: str) -> Arra
     """Concatenates the rows of one input; the requests have the same dims."""
     tensor = requests[0].inputs[name]
     if len(requests) == 1:
-        array = tensor.numpy()
+        array = array_of(tensor)
         return array if array.flags.aligned else _aligned(batch, array)
-    if tensor.datatype in ELEMENT_SIZES and tensor.datatype in NUMPY_DTYPES:
+    if tensor.datatype in ELEMENT_SIZES:
         # One copy as with `np.concatenate`, but without an array per request.
         data = b"".join([request.inputs[name].data for request in requests])
         rows = sum([request.inputs[name].shape[0] for request in requests])
-        array = np.frombuffer(data, NUMPY_DTYPES[tensor.datatype]).reshape(rows, *tensor.shape[1:])
+        array = np.frombuffer(data, ARRAY_DTYPES[tensor.datatype]).reshape(rows, *tensor.shape[1:])
         batch.bytes_copied += len(data)
     else:
         array = np.concatenate([request.inputs[name].numpy() for request in requests])
@@ -119,10 +129,10 @@ def _join_flat(batch: Batch, requests: list[InferenceRequest], name: str) -> Arr
     tensor = requests[0].inputs[name]
     if len(requests) == 1:
         return join_rows(batch, requests, name).reshape(-1)
-    if tensor.datatype in ELEMENT_SIZES and tensor.datatype in NUMPY_DTYPES:
+    if tensor.datatype in ELEMENT_SIZES:
         data = b"".join([request.inputs[name].data for request in requests])
         batch.bytes_copied += len(data)
-        return np.frombuffer(data, NUMPY_DTYPES[tensor.datatype])
+        return np.frombuffer(data, ARRAY_DTYPES[tensor.datatype])
     array = np.concatenate([request.inputs[name].numpy().reshape(-1) for request in requests])
     batch.bytes_copied += array.nbytes
     return array
@@ -150,7 +160,7 @@ class Padder:
         """The padded rows of all requests in one array; each row is copied once."""
         tensors = [request.inputs[name] for request in requests]
         first = tensors[0]
-        dtype = NUMPY_DTYPES[first.datatype]
+        dtype = ARRAY_DTYPES[first.datatype]
         dims = list(first.shape[1:])
         rules = self._rules[name]
         for rule in rules:
@@ -166,7 +176,7 @@ class Padder:
         start = 0
         for tensor in tensors:
             rows, *lengths = tensor.shape
-            array[(slice(start, start + rows), *map(slice, lengths))] = tensor.numpy()
+            array[(slice(start, start + rows), *map(slice, lengths))] = array_of(tensor)
             start += rows
         return array
 

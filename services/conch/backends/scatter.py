@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.gather import Shapes
+from conch.backends.gather import ARRAY_DTYPES, Shapes
 from conch.core.device import DeviceTensor
 from conch.core.errors import InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.tensor import NUMPY_DTYPES, Array, Tensor, datatype_of
+from conch.core.tensor import Array, Tensor, datatype_of
 from conch.core.validation import shape_text
 
 Value = Array | DeviceTensor
@@ -111,8 +111,7 @@ class Scatterer:
             )
 
     def _check_datatype(self, spec: TensorSpec, array: Value) -> None:
-        dtype = NUMPY_DTYPES.get(spec.datatype)
-        if dtype is not None and array.dtype == dtype:
+        if not isinstance(array, DeviceTensor) and array.dtype == ARRAY_DTYPES[spec.datatype]:
             return
         datatype = array.datatype if isinstance(array, DeviceTensor) else datatype_of(array)
         if datatype != spec.datatype:
@@ -163,7 +162,10 @@ class _InputShapeScatterer(Scatterer):
 def _tensor(spec: TensorSpec, array: Value) -> Tensor:
     if isinstance(array, DeviceTensor):
         return array.renamed(spec.name, array.shape)
-    return Tensor(spec.name, spec.datatype, array.shape, None, array)
+    tensor = Tensor(spec.name, spec.datatype, array.shape, None, array)
+    if spec.datatype == "BF16":  # as bytes, since its array form is internal to backends
+        return Tensor(spec.name, "BF16", array.shape, tensor.data)
+    return tensor
 
 
 def rows_of(request: InferenceRequest) -> int:

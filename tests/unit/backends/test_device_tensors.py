@@ -19,7 +19,7 @@ from conch.backends import device_arrays
 from conch.backends.arrays import ArrayBackend, ArrayFunction
 from conch.backends.device_arrays import Places
 from conch.backends.onnxruntime import OnnxRuntimeBackend, _DeviceFunction
-from conch.backends.onnxruntime.signature import Signature
+from conch.backends.onnxruntime.session_signature import signature_of
 from conch.backends.python.python_backend import PythonBackend
 from conch.core.device import DeviceTensor, FetchedTensor
 from conch.core.errors import InvalidArgumentError
@@ -282,7 +282,7 @@ def test_functions_of_arrays_get_copies_that_are_counted(
 def binding_function(spec: ModelSpec, model: bytes) -> _DeviceFunction:
     """A function whose device is the host as ONNX Runtime sees it: there the memory really is."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    function = _DeviceFunction(session, onnxruntime.RunOptions(), spec, Signature.of(session), "cpu", 0)
+    function = _DeviceFunction(session, onnxruntime.RunOptions(), spec, signature_of(session, "m"), "cpu", 0)
     function.device_id = 1
     return function
 

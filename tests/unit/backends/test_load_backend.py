@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conch import backends
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import InvalidArgumentError, UnavailableError
 
 FAKE = """
 from conch.core.backend import Backend
@@ -18,6 +18,7 @@ class Fake(Backend):
 NotABackend = dict
 """
 
+HALF = "raise OSError('no libengine.so')\n"
 BROKEN = "import a_package_nobody_has\n"
 
 
@@ -26,10 +27,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution with backends, as pip would leave it."""
     (tmp_path / "fake_conch_backend.py").write_text(FAKE)
     (tmp_path / "broken_conch_backend.py").write_text(BROKEN)
+    (tmp_path / "half_conch_backend.py").write_text(HALF)
     info = tmp_path / "shells-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: shells\nVersion: 1.0\nProvides-Extra: broken\n"
+        "Metadata-Version: 2.1\nName: shells\nVersion: 1.0\nProvides-Extra: broken\nProvides-Extra: heavy\n"
     )
     (info / "entry_points.txt").write_text(
         "[conch.backends]\n"
@@ -38,6 +40,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "wrong = fake_conch_backend:NotABackend\n"
         "broken = broken_conch_backend:Broken\n"
         "bare = broken_conch_backend:Broken\n"
+        "named = broken_conch_backend:Broken [heavy]\n"
+        "half = half_conch_backend:Half\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(backends, "_loaded", {})
@@ -61,14 +65,18 @@ def test_unknown_backend_has_tritons_text() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_missing_package_names_the_extra() -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
+    with pytest.raises(UnavailableError) as caught:
         backends.load_backend("broken")
     assert caught.value.message == (
         "backend 'broken' needs the Python package 'a_package_nobody_has', which is not installed; install "
         "it with `pip install shells[broken]`"
     )
-    with pytest.raises(InvalidArgumentError, match=r"which is not installed$"):
+    with pytest.raises(UnavailableError, match=r"pip install shells\[heavy\]"):
+        backends.load_backend("named")
+    with pytest.raises(UnavailableError, match=r"which is not installed$"):
         backends.load_backend("bare")
+    with pytest.raises(UnavailableError, match=r"^backend 'half' can't import its engine: no libengine\.so"):
+        backends.load_backend("half")
 
 
 @pytest.mark.usefixtures("installed")

@@ -13,12 +13,12 @@ import onnx
 import pytest
 from tests.unit.backends.harness import Harness, one_batch, rows, strings, tensor_specs
 
+from conch.backends.model_parameters import threads_per_instance
 from conch.backends.onnxruntime import OnnxRuntimeBackend
 from conch.backends.onnxruntime.session_options import (
     CUDA,
     execution_providers,
     session_options,
-    threads_per_instance,
 )
 from conch.core.errors import (
     ConchError,

@@ -23,7 +23,8 @@ from conch.backends.onnxruntime.session_options import (
     execution_providers,
     session_options,
 )
-from conch.backends.onnxruntime.signature import Signature, complete, is_scalar, validate
+from conch.backends.onnxruntime.session_signature import DATATYPES, signature_of
+from conch.backends.signature import Signature, complete, is_scalar, validate
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.device import DeviceTensor
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
@@ -71,7 +72,7 @@ class OnnxRuntimeBackend(ArrayBackend):
         path = _model_path(
             version_directory, config.get("default_model_filename") or self.default_model_file, name
         )
-        return complete(config, self._signature(path), options)
+        return complete(config, self._signature(path, name), options)
 
     def check(self, spec: ModelSpec) -> None:
         """Compares the config with the model and validates session settings."""
@@ -80,13 +81,14 @@ class OnnxRuntimeBackend(ArrayBackend):
             # GPU instances may belong to another machine with another ONNX Runtime.
             if placement.kind != "GPU":
                 execution_providers(self._ort, spec, placement)
-        validate(spec, self._signature(_model_path(spec.version_directory, spec.model_file, spec.name)))
+        path = _model_path(spec.version_directory, spec.model_file, spec.name)
+        validate(spec, self._signature(path, spec.name), DATATYPES)
 
-    def _signature(self, path: Path) -> Signature:
+    def _signature(self, path: Path, model: str) -> Signature:
         settings = self._ort.SessionOptions()
         settings.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         settings.intra_op_num_threads = 1
-        return Signature.of(self._session(path, str(path), settings, ["CPUExecutionProvider"]))
+        return signature_of(self._session(path, str(path), settings, ["CPUExecutionProvider"]), model)
 
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
         """Creates a session that shares nothing with others."""
@@ -118,8 +120,8 @@ class OnnxRuntimeBackend(ArrayBackend):
                     "onnxruntime can't start: check that the CUDA and cuDNN libraries of its version are "
                     "installed, for example by pip install 'onnxruntime-gpu[cuda,cudnn]'"
                 )
-        signature = Signature.of(session)
-        validate(spec, signature)
+        signature = signature_of(session, spec.name)
+        validate(spec, signature, DATATYPES)
         run_options = self._ort.RunOptions()
         if placement.kind == "GPU" and session.get_providers()[0] in ON_A_DEVICE:
             return _DeviceFunction(session, run_options, spec, signature, "cuda", placement.device_id)

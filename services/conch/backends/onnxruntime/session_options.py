@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
+from conch.backends.model_parameters import boolean, integer, threads_per_instance
 from conch.core.errors import InvalidArgumentError
-from conch.core.execution.placement import Placement, place
+from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
 
 PROVIDERS_PARAMETER = "CONCH_ORT_PROVIDERS"
@@ -51,7 +51,7 @@ def session_options(ort: Any, spec: ModelSpec) -> Any:
         1: levels.ORT_ENABLE_EXTENDED,
         2: levels.ORT_DISABLE_ALL,
     }.get(_graph_level(spec), levels.ORT_ENABLE_ALL)
-    mode = _integer(parameters, "execution_mode", 0)
+    mode = integer(parameters, "execution_mode", 0)
     if mode not in (0, 1):
         raise InvalidArgumentError(
             f"Invalid configuration value provided. Expected values for execution_mode are 0 or 1 but got "
@@ -60,25 +60,19 @@ def session_options(ort: Any, spec: ModelSpec) -> Any:
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
     # ONNX Runtime defaults to one spinning thread per core in each session, which suits a single model. Here
     # instances divide the cores among them, and idle threads sleep.
-    options.intra_op_num_threads = _integer(parameters, "intra_op_thread_count", 0) or threads_per_instance(
+    options.intra_op_num_threads = integer(parameters, "intra_op_thread_count", 0) or threads_per_instance(
         spec
     )
-    inter_threads = _integer(parameters, "inter_op_thread_count", 0)
+    inter_threads = integer(parameters, "inter_op_thread_count", 0)
     if inter_threads > 0:
         options.inter_op_num_threads = inter_threads
-    options.enable_cpu_mem_arena = _boolean(parameters, "enable_mem_arena", True)
-    options.enable_mem_pattern = _boolean(parameters, "enable_mem_pattern", True)
+    options.enable_cpu_mem_arena = boolean(parameters, "enable_mem_arena", True)
+    options.enable_mem_pattern = boolean(parameters, "enable_mem_pattern", True)
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
     entries.update((key, value) for key, value in parameters.items() if key.startswith("session."))
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     return options
-
-
-def threads_per_instance(spec: ModelSpec) -> int:
-    """Intra-op threads such that all CPU instances together use each core once."""
-    instances = sum(placement.kind != "GPU" for placement in place(spec.instance_groups))
-    return max(len(os.sched_getaffinity(0)) // max(instances, 1), 1)
 
 
 def execution_providers(ort: Any, spec: ModelSpec, placement: Placement) -> list[tuple[str, dict[str, str]]]:
@@ -160,24 +154,3 @@ def _graph_level(spec: ModelSpec) -> int:
 def _child(config: Mapping[str, object], key: str) -> Mapping[str, object]:
     value = config.get(key)
     return value if isinstance(value, Mapping) else {}
-
-
-def _integer(parameters: Mapping[str, str], key: str, default: int) -> int:
-    text = parameters.get(key)
-    if text is None:
-        return default
-    try:
-        return int(text)
-    except ValueError as error:
-        raise InvalidArgumentError(f"parameter '{key}' must be a whole number, got '{text}'") from error
-
-
-def _boolean(parameters: Mapping[str, str], key: str, default: bool) -> bool:
-    text = parameters.get(key)
-    if text is None:
-        return default
-    if text.lower() in {"true", "1"}:
-        return True
-    if text.lower() in {"false", "0"}:
-        return False
-    raise InvalidArgumentError(f"parameter '{key}' must be 'true' or 'false', got '{text}'")

@@ -1,12 +1,13 @@
-"""Reads an ONNX model's inputs and outputs; validates and completes configs with them.
+"""Inputs and outputs of a model as its file declares them; validates and completes configs with them.
 
-Rules and texts are those of Triton's ONNX Runtime backend.
+Rules and texts are those of Triton's backends, which share them. Used by: backends whose files declare
+their tensors.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,85 +20,41 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BATCH_SIZE = 4
 
-_DATATYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(string)": "BYTES",
-}
-
-
-_FIXES = {
-    True: "; export the model with a Cast of it, for example to FP32",
-    False: "; export the model without it (scikit-learn's ZipMap: options={'zipmap': False})",
-}
-"""Advice for unsupported element types, and for values that are not tensors."""
-
 
 @dataclass(frozen=True, slots=True)
-class OnnxTensor:
-    """One input or output of an ONNX model: its type as ONNX Runtime prints it, all dims, -1 for variable."""
+class ModelTensor:
+    """One input or output of a model.
+
+    Attributes:
+        name: Its name in the model.
+        datatype: The protocol's name of its element type; empty if it has none.
+        dims: All dims, batch dimension included; -1 where variable.
+        problem: Why it has no datatype; completing or validating a config that uses it raises this.
+    """
 
     name: str
-    onnx_type: str
+    datatype: str
     dims: tuple[int, ...]
+    problem: str = ""
 
-    def datatype(self, model: str) -> str:
-        """The protocol's datatype name.
+    def checked_datatype(self) -> str:
+        """The datatype.
 
         Raises:
-            UnsupportedError: It is not a tensor, or its type has no datatype.
+            UnsupportedError: It has none.
         """
-        datatype = _DATATYPES.get(self.onnx_type)
-        if datatype is None:
-            what = (
-                "BF16 tensors are not supported by the onnxruntime backend"
-                if self.onnx_type == "tensor(bfloat16)"
-                else "expected a tensor of a type the protocol has"
-            )
-            what += _FIXES[self.onnx_type.partition("(")[0] == "tensor"]
-            raise UnsupportedError(
-                f"unsupported ONNX type '{self.onnx_type}' for I/O '{self.name}' of model '{model}': {what}"
-            )
-        return datatype
+        if not self.datatype:
+            raise UnsupportedError(self.problem)
+        return self.datatype
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Inputs and outputs of an ONNX model, in its order; a run may override the `initialized` inputs."""
+    """Inputs and outputs of a model, in its order; a run may override the `initialized` inputs."""
 
-    inputs: tuple[OnnxTensor, ...]
-    outputs: tuple[OnnxTensor, ...]
-    initialized: tuple[OnnxTensor, ...] = ()
-
-    @classmethod
-    def of(cls, session: Any) -> Signature:
-        """Reads a session's signature."""
-        return cls(
-            _tensors(session.get_inputs()),
-            _tensors(session.get_outputs()),
-            _tensors(session.get_overridable_initializers()),
-        )
-
-
-def _tensors(arguments: Iterable[Any]) -> tuple[OnnxTensor, ...]:
-    return tuple(
-        OnnxTensor(
-            argument.name,
-            argument.type,
-            tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in argument.shape or ()),
-        )
-        for argument in arguments
-    )
+    inputs: tuple[ModelTensor, ...]
+    outputs: tuple[ModelTensor, ...]
+    initialized: tuple[ModelTensor, ...] = ()
 
 
 def complete(config: dict[str, Any], signature: Signature, options: Mapping[str, str]) -> dict[str, Any]:
@@ -126,7 +83,7 @@ def complete(config: dict[str, Any], signature: Signature, options: Mapping[str,
     made = _server_side(config.get("sequence_batching") or {}) | _made_by_server(config)
     for key, tensors in (("input", signature.inputs), ("output", signature.outputs)):
         if not config.get(key):
-            config[key] = [_entry(tensor, name, skip) for tensor in tensors if tensor.name not in made]
+            config[key] = [_entry(tensor, skip) for tensor in tensors if tensor.name not in made]
     return config
 
 
@@ -161,8 +118,8 @@ def _default_max_batch_size(options: Mapping[str, str]) -> int:
         ) from error
 
 
-def _entry(tensor: OnnxTensor, model: str, skip: int) -> dict[str, Any]:
-    datatype = tensor.datatype(model)
+def _entry(tensor: ModelTensor, skip: int) -> dict[str, Any]:
+    datatype = tensor.checked_datatype()
     entry: dict[str, Any] = {
         "name": tensor.name,
         "data_type": "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}",
@@ -175,8 +132,17 @@ def _entry(tensor: OnnxTensor, model: str, skip: int) -> dict[str, Any]:
     return entry
 
 
-def validate(spec: ModelSpec, signature: Signature) -> None:
-    """Checks the config against the model. Raises ConchError: they differ; the text is Triton's."""
+def validate(spec: ModelSpec, signature: Signature, datatypes: Collection[str]) -> None:
+    """Checks the config against the model.
+
+    Args:
+        spec: The config.
+        signature: The model.
+        datatypes: Those that the backend serves.
+
+    Raises:
+        ConchError: They differ; the text is Triton's.
+    """
     made = made_tensors(spec)
     inputs = (*spec.model_inputs, *made)
     names = {tensor.name for tensor in inputs}
@@ -198,6 +164,11 @@ def validate(spec: ModelSpec, signature: Signature) -> None:
                 raise InvalidArgumentError(
                     f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: "
                     f"{', '.join(sorted(by_name))}"
+                )
+            if tensor.datatype not in datatypes:
+                raise InternalError(
+                    f"unsupported datatype TYPE_{tensor.datatype} for {kind} '{tensor.name}' for model "
+                    f"'{spec.name}'"
                 )
             _check_datatype(spec, kind, tensor, found)
             if tensor.ragged:
@@ -251,12 +222,8 @@ def is_scalar(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]) 
     return spec.max_batch_size == 0 and not model_dims and tensor.backend_dims == (1,)
 
 
-def _check_datatype(spec: ModelSpec, kind: str, tensor: TensorSpec, found: OnnxTensor) -> None:
-    if tensor.datatype not in _DATATYPES.values():
-        raise InternalError(
-            f"unsupported datatype TYPE_{tensor.datatype} for {kind} '{tensor.name}' for model '{spec.name}'"
-        )
-    datatype = found.datatype(spec.name)
+def _check_datatype(spec: ModelSpec, kind: str, tensor: TensorSpec, found: ModelTensor) -> None:
+    datatype = found.checked_datatype()
     if tensor.datatype != datatype:
         expected, provided = (
             "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in (tensor.datatype, datatype)

@@ -1,0 +1,57 @@
+"""Values of a config's ``parameters`` and of backend options, as Triton's backends read them.
+
+Used by: backends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.execution.placement import place
+from conch.core.spec import ModelSpec
+
+_TRUE = frozenset({"true", "on", "1"})
+_FALSE = frozenset({"false", "off", "0"})
+
+
+def integer(parameters: Mapping[str, str], key: str, default: int, least: int | None = None) -> int:
+    """A whole number.
+
+    Raises:
+        InvalidArgumentError: The value is not one, or is below `least`.
+    """
+    text = parameters.get(key)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"parameter '{key}' must be a whole number, got '{text}'") from error
+    if least is not None and value < least:
+        raise InvalidArgumentError(f"parameter '{key}' must be at least {least}, got '{text}'")
+    return value
+
+
+def boolean(parameters: Mapping[str, str], key: str, default: bool) -> bool:
+    """True or false: ``true``, ``on``, ``1``, ``false``, ``off`` or ``0`` in any case.
+
+    Raises:
+        InvalidArgumentError: The value is none of them.
+    """
+    text = parameters.get(key)
+    if text is None:
+        return default
+    lower = text.strip().lower()
+    if lower in _TRUE:
+        return True
+    if lower in _FALSE:
+        return False
+    raise InvalidArgumentError(f"parameter '{key}' must be 'true' or 'false', got '{text}'")
+
+
+def threads_per_instance(spec: ModelSpec) -> int:
+    """Threads of an engine such that all CPU instances of the model together use each core once."""
+    instances = sum(placement.kind != "GPU" for placement in place(spec.instance_groups))
+    return max(len(os.sched_getaffinity(0)) // max(instances, 1), 1)
