@@ -3,16 +3,20 @@
 PyTorch's own Python call of such a model holds the interpreter's lock for the whole run; a call of the
 library's functions through `ctypes` does not. The interface is that of ``aoti_runtime/interface.h``.
 
-Owns: the unpacked library in a temporary folder, and the container of models. Used by: `pytorch_backend`.
+Owns: unpacked packages in a temporary folder, and containers of models. Threads and locks: one lock for
+unpacking. Used by: `pytorch_backend`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import platform
 import re
+import shutil
 import tempfile
+import threading
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,36 +36,62 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
+class PackageFolder:
+    """Unpacked packages by content, kept for the life of the process.
+
+    A library stays mapped once it was loaded, as C++ marks parts of it as unique in the process; loading the
+    same package again finds it there, where a file of its own would map it once more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards unpacking
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def library(self, path: Path, device: str) -> Path:
+        """The library of a package, unpacked where it is not yet.
+
+        Raises:
+            ConchError: The package is damaged, or made for another machine or device.
+        """
+        with self._lock:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="conch_aoti_")
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            target = Path(self._folder.name) / digest
+            if not target.exists():
+                partial = target.with_suffix(".partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                _unpack(path, partial, device)
+                partial.rename(target)
+            return next(target.glob("*.so"))
+
+
 class InductorLibrary:
-    """A package's library, unpacked and loaded, with a container of models on a device.
+    """A package's library with a container of models on a device.
 
     Args:
         path: The package.
+        library: Its unpacked library.
         device: ``cpu``, or ``cuda`` with a number.
         runs: Runs at the same time that the container allows; weights are shared.
+
+    Raises:
+        UnavailableError: It can't be loaded.
     """
 
-    def __init__(self, path: Path, device: str, runs: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="conch_aoti_")
+    def __init__(self, path: Path, library: Path, device: str, runs: int) -> None:
         try:
-            library = _unpack(path, Path(self._folder.name), device)
             self._library = ctypes.CDLL(str(library))
-            self._handle = ctypes.c_void_p()
-            self._call(
-                "CreateWithDevice",
-                ctypes.byref(self._handle),
-                ctypes.c_size_t(runs),
-                device.encode(),
-                str(library.parent).encode(),
-            )
         except OSError as error:
-            self._folder.cleanup()
             raise UnavailableError(
                 f'PyTorch inductor model file "{path}" is unreachable or inaccessible: {error}'
             ) from error
-        except BaseException:
-            self._folder.cleanup()
-            raise
+        self._handle = ctypes.c_void_p()
+        folder = str(library.parent).encode()
+        handle, count = ctypes.byref(self._handle), ctypes.c_size_t(runs)
+        self._call("CreateWithDevice", handle, count, device.encode(), folder)
         self.run = self._library.AOTInductorModelContainerRun
         self.handle = self._handle
 
@@ -72,17 +102,16 @@ class InductorLibrary:
         return (inputs.value or b"").decode(), (outputs.value or b"").decode()
 
     def close(self) -> None:
-        """Frees the models; the library stays mapped, as others may have loaded it, too."""
+        """Frees the models."""
         self._call("Delete", self._handle)
-        self._folder.cleanup()
 
     def _call(self, name: str, *arguments: Any) -> None:
         if getattr(self._library, f"AOTInductorModelContainer{name}")(*arguments):
             raise InternalError(f"AOTInductor's {name} failed; its text is in the server's standard error")
 
 
-def _unpack(path: Path, folder: Path, device: str) -> Path:
-    """Unpacks the files of the package's only model; returns the library's path."""
+def _unpack(path: Path, folder: Path, device: str) -> None:
+    """Unpacks the files of the package's only model."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name: found for name in archive.namelist() if (found := _MEMBER.fullmatch(name))}
@@ -99,8 +128,7 @@ def _unpack(path: Path, folder: Path, device: str) -> Path:
                     f"'{path}' calls operators outside of its library, which its C interface cannot; export "
                     f"the model without custom operators"
                 )
-            libraries = [found[2] for found in members.values() if found[2].endswith(".so")]
-            if not libraries:
+            if not any(name.endswith(".so") for name in members):
                 raise InternalError(f"'{path}' holds no compiled library")
             for name, found in members.items():
                 if name.endswith("_metadata.json"):
@@ -109,7 +137,6 @@ def _unpack(path: Path, folder: Path, device: str) -> Path:
                     (folder / found[2]).write_bytes(archive.read(name))
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
         raise InternalError(f"unable to read AOTInductor package '{path}': {error}") from error
-    return folder / libraries[0]
 
 
 def _check_machine(path: Path, metadata: Mapping[str, str], device: str) -> None:

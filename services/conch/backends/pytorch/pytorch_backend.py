@@ -18,7 +18,7 @@ from conch.backends.arrays import ArrayInstance
 from conch.backends.file_formats import AOT_INDUCTOR, EXPORTED_PROGRAM, TORCHSCRIPT, FileFormat
 from conch.backends.python.python_based import PythonBasedBackend
 from conch.backends.pytorch.exported_model import ExportedProgram, ProgramDescription, load_program
-from conch.backends.pytorch.inductor_model import InductorLibrary, InductorProgram
+from conch.backends.pytorch.inductor_model import InductorLibrary, InductorProgram, PackageFolder
 from conch.backends.pytorch.torch_function import Program, TorchFunction
 from conch.backends.pytorch.torch_settings import (
     ALLOW_PICKLE,
@@ -56,6 +56,7 @@ class PyTorchBackend(Backend):
         self._torch: Any = torch
         self._process = ProcessSettings(torch)
         self._classes = PythonClassBackend()
+        self._packages = PackageFolder()
 
     @property
     def uses_gpus(self) -> bool:
@@ -107,7 +108,7 @@ class PyTorchBackend(Backend):
         """Loads a model version; its programs are loaded for the first instance on each device."""
         if is_python_class(spec.config):
             return self._classes.load(spec)
-        return _TorchModel(self._torch, spec, self._process)
+        return _TorchModel(self._torch, spec, self._process, self._packages)
 
     def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
         """As `load`; Python classes run as Python models do."""
@@ -117,9 +118,12 @@ class PyTorchBackend(Backend):
 class _TorchModel(BackendModel):
     """A loaded version: programs by device."""
 
-    def __init__(self, torch: Any, spec: ModelSpec, process: ProcessSettings) -> None:
+    def __init__(
+        self, torch: Any, spec: ModelSpec, process: ProcessSettings, packages: PackageFolder
+    ) -> None:
         self._torch = torch
         self._spec = spec
+        self._packages = packages
         self._settings = TorchSettings.of(spec)
         self._path = _model_path(spec.version_directory, spec.model_file, spec.name)
         self._form = _form(self._path)
@@ -167,7 +171,9 @@ class _TorchModel(BackendModel):
             program = load_program(torch, self._path, self._settings.allow_pickle)
             return ExportedProgram(torch, spec, program, device)
         runs = sum(_device_of(placement) == device for placement in self._placements)
-        return InductorProgram(torch, spec, InductorLibrary(self._path, device or "cpu", max(runs, 1)))
+        device = device or "cpu"
+        unpacked = self._packages.library(self._path, device)
+        return InductorProgram(torch, spec, InductorLibrary(self._path, unpacked, device, max(runs, 1)))
 
     def close(self) -> None:
         """Frees the programs, and the device memory that PyTorch keeps for later."""
