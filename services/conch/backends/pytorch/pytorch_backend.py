@@ -19,6 +19,7 @@ from conch.backends.file_formats import AOT_INDUCTOR, EXPORTED_PROGRAM, TORCHSCR
 from conch.backends.python.python_based import PythonBasedBackend
 from conch.backends.pytorch.exported_model import ExportedProgram, ProgramDescription, load_program
 from conch.backends.pytorch.inductor_model import InductorLibrary, InductorProgram, PackageFolder
+from conch.backends.pytorch.torch_arrays import accept_read_only
 from conch.backends.pytorch.torch_function import Program, TorchFunction
 from conch.backends.pytorch.torch_settings import (
     ALLOW_PICKLE,
@@ -54,6 +55,7 @@ class PyTorchBackend(Backend):
         import torch
 
         self._torch: Any = torch
+        accept_read_only(torch)
         self._process = ProcessSettings(torch)
         self._classes = PythonClassBackend()
         self._packages = PackageFolder()

@@ -5,6 +5,7 @@ Used by: `torch_function`, `torch_device`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,18 @@ _DTYPE_NAMES = {
 }
 
 
+def accept_read_only(torch: Any) -> None:
+    """Uses up torch's warning about read-only arrays, which it gives once in a process.
+
+    Arrays of requests are read-only; models that write to their inputs get copies.
+    """
+    array = np.zeros(1)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(array)
+
+
 def torch_dtypes(torch: Any) -> Mapping[str, Any]:
     """The torch dtype of each datatype that torch has."""
     return {datatype: getattr(torch, name) for datatype, name in _DTYPE_NAMES.items()}
@@ -49,16 +62,14 @@ class TensorConverter:
         self._dtypes = torch_dtypes(torch)
         self._names = datatypes_of(torch)
         self._outputs = {tensor.name: tensor for tensor in spec.model_outputs}
+        self._expected = {name: self._dtypes.get(tensor.datatype) for name, tensor in self._outputs.items()}
         self._inputs = {tensor.name: tensor.datatype for tensor in spec.model_inputs}
 
     def tensor(self, name: str, array: Array) -> Any:
         """An input as a tensor that shares the array's memory, or as a list of str."""
         if array.dtype.hasobject:
             return _text(name, array)
-        # `from_numpy` refuses read-only memory, which arrays of requests are.
-        if not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
-        tensor = self._torch.from_dlpack(array)
+        tensor = self._torch.from_numpy(array)
         if self._inputs.get(name) == "BF16":
             return tensor.view(self._torch.bfloat16)
         return tensor
@@ -74,19 +85,17 @@ class TensorConverter:
         if isinstance(value, list):
             return _encoded(spec, value)
         self.check(spec, value)
-        if value.requires_grad:
-            value = value.detach()
-        if value.is_sparse or value.is_quantized:
-            raise InternalError(f"output '{name}' is no dense tensor; return a dense one")
-        value = value.cpu().contiguous().resolve_conj()
         if spec.datatype == "BF16":
-            value = value.view(self._torch.uint16)
-        array: Array = value.numpy()
+            value = value.contiguous().view(self._torch.uint16)
+        try:
+            array: Array = value.numpy(force=True)
+        except (TypeError, RuntimeError) as error:
+            raise InternalError(f"output '{name}' is no dense tensor: {error}") from error
         return array
 
     def check(self, spec: TensorSpec, value: Any) -> None:
         """Compares an output tensor with the config. Raises InvalidArgumentError: they differ."""
-        if value.dtype is not self._dtypes.get(spec.datatype):
+        if value.dtype is not self._expected[spec.name]:
             expected = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
             found = self._names.get(value.dtype)
             provided = str(value.dtype) if found is None else f"TYPE_{found}"

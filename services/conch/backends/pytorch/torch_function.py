@@ -52,7 +52,8 @@ class TorchFunction:
         self._program = program
         self._settings = settings
         self._set_threads = torch.set_num_threads
-        self._mode = torch.inference_mode if settings.inference_mode else torch.no_grad
+        # One for all runs: an instance runs one batch at a time.
+        self._mode = torch.inference_mode() if settings.inference_mode else torch.no_grad()
         self._keeps_inputs = program.keeps_inputs
         self.warmup_runs = settings.warmup_runs
 
@@ -76,7 +77,7 @@ class TorchFunction:
         program.check(values)
         self._set_threads(self._settings.threads)
         try:
-            with self._mode():
+            with self._mode:
                 return program(values) if self._settings.optimized else self._run_plain(values)
         except ConchError:
             raise
