@@ -21,7 +21,7 @@ def affine(level: float) -> Any:
     """A linear layer whose output is shifted by `level`."""
     import torch
 
-    class Affine(torch.nn.Module):  # type: ignore[misc]
+    class Affine(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(1)
@@ -73,11 +73,11 @@ class TorchScriptEngine(Engine):
     def write_identity(self, version: Path, datatype: str) -> None:
         import torch
 
-        class Same(torch.nn.Module):  # type: ignore[misc]
+        class Same(torch.nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return x
 
-        class SameText(torch.nn.Module):  # type: ignore[misc]
+        class SameText(torch.nn.Module):
             def forward(self, x: list[str]) -> list[str]:
                 return x
 

@@ -17,6 +17,7 @@ import re
 import shutil
 import tempfile
 import threading
+import weakref
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ class PackageFolder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards unpacking
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
 
     def library(self, path: Path, device: str) -> Path:
         """The library of a package, unpacked where it is not yet.
@@ -55,10 +56,11 @@ class PackageFolder:
         """
         with self._lock:
             if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="conch_aoti_")
+                self._folder = Path(tempfile.mkdtemp(prefix="conch_aoti_"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            target = Path(self._folder.name) / digest
+            target = self._folder / digest
             if not target.exists():
                 partial = target.with_suffix(".partial")
                 shutil.rmtree(partial, ignore_errors=True)

@@ -80,6 +80,7 @@ def argument_positions(spec: ModelSpec, arguments: Sequence[Argument]) -> dict[s
             f"{len(arguments)}"
         )
     by_name = {argument.name: place for place, argument in enumerate(arguments)}
+    _check_states(spec, by_name)
     positions = _positions(spec.name, "input", names, by_name)
     for name in server:
         place = by_name.get(name, _index_of(name))
@@ -88,7 +89,6 @@ def argument_positions(spec: ModelSpec, arguments: Sequence[Argument]) -> dict[s
         positions[name] = place
     for place, name in enumerate(made, len(names)):
         positions[name] = by_name.get(name, place)
-    _check_states(spec, by_name)
     _check_places(spec.name, positions, arguments)
     return positions
 
