@@ -23,12 +23,13 @@ ENSEMBLE = "ensemble"
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A model format: backend, platform names, default name of the model's file or folder."""
+    """A model format: backend, platform names, default name of the model's file or folder, runtime."""
 
     backend: str
     platform: str
     model_file: str
     aliases: tuple[str, ...] = ()
+    runtime: str = ""
 
 
 # In search order.
@@ -38,6 +39,7 @@ FORMATS = (
     Format("tensorrt", "tensorrt_plan", "model.plan"),
     Format("onnxruntime", "onnxruntime_onnx", "model.onnx"),
     Format("openvino", "", "model.xml"),
+    Format("pytorch", "pytorch_libtorch", "model.py", runtime="model.py"),
     Format("pytorch", "pytorch_libtorch", "model.pt", ("libtorch",)),
     Format("pytorch", "torch_aoti", "model.pt2"),
     Format("python", "", "model.py"),
@@ -130,9 +132,10 @@ def _ensemble_problems(config: ModelConfig) -> Problems:
 
 def _format_of(config: ModelConfig, has_file: Callable[[str], bool]) -> Format | None:
     platform, backend, file = config.platform, config.backend, config.default_model_filename
+    formats = [entry for entry in FORMATS if entry.runtime in ("", config.runtime)]
     if platform:
-        return next((entry for entry in FORMATS if platform in (entry.platform, *entry.aliases)), None)
-    candidates = [entry for entry in FORMATS if backend in ("", entry.backend)]
+        return next((entry for entry in formats if platform in (entry.platform, *entry.aliases)), None)
+    candidates = [entry for entry in formats if backend in ("", entry.backend)]
     if file:
         named = next((entry for entry in candidates if entry.model_file == file), None)
         # Other file names tell nothing; a given backend still implies its platform.
@@ -149,6 +152,7 @@ def runtime_problems(config: ModelConfig) -> Problems:
     """Problems of a config's ``runtime``."""
     # No libraries can be chosen: the only runtime is the backend's own, under any of its names.
     own = {"", f"libtriton_{config.backend}.so"}
+    own.update(entry.runtime for entry in FORMATS if entry.backend == config.backend)
     if config.backend not in _NATIVE:
         own.add("model.py")
     if config.runtime not in own:

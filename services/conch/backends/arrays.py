@@ -28,7 +28,8 @@ from conch.core.tensor import Array
 class ArrayFunction(Protocol):
     """Computes outputs from inputs; called once at a time per instance, on any thread.
 
-    A function with resources may have ``close()``, called once when its instance goes. One that uses GPU
+    A function with resources may have ``close()``, called once when its instance goes; one that compiles in
+    its first runs has ``warmup_runs``, the least number of runs of each warm-up sample. One that uses GPU
     memory may also be a `conch.backends.device_arrays.DeviceFunction`.
     """
 
@@ -78,6 +79,7 @@ class ArrayInstance(BackendInstance):
 
     def __init__(self, spec: ModelSpec, function: ArrayFunction) -> None:
         self._function = function
+        self.warmup_runs = getattr(function, "warmup_runs", 1)
         self._batches = spec.max_batch_size > 0
         self._all = tuple(tensor.name for tensor in spec.model_outputs)
         states = () if spec.sequence is None else spec.sequence.states

@@ -50,11 +50,28 @@ class ModelTensor:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Inputs and outputs of a model, in its order; a run may override the `initialized` inputs."""
+    """Inputs and outputs of a model, in its order.
+
+    Attributes:
+        inputs: Its inputs.
+        outputs: Its outputs.
+        initialized: Inputs with a value, which a run may override.
+        batches: Whether it supports batching; None: if the first dim of all tensors is variable.
+        largest_batch: Its largest batch; None without a limit.
+    """
 
     inputs: tuple[ModelTensor, ...]
     outputs: tuple[ModelTensor, ...]
     initialized: tuple[ModelTensor, ...] = ()
+    batches: bool | None = None
+    largest_batch: int | None = None
+
+    @property
+    def supports_batching(self) -> bool:
+        """Whether the first dim of all tensors is the batch."""
+        if self.batches is not None:
+            return self.batches
+        return all(tensor.dims and tensor.dims[0] == -1 for tensor in (*self.inputs, *self.outputs))
 
 
 def complete(config: dict[str, Any], signature: Signature, options: Mapping[str, str]) -> dict[str, Any]:
@@ -64,11 +81,10 @@ def complete(config: dict[str, Any], signature: Signature, options: Mapping[str,
         ConchError: The config contradicts the model, or the model has unsupported tensors.
     """
     name = config.get("name", "")
-    batching = all(tensor.dims and tensor.dims[0] == -1 for tensor in (*signature.inputs, *signature.outputs))
     size = int(config.get("max_batch_size") or 0)
-    if batching:
+    if signature.supports_batching:
         if size == 0:
-            size = _default_max_batch_size(options)
+            size = signature.largest_batch or _default_max_batch_size(options)
             config["max_batch_size"] = size
             log.info("model '%s' supports batching: max_batch_size set to %d", name, size)
         schedulers = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")

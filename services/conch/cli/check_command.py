@@ -18,6 +18,7 @@ from conch.core.errors import ConchError
 from conch.core.execution.placement import Devices
 from conch.process.gpu_discovery import find_gpus
 from conch.server_options import backend_options
+from conch.workers.supervision.output_pipes import printed
 from conch_control.check.model_checks import Rules
 from conch_control.check.report import as_json, as_text, is_clean
 from conch_control.check.repository_checks import UnknownModelError, check_repositories
@@ -100,8 +101,7 @@ def make_parser() -> CommandParser:
 @contextmanager
 def _output_of_workers() -> Iterator[None]:
     """Prints on standard error what models print in worker processes."""
-    printed, handler = logging.getLogger("conch.workers.output"), logging.StreamHandler(sys.stderr)
-    before = printed.level
+    handler, before = logging.StreamHandler(sys.stderr), printed.level
     printed.addHandler(handler)
     printed.setLevel(logging.INFO)
     try:

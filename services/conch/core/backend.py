@@ -78,11 +78,13 @@ class BackendInstance:
             hold the calling thread for long without computing.
         blocks: Whether `start` returns only when the batch has run.
         readiness: Its own readiness check, or None.
+        warmup_runs: Least number of runs of each warm-up sample, for engines that compile in the first ones.
     """
 
     allows_inline: ClassVar[bool] = True
     blocks: ClassVar[bool] = True
     readiness: Readiness | None = None
+    warmup_runs: int = 1
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
         """Runs a batch on the calling thread.

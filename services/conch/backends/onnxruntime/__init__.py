@@ -15,6 +15,7 @@ import numpy as np
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.device_arrays import Places
+from conch.backends.file_formats import ONNX, hint, identify
 from conch.backends.onnxruntime.io_binding import Binder
 from conch.backends.onnxruntime.session_options import (
     CUDA,
@@ -132,7 +133,10 @@ class OnnxRuntimeBackend(ArrayBackend):
         try:
             return self._ort.InferenceSession(source, options, providers=providers)
         except Exception as error:
-            raise InternalError(f"unable to load ONNX model '{path}': {_status_text(error)}") from error
+            wrong = hint(path) if identify(path) is not ONNX else ""
+            raise InternalError(
+                f"unable to load ONNX model '{path}': {_status_text(error)}{wrong}"
+            ) from error
 
 
 class _OnnxModel(BackendModel):

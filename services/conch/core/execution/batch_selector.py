@@ -34,7 +34,7 @@ class BatchSelector:
 
     Attributes:
         next_batch: Decides for the idle instances at a monotonic time; a batch has its instance, which is
-            busy then.
+            busy then. Called while an instance is idle and a request is queued.
     """
 
     __slots__ = ("_eager", "_idle", "_instances", "_limits", "_named", "_scheduler", "next_batch")
@@ -63,8 +63,6 @@ class BatchSelector:
 
     def _next_of_any(self, now_ns: int) -> Decision:
         """As `next_batch`, if every idle instance may run it."""
-        if not self._idle:
-            return IDLE
         decision = self._scheduler.next_batch(now_ns)
         if type(decision) is Batch:
             decision.runs_on = self._idle.pop()
@@ -72,8 +70,6 @@ class BatchSelector:
 
     def _next_of_available(self, now_ns: int) -> Decision:
         """As `next_batch`, for instances that may be unavailable."""
-        if not self._scheduler.pending:
-            return IDLE
         for one in self._idle[::-1]:
             if self._instances.is_available(one):
                 decision = self._scheduler.next_batch(now_ns)
@@ -85,8 +81,6 @@ class BatchSelector:
 
     def _next_of_limited(self, now_ns: int) -> Decision:
         """As `next_batch`, for instances that may be unavailable and need resources."""
-        if not self._idle:
-            return IDLE
         due_ns = self._scheduler.due_ns(now_ns)
         if due_ns is None:
             return IDLE

@@ -293,7 +293,7 @@ class Runner:
                 if batch.wait is not None:
                     unread = inline.started(batch)
                     waits = waits or inline.awaited is batch
-                if end is not None and now >= end and self._scheduler.pending and self._selector.is_due(now):
+                if end is not None and now >= end and self._selector.is_due(now):
                     inline.claimed = waits = True
                     batch = None
                 else:

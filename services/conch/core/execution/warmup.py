@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 """How often a load that waits for a model checks whether it was cancelled."""
 
+_PROGRESS_NS = 2 * 10**9
+"""Time between lines about a warm-up that takes long."""
+
 _SEED = 0
 _EMPTY_STRING = 4
 """Bytes of an empty BYTES element: its length, which is zero."""
@@ -81,9 +84,15 @@ class Warmup:
             if self._samples and self._on_start is not None:
                 self._on_start()
                 self._on_start = None
+        progress = _Progress(
+            f"model '{self._spec.name}' instance {name}",
+            sum(max(sample.count, instance.warmup_runs) for sample, _ in self._samples),
+            self._clock,
+        )
         for sample, tensors in self._samples:
-            for iteration in range(sample.count):
+            for iteration in range(max(sample.count, instance.warmup_runs)):
                 check_load_cancelled()
+                progress.step()
                 log.debug(
                     "model '%s' instance %s is running warmup sample '%s' for iteration %d",
                     self._spec.name,
@@ -119,6 +128,31 @@ class Warmup:
                 request.inputs = {**_as_sequence(request, self._spec, number + 1), **tensors}
             requests.append(request)
         return requests
+
+
+class _Progress:
+    """Logs how far a warm-up is, if it takes long."""
+
+    def __init__(self, what: str, runs: int, clock: Clock) -> None:
+        self._what = what
+        self._runs = runs
+        self._done = 0
+        self._clock = clock
+        self._started = self._logged = clock()
+
+    def step(self) -> None:
+        """Called before each run."""
+        now = self._clock()
+        if now - self._logged >= _PROGRESS_NS:
+            self._logged = now
+            log.info(
+                "%s: warm-up run %d of %d, after %.0f s",
+                self._what,
+                self._done + 1,
+                self._runs,
+                (now - self._started) / 1e9,
+            )
+        self._done += 1
 
 
 class _Outcome:

@@ -90,6 +90,4 @@ class DefaultScheduler(Scheduler):
 
     def drain(self) -> list[InferenceRequest]:
         """Takes out everything queued."""
-        taken = [request for request in tuple(self._queue) if self.cancel(request)]
-        self._queue.clear()
-        return taken
+        return [request for request in tuple(self._queue) if self.cancel(request)]

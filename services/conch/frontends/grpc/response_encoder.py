@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from conch.core.errors import ConchError, InvalidArgumentError
-from conch.core.recognition import Table
+from conch.core.recognition import MOST_ENTRIES, Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Buffer
@@ -19,8 +19,6 @@ from conch.frontends.grpc.wire_format import length_header
 from conch.protocol import inference_pb2
 
 _MAX_BYTES = 2**31 - 1
-MOST_HEADERS = 4096
-"""Entries of each table."""
 _LARGE = 1 << 20
 _ID, _RAW_CONTENTS = 3, 6
 RETRY_PARAMETER = "retry_after_ms"
@@ -30,13 +28,17 @@ _SHORT_ID = tuple(length_header(_ID, size) for size in range(128))
 
 
 class ResponseEncoder:
-    """Encodes ModelInferResponse messages; caches the parts with names, datatypes, shapes and lengths."""
+    """Encodes ModelInferResponse messages; caches the parts with names, datatypes, shapes and lengths.
 
-    def __init__(self) -> None:
-        self._models: Table[tuple[str, str], bytes] = Table(MOST_HEADERS)
-        self._outputs: Table[tuple[str, str, tuple[int, ...]], bytes] = Table(MOST_HEADERS)
-        self._lengths: Table[int, bytes] = Table(MOST_HEADERS)
-        self._single: Table[tuple[str, str, str, str, tuple[int, ...], int], bytes] = Table(MOST_HEADERS)
+    Args:
+        most: Limit of entries of each cache.
+    """
+
+    def __init__(self, most: int = MOST_ENTRIES) -> None:
+        self._models: Table[tuple[str, str], bytes] = Table(most)
+        self._outputs: Table[tuple[str, str, tuple[int, ...]], bytes] = Table(most)
+        self._lengths: Table[int, bytes] = Table(most)
+        self._single: Table[tuple[str, str, str, str, tuple[int, ...], int], bytes] = Table(most)
 
     @property
     def largest_cache(self) -> int:

@@ -13,7 +13,8 @@ from functools import partial
 from conch.workers.supervision.output_capture import Lines, Tail
 from conch.workers.supervision.process_monitor import ProcessMonitor
 
-_printed = logging.getLogger("conch.workers.output")
+printed = logging.getLogger("conch.workers.output")
+"""Logs what processes print."""
 
 _READ_BYTES = 65_536
 _MOST_AT_END_BYTES = 1 << 20
@@ -73,7 +74,7 @@ class OutputPipes:
                 left -= read
         for stream in self._streams:
             for line in stream.lines.end():
-                _printed.log(stream.level, "%s: %s", self._name, line)
+                printed.log(stream.level, "%s: %s", self._name, line)
         self._close()
 
     def _read(self, stream: _Stream) -> int:
@@ -87,7 +88,7 @@ class OutputPipes:
         if stream.tail is not None:
             stream.tail.add(data)
         for line in stream.lines.feed(data) if data else stream.lines.end():
-            _printed.log(stream.level, "%s: %s", self._name, line)
+            printed.log(stream.level, "%s: %s", self._name, line)
         if not data:
             self._forget(stream)
         return len(data)

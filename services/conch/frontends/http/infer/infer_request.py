@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -37,8 +37,7 @@ class _Template(RequestTemplate):
     def __init__(self, request: InferenceRequest, sizes: list[int], wanted: BinaryOutputs) -> None:
         tensors = request.inputs.values()
         super().__init__([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors], request)
-        ends = tuple(accumulate(sizes))
-        self.spans = tuple(zip((0, *ends), ends, strict=False))
+        self.spans = tuple(pairwise((0, *accumulate(sizes))))
         self.size = sum(sizes)
         self.wanted = wanted
 

@@ -1,0 +1,1 @@
+"""Runs PyTorch models: TorchScript, exported programs, AOTInductor packages and Python classes."""

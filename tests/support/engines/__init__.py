@@ -1,0 +1,16 @@
+"""What the contract suite of all engines needs of each; `ENGINES` lists them."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from tests.support.engines.engine import Engine
+from tests.support.engines.onnx_engine import OnnxEngine
+from tests.support.engines.torch_engines import ExportedEngine, InductorEngine, TorchScriptEngine
+
+ENGINES: tuple[Engine, ...] = (OnnxEngine(), TorchScriptEngine(), ExportedEngine(), InductorEngine())
+
+
+def missing_packages(engine: Engine) -> list[str]:
+    """Packages of an engine that are not installed."""
+    return [name for name in engine.packages if importlib.util.find_spec(name) is None]

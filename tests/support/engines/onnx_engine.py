@@ -1,0 +1,59 @@
+"""ONNX Runtime for the contract suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.support.engines.engine import WIDTH, Engine
+
+from conch.core.tensor import NUMPY_DTYPES, Array
+
+
+class OnnxEngine(Engine):
+    """ONNX Runtime."""
+
+    name = "onnxruntime"
+    backend = "onnxruntime"
+    packages = ("onnx", "onnxruntime")
+    file = "model.onnx"
+    platform = "onnxruntime_onnx"
+    datatypes = tuple(NUMPY_DTYPES)
+
+    def write(self, version: Path, level: float) -> None:
+        import onnx
+
+        weights = np.random.default_rng(1).standard_normal((WIDTH, WIDTH), np.float32)
+        nodes = [
+            onnx.helper.make_node("MatMul", ["x", "w"], ["product"]),
+            onnx.helper.make_node("Add", ["product", "level"], ["y"]),
+        ]
+        initializers = [
+            onnx.numpy_helper.from_array(weights, "w"),
+            onnx.numpy_helper.from_array(np.array([level], np.float32), "level"),
+        ]
+        self._save(version, nodes, onnx.TensorProto.FLOAT, ["n", WIDTH], initializers)
+
+    def write_identity(self, version: Path, datatype: str) -> None:
+        import onnx
+
+        kind = onnx.helper.np_dtype_to_tensor_dtype(NUMPY_DTYPES[datatype])
+        node = onnx.helper.make_node("Identity", ["x"], ["y"])
+        self._save(version, [node], kind, ["n"] if datatype == "BYTES" else ["n", "k"], [])
+
+    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(version / self.file), providers=["CPUExecutionProvider"])
+        return {"y": session.run(["y"], {"x": rows})[0]}
+
+    def _save(self, version: Path, nodes: list[Any], kind: int, shape: list[Any], weights: list[Any]) -> None:
+        import onnx
+
+        info = onnx.helper.make_tensor_value_info
+        graph = onnx.helper.make_graph(
+            nodes, "g", [info("x", kind, shape)], [info("y", kind, shape)], weights
+        )
+        opsets = [onnx.helper.make_opsetid("", 17)]
+        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), version / self.file)

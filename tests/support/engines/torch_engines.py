@@ -1,0 +1,155 @@
+"""PyTorch's forms for the contract suite."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests.support.engines.engine import WIDTH, Engine
+
+from conch.core.tensor import ELEMENT_SIZES, Array
+
+TORCH_TYPES = tuple(ELEMENT_SIZES)
+
+
+def affine(level: float) -> Any:
+    """A linear layer whose output is shifted by `level`."""
+    import torch
+
+    class Affine(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.linear = torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) + level
+
+    return Affine().eval()
+
+
+def traced(module: Any, *samples: Any) -> Any:
+    """A module as TorchScript."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(module, samples)
+
+
+def exported(module: Any, samples: tuple[Any, ...], **options: Any) -> Any:
+    """A module as an exported program with a batch of 1 to 64 rows."""
+    import torch
+
+    batch = torch.export.Dim("batch", min=1, max=64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options.setdefault("dynamic_shapes", tuple({0: batch} for _ in samples))
+        return torch.export.export(module, samples, **options)
+
+
+class TorchScriptEngine(Engine):
+    """TorchScript."""
+
+    name = "torchscript"
+    backend = "pytorch"
+    packages = ("torch",)
+    file = "model.pt"
+    platform = "pytorch_libtorch"
+    datatypes = (*TORCH_TYPES, "BYTES")
+
+    def write(self, version: Path, level: float) -> None:
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.jit.save(traced(affine(level), torch.zeros(2, WIDTH)), version / self.file)
+
+    def write_identity(self, version: Path, datatype: str) -> None:
+        import torch
+
+        class Same(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x
+
+        class SameText(torch.nn.Module):
+            def forward(self, x: list[str]) -> list[str]:
+                return x
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = torch.jit.script(SameText() if datatype == "BYTES" else Same())
+            torch.jit.save(module, version / self.file)
+
+    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+        import torch
+
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return {"y": torch.jit.load(version / self.file)(torch.tensor(rows)).numpy()}
+
+
+class ExportedEngine(Engine):
+    """Programs of torch.export."""
+
+    name = "exported"
+    backend = "pytorch"
+    packages = ("torch",)
+    file = "model.pt2"
+    platform = "torch_aoti"
+    outputs: ClassVar[Mapping[str, tuple[int, ...]]] = {"OUTPUT__0": (WIDTH,)}
+
+    def write(self, version: Path, level: float) -> None:
+        import torch
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.export.save(exported(affine(level), (torch.zeros(2, WIDTH),)), version / self.file)
+
+    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+        import torch
+
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore")
+            program = torch.export.load(version / self.file)
+            return {"OUTPUT__0": program.module()(torch.tensor(rows)).numpy()}
+
+
+class InductorEngine(Engine):
+    """AOTInductor packages; compiling one takes half a minute, so they are kept by version and source."""
+
+    name = "inductor"
+    backend = "pytorch"
+    packages = ("torch",)
+    file = "model.pt2"
+    platform = "torch_aoti"
+    input = "INPUT__0"
+    outputs: ClassVar[Mapping[str, tuple[int, ...]]] = {"RESULT": (WIDTH,)}
+    slow = True
+
+    def write(self, version: Path, level: float) -> None:
+        import torch
+
+        source = f"{torch.__version__} {Path(__file__).read_text()} {level}"
+        kept = Path(tempfile.gettempdir(), f"conch_aoti_{hashlib.sha256(source.encode()).hexdigest()}.pt2")
+        if not kept.exists():
+            program = exported(affine(level), (torch.zeros(2, WIDTH),))
+            made = version / "made.pt2"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch._inductor.aoti_compile_and_package(program, package_path=str(made))
+            made.rename(kept)
+        shutil.copyfile(kept, version / self.file)
+
+    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+        import torch
+
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore")
+            model = torch._inductor.aoti_load_package(str(version / self.file))
+            return {"RESULT": model(torch.tensor(rows)).numpy()}
