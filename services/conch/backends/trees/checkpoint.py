@@ -60,13 +60,15 @@ def check_checkpoint(data: bytes | memoryview) -> None:
         len(leaf_shape) == 2 and int(leaf_shape[0]) in (1, targets) and int(leaf_shape[1]) in (1, most),
         f"leaves of the shape {leaf_shape.tolist()[:8]}",
     )
-    fits = _within(target_id, -1, 0) if int(leaf_shape[0]) > 1 else _within(target_id, 0, targets)
-    _require(len(target_id) == trees and fits, "trees of unknown targets")
-    # Trees are of one class each, or their leaves have a value for each class.
-    of_all = int(leaf_shape[1]) > 1
-    fits = _within(class_id, -1, 0) if of_all else _within(class_id, 0, most)
-    _require(len(class_id) == trees and fits, "trees of unknown classes")
     leaf_size = int(leaf_shape.prod())
+    for name, ids, count, values in (
+        ("targets", target_id, targets, int(leaf_shape[0])),
+        ("classes", class_id, most, int(leaf_shape[1])),
+    ):
+        # -1 stands for all, which takes leaves with a value for each; other numbers take leaves with one.
+        least = -1 if leaf_size > 1 and values == count else 0
+        end = count if values == 1 else 0
+        _require(len(ids) == trees and _within(ids, least, end), f"trees of unknown {name}")
     for number in range(trees):
         try:
             _check_tree(reader, _FLOATS[threshold_type], features, leaf_size)
