@@ -59,6 +59,7 @@ def xgboost_model(kind: str, path: Path | None = None, **parameters: Any) -> Any
         "regression": {"objective": "reg:gamma"},
     }
     settings = {"max_depth": 3, "nthread": 1, **objectives[kind], **parameters}
+    settings = {key: value for key, value in settings.items() if value is not None}
     booster = xgboost.train(settings, xgboost.DMatrix(samples(), labels(kind)), ROUNDS)
     if path is not None:  # XGBoost warns of other names, to which it writes UBJSON
         path.write_bytes(booster.save_raw("json" if path.suffix == ".json" else "ubj"))

@@ -7,8 +7,23 @@ import importlib.util
 from tests.support.engines.engine import Engine
 from tests.support.engines.onnx_engine import OnnxEngine
 from tests.support.engines.torch_engines import ExportedEngine, InductorEngine, TorchScriptEngine
+from tests.support.engines.tree_engines import (
+    CheckpointForest,
+    LightgbmForest,
+    XgboostEngine,
+    XgboostJsonForest,
+)
 
-ENGINES: tuple[Engine, ...] = (OnnxEngine(), TorchScriptEngine(), ExportedEngine(), InductorEngine())
+ENGINES: tuple[Engine, ...] = (
+    OnnxEngine(),
+    TorchScriptEngine(),
+    ExportedEngine(),
+    InductorEngine(),
+    XgboostJsonForest(),
+    LightgbmForest(),
+    CheckpointForest(),
+    XgboostEngine(),
+)
 
 
 def missing_packages(engine: Engine) -> list[str]:

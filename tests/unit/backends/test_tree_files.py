@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,10 @@ def test_a_file_with_changed_bytes_is_refused_or_predicts(
         for place, byte in changes:
             content[place] = byte
         path.write_bytes(content[:end])
-        try:
+        with suppress(ConchError):
             forest = engine.open(path, kind, "m")
-        except ConchError:
-            return
-        if forest.features < 1000:
-            Gtil(forest, 1)(np.zeros((2, forest.features), np.float32))
+            if forest.features < 1000:
+                Gtil(forest, 1)(np.zeros((2, forest.features), np.float32))
 
     check()
 

@@ -32,6 +32,8 @@ from conch.core.errors import (
 from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec
 from conch.core.tensor import Array
+from conch.protocol.model_config_pb2 import DataType
+from conch_control.config.schema import WIRE_NAMES
 
 SHAP_WIDTH = FEATURES + 1
 
@@ -51,7 +53,7 @@ def spec_of(harness: Harness, config: dict[str, Any], backend: str = "fil", **ch
     """The spec of a completed config."""
     inputs, outputs = (
         tuple(
-            TensorSpec(each["name"], each["data_type"].removeprefix("TYPE_"), tuple(each["dims"]))
+            TensorSpec(each["name"], WIRE_NAMES[DataType.Value(each["data_type"])], tuple(each["dims"]))
             for each in config[key]
         )
         for key in ("input", "output")

@@ -8,6 +8,7 @@ within their bounds, and checks all that GTIL uses as an index or a length. Thre
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any
 
@@ -22,6 +23,7 @@ MAJOR = 4
 _FLOATS: dict[int, np.dtype[Any]] = {2: np.dtype("<f4"), 3: np.dtype("<f8")}
 """Types of thresholds and leaves by treelite's number."""
 _MOST_CLASSES = 1 << 20
+_MOST_FEATURES = 1 << 24
 _OPERATORS = 6
 _NODE_TYPES = 3
 _TASKS = 5
@@ -45,13 +47,14 @@ def check_checkpoint(data: bytes | memoryview) -> None:
     trees, features, task, _, targets = reader.values("<QiBBi")
     classes, leaf_shape = reader.array(_I4), reader.array(_I4)
     target_id, class_id = reader.array(_I4), reader.array(_I4)
-    reader.array(_U1)  # name of the postprocessor, which treelite looks up
+    postprocessor = reader.array(_U1).tobytes()
     reader.values("<ff")
     base_scores = reader.array(_F8)
     reader.array(_U1)
     reader.no_extensions()
     _require(task < _TASKS, f"unknown task {task}")
-    _require(features >= 0, f"{features} features")
+    _require(0 <= features <= _MOST_FEATURES, f"{features} features")
+    _require(re.fullmatch(rb"\w+", postprocessor) is not None, "a postprocessor without a name")
     _require(targets >= 1 and len(classes) == targets, f"{targets} targets with {len(classes)} classes")
     _require(_within(classes, 1, _MOST_CLASSES), f"{classes.tolist()[:8]} classes")
     most = int(classes.max())
