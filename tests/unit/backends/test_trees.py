@@ -463,6 +463,18 @@ def test_instances_of_kind_gpu_run_on_the_cpu(harness: Harness, backend: FilBack
     )
 
 
+def test_instances_that_stay_keep_the_forest(harness: Harness, backend: FilBackend) -> None:
+    xgboost_model("binary", harness.directory("m", {}) / "1" / "xgboost.json")
+    config = backend.complete_config(config_of(), harness.root / "m" / "1", {})
+    spec = spec_of(harness, config, instance_groups=(InstanceGroup("m_0", count=3),))
+    model = harness.load(backend, spec)
+    fewer = spec_of(harness, config, instance_groups=(InstanceGroup("m_0", count=1),))
+    resize = model.prepare_resize(fewer)
+    resize.commit()
+    resize.finish()
+    assert answers(harness, model, samples())[0].shape == (len(samples()),)
+
+
 def test_several_targets_are_refused(harness: Harness, backend: FilBackend) -> None:
     import xgboost
 

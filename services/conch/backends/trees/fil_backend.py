@@ -116,7 +116,7 @@ class FilBackend(Backend):
             forest.features,
             parameters.threads,
         )
-        return SharedModel(replace(spec, outputs=seen), function, function.close)
+        return SharedModel(replace(spec, outputs=seen), function, function.release)
 
     def _open(self, spec: ModelSpec) -> _Found:
         parameters = read_parameters(spec)
@@ -174,8 +174,8 @@ class FilFunction:
             found[SHAP] = shap.reshape(len(rows), *self._dims[SHAP])
         return found
 
-    def close(self) -> None:
-        """Frees the forest; called once, by the model."""
+    def release(self) -> None:
+        """Frees the forest; called by the model, as a `close` would be by the first instance that goes."""
         self._gtil = self._shap = None
 
 

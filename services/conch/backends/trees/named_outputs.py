@@ -126,7 +126,7 @@ class NamedOutputsBackend(Backend):
         threads = cpu_threads(spec)
         function = _RowFunction(self.open_model(path, kind, spec.name, threads, offer), offer.features)
         log.info("model '%s': up to %d threads in each instance", spec.name, threads)
-        return SharedModel(spec, function, function.close)
+        return SharedModel(spec, function, function.release)
 
     def _describe(self, spec: ModelSpec) -> tuple[Path, str, Offer]:
         path, kind = self._find(spec.version_directory, spec.model_file, spec.name)
@@ -157,7 +157,8 @@ class _RowFunction:
         assert self._function is not None, "closed functions are not called"
         return self._function(inputs, outputs)
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Frees the model; not called `close`, as instances would call that."""
         self._function = None
 
 

@@ -30,15 +30,15 @@ class SharedModel(BackendModel):
 
     Args:
         spec: The spec that inputs are gathered and outputs scattered by.
-        function: Called by several threads at the same time.
-        close: Frees what the function uses.
+        function: Called by several threads at the same time; without `close`, which each instance calls.
+        release: Frees what the function uses.
     """
 
-    def __init__(self, spec: ModelSpec, function: ArrayFunction, close: Callable[[], None]) -> None:
+    def __init__(self, spec: ModelSpec, function: ArrayFunction, release: Callable[[], None]) -> None:
         self._notes = self.notes = ConfigNotes()
         self._spec = spec
         self._function: ArrayFunction | None = function
-        self._close = close
+        self._release = release
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         """Creates an instance, on the CPU whatever its kind."""
@@ -53,7 +53,7 @@ class SharedModel(BackendModel):
     def close(self) -> None:
         """Frees the forest."""
         self._function = None
-        self._close()
+        self._release()
 
 
 def complete_batching(config: dict[str, Any]) -> None:
