@@ -436,6 +436,14 @@ def test_files_of_other_types_are_named(harness: Harness, backend: FilBackend, t
     assert "CatBoost" in refusal("")  # also where the config leads to no file
 
 
+def test_a_file_that_is_cut_off_says_where(harness: Harness, backend: FilBackend) -> None:
+    path = harness.directory("m", {}) / "1" / "xgboost.ubj"
+    xgboost_model("binary", path)
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(InternalError, match=r"as an XGBoost model in UBJSON: .*unexpected end of input"):
+        load(harness, backend, config_of())
+
+
 def test_skops_files_with_foreign_types_are_refused(harness: Harness, backend: FilBackend) -> None:
     import skops.io
     from sklearn.preprocessing import FunctionTransformer

@@ -14,6 +14,7 @@ import ctypes
 import json
 import logging
 import re
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -62,10 +63,8 @@ class TreeliteEngine:
         library.TreeliteGTILParseConfig.argtypes = [ctypes.c_char_p, pointer]
         library.TreeliteGTILDeleteConfig.argtypes = [pointer]
         library.TreeliteGTILPredict.argtypes = [pointer, pointer, ctypes.c_char_p, size, pointer, pointer]
-        # treelite prints messages and raises warnings in C callbacks, where nothing can catch them.
-        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_log_message)
-        library.TreeliteRegisterLogCallback(self._callback)
-        library.TreeliteRegisterWarningCallback(self._callback)
+        self._callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._keep_message)
+        self._messages = threading.local()
 
     def open(self, path: Path, kind: str, model: str, allow_unknown_field: bool = False) -> Forest:
         """Loads a model file and checks it.
@@ -79,12 +78,17 @@ class TreeliteEngine:
         Raises:
             ConchError: The file can't be read, or its forest can't be served.
         """
+        # treelite prints messages otherwise, and raises warnings where nothing can catch them. Each thread has
+        # a registry of its own.
+        self._library.TreeliteRegisterLogCallback(self._callback)
+        self._library.TreeliteRegisterWarningCallback(self._callback)
+        self._messages.last = ""
         try:
             loaded = self._load(path, kind, model, allow_unknown_field)
             if kind != CHECKPOINT:
                 check_checkpoint(loaded.serialize_bytes())
         except (DamagedError, self._treelite.TreeliteError, OSError) as error:
-            raise unreadable(path, kind, model, _reason(error)) from error
+            raise unreadable(path, kind, model, self._messages.last or _reason(error)) from error
         return Forest(self, loaded, model)
 
     def _load(self, path: Path, kind: str, model: str, allow_unknown_field: bool) -> Any:
@@ -120,6 +124,11 @@ class TreeliteEngine:
             )
         check_checkpoint(content)
         return self._treelite.Model.deserialize(path)
+
+    def _keep_message(self, text: bytes) -> None:
+        """Logs a message of treelite, and keeps it as the reason of an error that may follow."""
+        self._messages.last = _PREFIX.sub("", text.decode(errors="replace").strip())
+        log.info("treelite: %s", self._messages.last)
 
     def parse_settings(self, settings: dict[str, object]) -> ctypes.c_void_p:
         """A configuration of GTIL; `delete_settings` frees it."""
@@ -221,10 +230,6 @@ class Gtil:
         if status:
             self._check(status)
         return results if self._output == np.float32 else results.astype(np.float32)
-
-
-def _log_message(text: bytes) -> None:
-    log.info("treelite: %s", _PREFIX.sub("", text.decode(errors="replace").strip()))
 
 
 def _reason(error: Exception) -> str:

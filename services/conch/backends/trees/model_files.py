@@ -75,7 +75,12 @@ def find_model(
             for other in sorted(path.iterdir()):
                 if other.suffix in _REFUSED_SUFFIXES:
                     recognize(other, model)  # says why it is not served
-        path = found or path / names[0]
+            others = f"; nor is there {', '.join(names[1:])}: name the file in default_model_filename"
+            raise UnavailableError(
+                f"unable to find '{path / names[0]}' for model instance '{model}'"
+                f"{others if len(names) > 1 else ''}"
+            )
+        path = found
     if not path.is_file():
         raise UnavailableError(f"unable to find '{path}' for model instance '{model}'")
     return path, recognize(path, model)
