@@ -15,12 +15,11 @@ import numpy as np
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.device_arrays import Places
-from conch.backends.file_formats import ONNX, hint, identify
 from conch.backends.onnxruntime.io_binding import Binder
 from conch.backends.onnxruntime.session_options import (
     CUDA,
     ON_A_DEVICE,
-    PROVIDERS_PARAMETER,
+    PARAMETERS,
     execution_providers,
     session_options,
 )
@@ -30,6 +29,7 @@ from conch.core.backend import BackendInstance, BackendModel
 from conch.core.device import DeviceTensor
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Placement, place
+from conch.core.file_formats import ONNX, hint, identify
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
 
@@ -44,7 +44,8 @@ class OnnxRuntimeBackend(ArrayBackend):
     default_model_file = "model.onnx"
     platform = "onnxruntime_onnx"
     cpu_instance_count = 2
-    parameters = (PROVIDERS_PARAMETER,)
+    parameters = PARAMETERS
+    passes_parameters = False
 
     def __init__(self) -> None:
         # Some builds store usage data in the user's home; the variable is read at import.

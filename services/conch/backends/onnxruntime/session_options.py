@@ -13,6 +13,14 @@ from conch.core.spec import ModelSpec
 PROVIDERS_PARAMETER = "CONCH_ORT_PROVIDERS"
 """Model parameter: execution providers in order of preference, comma separated, such as ``cuda,cpu``."""
 
+PARAMETERS = (
+    PROVIDERS_PARAMETER,
+    *("execution_mode", "intra_op_thread_count", "inter_op_thread_count"),
+    *("enable_mem_arena", "enable_mem_pattern"),
+    "session.",
+)
+"""Model parameters that are read here; names that begin with ``session.`` are ONNX Runtime's own."""
+
 CUDA = "CUDAExecutionProvider"
 """Default provider of instances on a GPU."""
 
