@@ -772,7 +772,7 @@ def test_a_provider_that_can_not_start_is_refused(
     monkeypatch.setattr(
         onnxruntime,
         "InferenceSession",
-        lambda source, options, providers: real(source, options, providers=["CPUExecutionProvider"]),
+        lambda source, options, **more: real(source, options, providers=["CPUExecutionProvider"]),
     )
     write(harness, ADD_SUB)
     spec = harness.spec(inputs=INPUTS, outputs=OUTPUTS, model_file="model.onnx")

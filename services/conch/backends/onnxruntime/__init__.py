@@ -44,6 +44,11 @@ from conch.core.tensor import Array
 
 log = logging.getLogger(__name__)
 
+_LIBRARIES = (
+    ": check that the CUDA and cuDNN libraries of its version are installed, for example by "
+    "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+)
+
 _STATUS = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
@@ -135,8 +140,7 @@ class OnnxRuntimeBackend(ArrayBackend):
             if name not in started:  # ONNX Runtime would silently fall back to the CPU
                 raise UnavailableError(
                     f"model '{spec.name}' needs the execution provider '{name}', which the installed "
-                    "onnxruntime can't start: check that the CUDA and cuDNN libraries of its version are "
-                    "installed, for example by pip install 'onnxruntime-gpu[cuda,cudnn]'"
+                    f"onnxruntime can't start{_LIBRARIES if name in ON_A_DEVICE else ''}"
                 )
         signature = signature_of(session, spec.name)
         validate(spec, signature, DATATYPES)
@@ -159,7 +163,8 @@ class OnnxRuntimeBackend(ArrayBackend):
             passed = self._plugins.add(options, providers)
             if passed is None:
                 return self._ort.InferenceSession(source, options)
-            return self._ort.InferenceSession(source, options, providers=passed)
+            # Without its retry on the CPU, which prints the error and hides it.
+            return self._ort.InferenceSession(source, options, providers=passed, enable_fallback=0)
         except Exception as error:
             wrong = hint(path) if identify(path) is not ONNX else ""
             raise InternalError(
