@@ -66,7 +66,7 @@ def test_a_new_backend_serves_and_passes_its_tests(tmp_path: Path) -> None:
     package = tmp_path / "conch-scaled_by"
     assert f"cd {package.name} && pip install -e '.[test]' && pytest" in output
     installed = tmp_path / "installed"
-    arguments = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", installed, package]
+    arguments = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", str(installed), str(package)]
     subprocess.run([sys.executable, *arguments], check=True)
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run(
