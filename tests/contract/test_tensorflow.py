@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.servers import AnyServer, client_of, serving_process, tensor
-from tests.unit.backends.harness import Harness, tensor_specs
+from tests.unit.backends.harness import Harness, one_batch, tensor_specs
 from tritonclient.utils import InferenceServerException
 
+from conch.backends import load_backend
 from conch.backends.tensorflow.tensorflow_backend import TensorFlowBackend
 from conch.core.errors import ConchError
 
@@ -119,6 +120,30 @@ def test_a_graph(server: AnyServer, answers: dict[str, Any]) -> None:
         )
         with pytest.raises(InferenceServerException, match="unexpected shape"):
             client.infer("graph", [tensor("IN", rows[:, :3])])
+
+
+def test_the_same_model_in_tf_lite(models: Path, tmp_path: Path, answers: dict[str, Any]) -> None:
+    pytest.importorskip("ai_edge_litert")
+    content = (models / "model.tflite").read_bytes()
+    harness = Harness(tmp_path)
+    version = harness.directory("m", {"1/model.tflite": content}) / "1"
+    backend = load_backend("tflite")
+    config = backend.complete_config({"name": "m"}, version, {})
+    assert [(each["name"], each["dims"]) for each in config["output"]] == [("total", [1]), ("y", [4])]
+    inputs, outputs = tensor_specs(x=("FP32", (4,))), tensor_specs(y=("FP32", (4,)))
+    spec = harness.spec("m", inputs, outputs, "model.tflite", backend="tflite", batching=one_batch(8))
+    try:
+        model = harness.load(backend, spec)
+        rows = answers["rows"]
+        found = [harness.infer(model, {"x": part}) for part in (rows[:1], rows[1:6], rows[6:])]
+        joined = np.concatenate([answer.array("y") for answer in found])
+        np.testing.assert_allclose(joined, answers["affine.y"], rtol=1e-5, atol=1e-6)
+    finally:
+        harness.close()
+    for wrong in (content[: len(content) // 2], b"", b"\x1c\0\0\0TFL3" + bytes(64)):
+        (version / "model.tflite").write_bytes(wrong)
+        with pytest.raises(ConchError, match="unable to load TF-Lite model"):
+            backend.check(spec)
 
 
 @pytest.mark.parametrize(

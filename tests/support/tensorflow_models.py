@@ -52,6 +52,8 @@ def write(root: Path) -> None:
         tf.saved_model.save(model, str(root / name), signatures={"serving_default": model.call})
         for key, value in model.call(tf.constant(rows)).items():
             answers[f"{name}.{key}"] = value.numpy()
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(root / "affine"))
+    (root / "model.tflite").write_bytes(converter.convert())
     same = Same()
     tf.saved_model.save(same, str(root / "same"), signatures={"second": same.call})
     with tf.Graph().as_default() as graph:

@@ -45,6 +45,7 @@ FORMATS = (
     Format("pytorch", "pytorch_libtorch", "model.pt", ("libtorch",)),
     Format("pytorch", "torch_aoti", "model.pt2"),
     Format("python", "", "model.py"),
+    Format("tflite", "", "model.tflite"),
 )
 
 _BACKEND_OF_PLATFORM = {
