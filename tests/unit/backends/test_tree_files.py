@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tree_models import FEATURES, OLD_XGBOOST, lightgbm_model, xgboost_model
 
-from conch.backends.file_formats import XGBOOST_BINARY, identify
 from conch.backends.trees.checkpoint import check_checkpoint
 from conch.backends.trees.forest import Gtil, TreeliteEngine
 from conch.backends.trees.lightgbm_text import read_lightgbm
 from conch.backends.trees.model_files import CHECKPOINT, LIGHTGBM, XGBOOST_UBJ, DamagedError
 from conch.core.errors import ConchError, InternalError
+from conch.core.file_formats import XGBOOST_BINARY, identify
 
 
 @pytest.fixture(scope="module")

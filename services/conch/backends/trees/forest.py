@@ -78,8 +78,8 @@ class TreeliteEngine:
         Raises:
             ConchError: The file can't be read, or its forest can't be served.
         """
-        # treelite prints messages otherwise, and raises warnings where nothing can catch them. Each thread has
-        # a registry of its own.
+        # treelite prints messages otherwise, and raises warnings where nothing can catch them. Each thread
+        # has a registry of its own.
         self._library.TreeliteRegisterLogCallback(self._callback)
         self._library.TreeliteRegisterWarningCallback(self._callback)
         self._messages.last = ""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from conch.backends import file_formats
-from conch.backends.file_formats import FileFormat, describe, identify
+from conch.core import file_formats
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
+from conch.core.file_formats import FileFormat, describe, identify
 
 XGBOOST = "xgboost"
 XGBOOST_JSON = "xgboost_json"
