@@ -46,6 +46,7 @@ class FilBackend(Backend):
     # The file's name depends on its type, so the folder is the default, as in Triton.
     default_model_file = ""
     parameters = fil_parameters.NAMES
+    passes_parameters = False
 
     def __init__(self) -> None:
         self._engine = TreeliteEngine()

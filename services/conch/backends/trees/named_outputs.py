@@ -77,6 +77,7 @@ class NamedOutputsBackend(Backend):
 
     default_model_file = ""
     parameters = (CPU_THREADS,)
+    passes_parameters = False
     kinds: ClassVar[tuple[str, ...]]
     file_names: ClassVar[tuple[str, ...]] = ()
 
