@@ -10,7 +10,7 @@ RATE, PIECE, BEFORE = 8000, 256, 32
 
 
 def main(url: str, recording: Path) -> None:
-    """Sends the recording as two sequences side by side, the second backwards in time; prints what is found."""
+    """Sends the recording as one sequence, and backwards as another one beside it; prints what is found."""
     sound = np.fromfile(recording, "<i2").astype(np.float32) / 32768
     with triton.InferenceServerClient(url) as client:
         forwards = [piece for piece in pieces(sound)]
