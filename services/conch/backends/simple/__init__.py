@@ -1,0 +1,1 @@
+"""Triton's test backends: identity, repeat and square."""

@@ -1,0 +1,84 @@
+"""Triton's backend ``square``, decoupled: n gets n responses of n, some failed or empty if asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+_LOOK_S = 0.01
+"""How often a wait looks whether the request was cancelled."""
+
+
+class TritonPythonModel:
+    """One instance."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Reads the parameters; malformed ones count as 0, as in Triton."""
+        config = json.loads(args["model_config"])
+        for kind, name in (("input", "IN"), ("output", "OUT")):
+            tensors = [(tensor["name"], tensor["data_type"]) for tensor in config.get(kind, [])]
+            if tensors != [(name, "TYPE_INT32")]:
+                raise pb_utils.TritonModelException(
+                    f"expected one {kind} {name} of datatype INT32, got {tensors}"
+                )
+        texts = {key: str(value["string_value"]) for key, value in config.get("parameters", {}).items()}
+
+        def number(key: str) -> int:
+            text = texts.get(f"CUSTOM_{key}", "0")
+            return int(text) if text.isdecimal() else 0
+
+        self._infer_delay_s = number("INFER_DELAY_NS") / 1e9
+        self._output_delay_s = number("OUTPUT_DELAY_NS") / 1e9
+        self._cancel_delay_s = number("CANCEL_DELAY_NS") / 1e9
+        self._failing, self._empty = number("FAIL_COUNT"), number("EMPTY_COUNT")
+
+    async def execute(self, requests: Sequence[Any]) -> None:
+        """Sends the responses of each request."""
+        await asyncio.gather(*[self._answer(request) for request in requests])
+
+    async def _answer(self, request: Any) -> None:
+        sender = request.get_response_sender()
+        tensor: Any = pb_utils.get_input_tensor_by_name(request, "IN")
+        array = tensor.as_numpy()
+        if array.size != 1:
+            error = pb_utils.TritonError("square backend only supports batch-1 requests")
+            _end(sender, pb_utils.InferenceResponse(error=error))
+            return
+        count = int(array.reshape(-1)[0])
+        cancelled = await _wait(sender, self._infer_delay_s)
+        for number in range(count):
+            cancelled = cancelled or await _wait(sender, self._output_delay_s)
+            if cancelled:
+                break
+            left = count - number
+            if left <= self._empty:
+                sender.send(pb_utils.InferenceResponse([]))
+            elif left <= self._empty + self._failing:
+                error = pb_utils.TritonError("failed as CUSTOM_FAIL_COUNT asks for")
+                sender.send(pb_utils.InferenceResponse(error=error))
+            else:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full_like(array, count))]))
+        if cancelled:
+            await asyncio.sleep(self._cancel_delay_s)
+            error = pb_utils.TritonError("request has been cancelled", pb_utils.TritonError.CANCELLED)
+            _end(sender, pb_utils.InferenceResponse(error=error))
+        else:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+async def _wait(sender: Any, delay_s: float) -> bool:
+    """Waits; returns early, with True, if the request is cancelled."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + delay_s
+    while not (cancelled := sender.is_cancelled()) and (left := end - loop.time()) > 0:
+        await asyncio.sleep(min(left, _LOOK_S))
+    return bool(cancelled)
+
+
+def _end(sender: Any, response: Any) -> None:
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
