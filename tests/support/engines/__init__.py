@@ -6,9 +6,16 @@ import importlib.util
 
 from tests.support.engines.engine import Engine
 from tests.support.engines.onnx_engine import OnnxEngine
+from tests.support.engines.openvino_engine import OpenVinoEngine
 from tests.support.engines.torch_engines import ExportedEngine, InductorEngine, TorchScriptEngine
 
-ENGINES: tuple[Engine, ...] = (OnnxEngine(), TorchScriptEngine(), ExportedEngine(), InductorEngine())
+ENGINES: tuple[Engine, ...] = (
+    OnnxEngine(),
+    OpenVinoEngine(),
+    TorchScriptEngine(),
+    ExportedEngine(),
+    InductorEngine(),
+)
 
 
 def missing_packages(engine: Engine) -> list[str]:
