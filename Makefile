@@ -39,6 +39,7 @@ test: $(STAMP)
 	$(PYTEST) -m 'not slow and not process' --budgets quick
 
 test-all: $(STAMP)
+	-PYTHON=$(BIN)/python bash tests/setup_tensorflow.sh
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 
 test-failed: $(STAMP)

@@ -31,10 +31,11 @@ def s3(grpc_is_warm: None) -> Iterator[S3Emulator]:
 
 
 @contextmanager
-def asking(server: ServerProcess) -> Iterator[dict[str, list[int]]]:
-    """Requests to all models during the block, none of which may fail; what one client of each gets."""
+def asking(server: ServerProcess) -> Iterator[dict[str, list[list[int]]]]:
+    """Requests of two clients to each model during the block, none of which may fail; what each gets."""
     stop = threading.Event()
-    answers: dict[str, list[int]] = {name: [] for name in MODELS}
+    answers: dict[str, list[list[int]]] = {name: [[], []] for name in MODELS}
+    clients = [received for each in answers.values() for received in each]
     errors: list[BaseException] = []
 
     def ask(name: str, received: list[int]) -> None:
@@ -46,15 +47,14 @@ def asking(server: ServerProcess) -> Iterator[dict[str, list[int]]]:
                 errors.append(error)
 
     threads = [
-        threading.Thread(target=ask, args=(name, received))
-        for name in MODELS
-        for received in (answers[name], [])
+        threading.Thread(target=ask, args=(name, received)) for name in MODELS for received in answers[name]
     ]
     for thread in threads:
         thread.start()
     try:
+        eventually(lambda: all(clients) or errors, "answers come")
         yield answers
-        for each in answers.values():
+        for each in clients:
             more = len(each) + 20
             eventually(partial(lambda each, more: len(each) > more or errors, each, more), "answers come")
     finally:
@@ -62,6 +62,11 @@ def asking(server: ServerProcess) -> Iterator[dict[str, list[int]]]:
         for thread in threads:
             thread.join(WAIT_S)
     assert errors == []
+
+
+def latest(clients: list[list[int]]) -> set[int]:
+    """The last answers of several clients."""
+    return {each[-1] for each in clients}
 
 
 class Followed:
@@ -121,10 +126,10 @@ def test_what_serves_goes_on_and_what_is_new_comes_later(
             assert [answer_of(client, name) for name in MODELS] == [1, 1]
             assert client.is_server_ready()
         place.proxy.heal()
-        eventually(lambda: answers["m"][-1:] == [2], "what is new serves")
+        eventually(lambda: latest(answers["m"]) == {2}, "what is new serves")
         assert "unloading it" not in server.errors
-    assert answers["m"] == sorted(answers["m"])
-    assert set(answers["n"]) == {1}
+    assert answers["m"] == [sorted(each) for each in answers["m"]]
+    assert [set(each) for each in answers["n"]] == [{1}, {1}]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -140,10 +145,10 @@ def test_files_that_can_not_be_fetched_come_later(s3: S3Emulator, tmp_path: Path
             eventually(lambda: "failed to load 'm', what served before goes on" in server.errors, "it fails")
         # The other one is followed meanwhile.
         place.publish("n", 2)
-        eventually(lambda: answers["n"][-1:] == [2], "the other one serves")
+        eventually(lambda: latest(answers["n"]) == {2}, "the other one serves")
         place.proxy.heal()
-        eventually(lambda: answers["m"][-1:] == [2], "what is new serves")
-    for each in answers.values():
+        eventually(lambda: latest(answers["m"]) == {2}, "what is new serves")
+    for each in (*answers["m"], *answers["n"]):
         assert each == sorted(each)
         assert set(each) == {1, 2}
 
@@ -173,14 +178,15 @@ def test_local_models_are_followed_while_the_store_hangs(s3: S3Emulator, tmp_pat
         place.publish_locally("ours", 4)
         eventually(partial(answers_with, client, "ours", 4), "the local model is followed")
         assert place.proxy.count() == asked  # one listing is under way, and hangs
-        assert answers["m"][-1] == answers["n"][-1] == 1
+        assert latest(answers["m"]) == latest(answers["n"]) == {1}
         place.proxy.heal()
-        eventually(lambda: answers["m"][-1:] == [2], "what is new serves")
+        eventually(lambda: latest(answers["m"]) == {2}, "what is new serves")
         place.publish("n", 2)
-        eventually(lambda: answers["n"][-1:] == [2], "what is new serves")
+        eventually(lambda: latest(answers["n"]) == {2}, "what is new serves")
         assert server.errors.count("model 'm' is new or has changed") == 1
         assert "unloading it" not in server.errors
-    for each in answers.values():
+    for each in (*answers["m"], *answers["n"]):
+        assert each == sorted(each)
         assert set(each) == {1, 2}
 
 
@@ -211,9 +217,9 @@ def test_local_models_can_be_loaded_while_the_store_hangs(s3: S3Emulator, tmp_pa
         finally:
             place.proxy.heal()
             loads.join()
-        eventually(lambda: answers["m"][-1:] == [2], "what was asked for serves")
-    assert set(answers["m"]) == {1, 2}
-    assert set(answers["n"]) == {1}
+        eventually(lambda: latest(answers["m"]) == {2}, "what was asked for serves")
+    assert [set(each) for each in answers["m"]] == [{1, 2}, {1, 2}]
+    assert [set(each) for each in answers["n"]] == [{1}, {1}]
 
 
 def test_a_server_stops_while_the_store_hangs(s3: S3Emulator, tmp_path: Path) -> None:

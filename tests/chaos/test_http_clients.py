@@ -13,6 +13,7 @@ import psutil
 import pytest
 from tests.chaos.test_clients import FLOOD, FLOOD_CONFIG, blocked, counts
 from tests.chaos.test_http_requests import INFER, LIVE, check_served, resident
+from tests.support.hazards import descriptors_besides_blocks_of
 from tests.support.raw_http import RawHttp, head, infer_body, raw_http, request
 from tests.support.servers import ServerProcess, client_of, eventually, serving_process, write_model
 
@@ -83,22 +84,19 @@ def test_a_slow_reader_of_large_answers(server: ServerProcess) -> None:
     eventually(lambda: resident(server) - before < 100 << 20, "memory is given back")
 
 
-def sockets_of(process: psutil.Process) -> int:
-    """TCP sockets of a process; blocks of memory, which it keeps for a while, have descriptors too."""
-    return len(process.net_connections("tcp"))
-
-
 def test_readers_that_go_away_within_large_answers(server: ServerProcess) -> None:
-    process = psutil.Process(server.process.pid)
     check_served(server)
-    sockets = sockets_of(process)
+    descriptors = descriptors_besides_blocks_of(server.process.pid)
     for number in range(12):
         with raw_http(server.http_address, receive_buffer=1 << 14) as connection:
             connection.send(binary_request(FLOATS))
             assert connection.socket.recv(1000)
         if number == 3:
             before = resident(server)
-    eventually(lambda: sockets_of(process) <= sockets + 1, "the connections are gone")
+    eventually(
+        lambda: descriptors_besides_blocks_of(server.process.pid) <= descriptors + 1,
+        "the connections are gone",
+    )
     assert resident(server) - before < 64 << 20
     check_served(server)
 
@@ -148,7 +146,8 @@ def check_idle(server: ServerProcess, count: int) -> None:
     """They cost little, and all of them are good for one more request."""
     process = psutil.Process(server.process.pid)
     check_served(server)
-    before, threads, sockets = resident(server), process.num_threads(), sockets_of(process)
+    before, threads = resident(server), process.num_threads()
+    descriptors = descriptors_besides_blocks_of(process.pid)
     with idle_connections(server, count) as connections:
         assert resident(server) - before < (32 << 20) + count * (32 << 10)
         assert process.num_threads() <= threads + 2
@@ -159,7 +158,9 @@ def check_idle(server: ServerProcess, count: int) -> None:
         for connection in connections:
             response = connection.response()
             assert response is not None and response.status == 200
-    eventually(lambda: sockets_of(process) <= sockets + 2, "the connections are gone")
+    eventually(
+        lambda: descriptors_besides_blocks_of(process.pid) <= descriptors + 2, "the connections are gone"
+    )
     check_served(server)
 
 

@@ -111,10 +111,10 @@ def following(mode: str, repository: Path, *more: str) -> Iterator[Following]:
 
 
 @contextmanager
-def asking(place: Following, name: str = "m") -> Iterator[list[int]]:
-    """Requests of two clients during the block, none of which may fail; what the first gets, in order."""
+def asking(place: Following, name: str = "m") -> Iterator[list[list[int]]]:
+    """Requests of two clients during the block, none of which may fail; what each gets, in order."""
     stop = threading.Event()
-    answers: list[int] = []
+    answers: list[list[int]] = [[], []]
     errors: list[BaseException] = []
 
     def ask(received: list[int]) -> None:
@@ -125,14 +125,20 @@ def asking(place: Following, name: str = "m") -> Iterator[list[int]]:
             except BaseException as error:
                 errors.append(error)
 
-    threads = [threading.Thread(target=ask, args=(each,)) for each in (answers, [])]
+    def wait_for_more() -> None:
+        counts = [len(each) + 20 for each in answers]
+        eventually(
+            lambda: all(len(each) > count for each, count in zip(answers, counts, strict=True)) or errors,
+            "requests are answered",
+        )
+
+    threads = [threading.Thread(target=ask, args=(each,)) for each in answers]
     for thread in threads:
         thread.start()
     try:
-        eventually(lambda: len(answers) > 20 or errors, "requests are answered")
+        wait_for_more()
         yield answers
-        more = len(answers) + 20
-        eventually(lambda: len(answers) > more or errors, "requests are still answered")
+        wait_for_more()
     finally:
         stop.set()
         for thread in threads:
@@ -199,7 +205,7 @@ def test_a_directory_that_is_renamed_over(mode: str, repository: Path, tmp_path:
             os.rename(tmp_path / "next" / "m", repository / "m")
             place.becomes(number)
         assert place.loads() == 2
-    assert answers == sorted(answers)
+    assert answers == [sorted(each) for each in answers]
 
 
 def test_a_kubernetes_volume(mode: str, tmp_path: Path) -> None:
@@ -220,7 +226,7 @@ def test_a_kubernetes_volume(mode: str, tmp_path: Path) -> None:
             place.becomes(number)
             shutil.rmtree(volume / f"..2026_01_01_10_00_0{number - 1}.{number - 1}")
         assert place.loads() == 2
-    assert answers == sorted(answers)
+    assert answers == [sorted(each) for each in answers]
 
 
 def test_a_slow_copy_is_loaded_once_and_whole(mode: str, repository: Path) -> None:
@@ -286,7 +292,7 @@ def test_what_is_broken_leaves_the_old_one_serving(
         write(repository, "m", 2)
         place.becomes(2)
         assert place.loads() == 2
-    assert answers == sorted(answers)
+    assert answers == [sorted(each) for each in answers]
 
 
 def test_an_ensemble_and_its_part_are_loaded_once_each(mode: str, repository: Path) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.support.hazards import ask, workers_of, write_hazards
 from tests.support.metrics import get, of_model, scrape
-from tests.support.servers import ServerProcess, client_of, eventually, serving_process, started
+from tests.support.servers import IN_PROCESS, ServerProcess, client_of, eventually, serving_process, started
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
@@ -214,8 +214,7 @@ def test_what_needs_a_worker_is_refused_in_process(
 def test_the_option_of_the_backend(tmp_path: Path) -> None:
     write_hazards(tmp_path, "here")
     write_hazards(tmp_path, "there", CONCH_PLACEMENT="worker")
-    flags = ["--backend-config=python,placement=in_process"]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=[IN_PROCESS]) as server, client_of(server) as client:
         assert ask(client, "here") == server.process.pid
         assert ask(client, "there") == workers_of(server)[0].pid
     with started(

@@ -1,8 +1,10 @@
-"""Models in worker processes: writing them, and finding their processes."""
+"""Models in worker processes: writing them, and finding their processes and blocks of memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +62,27 @@ def _is_template(process: psutil.Process) -> bool:
         return any(part.endswith("/host/main.py") for part in process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return True  # one that has just ended
+
+
+def blocks_of(pid: int) -> int:
+    """How many blocks of memory a process has descriptors of."""
+    return sum(map(_is_block, _descriptors_of(pid)))
+
+
+def descriptors_besides_blocks_of(pid: int) -> int:
+    """How many other descriptors a process has: it keeps blocks for a while."""
+    descriptors = _descriptors_of(pid)
+    return len(descriptors) - sum(map(_is_block, descriptors))
+
+
+def _is_block(descriptor: str) -> bool:
+    return "conch-tensors" in descriptor
+
+
+def _descriptors_of(pid: int) -> list[str]:
+    """What the descriptors of a process refer to."""
+    links = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return links

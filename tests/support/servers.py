@@ -399,10 +399,11 @@ class RawClient:
 
     Args:
         address: The server's.
+        options: More options of the channel.
     """
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])
+    def __init__(self, address: str, *options: tuple[str, int]) -> None:
+        self.channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1), *options])
 
     def __call__(self, method: str, message: Any, metadata: Sequence[tuple[str, str]] = ()) -> Any:
         """Makes a unary call; bytes are sent as they are and answered with bytes."""

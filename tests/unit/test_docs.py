@@ -30,7 +30,7 @@ _DOCS = _ROOT / "docs"
 
 
 def test_the_backend_of_the_documentation_serves(tmp_path: Path) -> None:
-    code = re.findall(r"```python\n(.*?)```", (_DOCS / "backends.md").read_text(), re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", (_DOCS / "backends" / "writing.md").read_text(), re.DOTALL)
     namespace: dict[str, Any] = {}
     exec(code[0], namespace)
     backend = namespace["ScaleBackend"]()

@@ -82,7 +82,7 @@ class ModelCheck:
         self.sort = self._collector.sort
         self.config: ModelConfig | None = None
         self._directory = Path()  # local directory
-        self._parameters: tuple[str, ...] = ()  # parameters known to its backend
+        self._backend_found: Backend | None = None
         self._source = source
         self._rules = rules
 
@@ -127,7 +127,9 @@ class ModelCheck:
             self._finish(config, written)
         effective = self.model_report.config
         if effective is not None and self.model_report.certain:
-            self.report(ineffective_settings(effective, self._parameters), "warning")
+            found = self._backend_found
+            known, passed_on = ((), True) if found is None else (found.parameters, found.passes_parameters)
+            self.report(ineffective_settings(effective, known, passed_on), "warning")
         wrong = {finding.path for finding in self.model_report.findings}
         self.report((each for each in _unknown_enum_numbers(written) if each.path not in wrong), "warning")
 
@@ -238,8 +240,7 @@ class ModelCheck:
 
     def _finish(self, config: ModelConfig, written: ModelConfig) -> None:
         backend = self._backend(config)
-        if backend is not None:
-            self._parameters = backend.parameters
+        self._backend_found = backend
         self.report(runtime_problems(config))
         for version in reversed(self.model_report.versions):  # the newest version decides what is shown
             self._finish_version(config, written, backend, version)

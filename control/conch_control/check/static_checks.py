@@ -20,8 +20,16 @@ _OWN = "CONCH_"
 _PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
 
 
-def ineffective_settings(config: ModelConfig, of_backend: Sequence[str] = ()) -> Problems:
-    """Settings of an effective config that have no effect, as problems that fail no load."""
+def ineffective_settings(
+    config: ModelConfig, of_backend: Sequence[str] = (), passed_on: bool = True
+) -> Problems:
+    """Settings of an effective config that have no effect, as problems that fail no load.
+
+    Args:
+        config: The config.
+        of_backend: Parameters that its backend reads.
+        passed_on: Whether models of the backend get parameters of other names.
+    """
     yield from _batching_advice(config)
     for number, group in enumerate(config.instance_group):
         for field in ("host_policy", "secondary_devices"):
@@ -36,9 +44,11 @@ def ineffective_settings(config: ModelConfig, of_backend: Sequence[str] = ()) ->
                 expected="at least 1",
             )
     known = sorted([*_PARAMETERS, *of_backend])
-    begins = tuple(name for name in known if name.endswith("_"))
+    begins = tuple(name for name in known if name.endswith(("_", ".")))
     for key in sorted(config.parameters):
-        if key.startswith(_OWN) and key not in known and not (begins and key.startswith(begins)):
+        if passed_on and not key.startswith(_OWN):
+            continue
+        if key not in known and not (begins and key.startswith(begins)):
             yield Problem(
                 entry_path("parameters", key),
                 f"parameter '{key}' is unknown and has no effect",

@@ -13,12 +13,14 @@ from pathlib import Path, PurePosixPath
 
 from conch.core.backend import Backend
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
+from conch.core.file_formats import describe
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import from_json, to_json
 from conch_control.config.problems import Checked, Problem, Problems, nearest
 from conch_control.repository.layout import stays_within
 
 ENSEMBLE = "ensemble"
+_MOST_FILES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ FORMATS = (
     Format("pytorch", "pytorch_libtorch", "model.pt", ("libtorch",)),
     Format("pytorch", "torch_aoti", "model.pt2"),
     Format("python", "", "model.py"),
+    Format("tflite", "", "model.tflite"),
 )
 
 _BACKEND_OF_PLATFORM = {
@@ -186,10 +189,20 @@ def checked_model_file(
             "default_model_filename",
             f"unable to find '{path}' for model '{config.name}'",
             expected=f"a file or folder '{name}' in version directory {version_directory.name}",
-            found="nothing of that name",
+            found=_files_of(version_directory) or "nothing of that name",
             kind=UnavailableError,
         )
     return name
+
+
+def _files_of(version_directory: Path) -> str:
+    """The files of a version that are recognised, with what they are."""
+    try:
+        paths = sorted(version_directory.iterdir())
+    except OSError:
+        return ""
+    found = [f"'{path.name}', which {what}" for path in paths[:_MOST_FILES] if (what := describe(path))]
+    return "; ".join(found)
 
 
 def complete(

@@ -1,16 +1,20 @@
-"""`conch new model`: writes a first Python model that serves and passes its own test."""
+"""`conch new`: writes a first Python model, or a backend as a package, that passes its own tests."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from conch.backends import backend_names
+from conch.cli.backend_skeleton import FILES
 
 DONE, FAILED = 0, 1
 """Exit codes; argparse ends with 2 for a wrong command line."""
 
+_BACKEND_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _CONFIG = """\
 name: "{name}"
@@ -69,24 +73,66 @@ def run(arguments: Sequence[str]) -> int:
         metavar="DIRECTORY",
         help="the model repository to write it to; made if there is none (default: models)",
     )
+    model.set_defaults(kind="model")
+    text = "Writes a backend as a Python package that passes its own tests, to begin with."
+    backend = kinds.add_parser("backend", help=text, description=text, allow_abbrev=False)
+    backend.add_argument("name", help="the backend's name: a small letter, then small letters, digits and _")
+    backend.add_argument(
+        "--directory",
+        type=Path,
+        default=Path(),
+        metavar="DIRECTORY",
+        help="where the package's directory conch-NAME is made (default: the current one)",
+    )
+    backend.set_defaults(kind="backend")
     given = parser.parse_args(arguments)
-    if not _NAME.fullmatch(given.name):
-        model.error(f"'{given.name}' can't be the name: a letter, then letters, digits and _, is expected")
-    return _write(given.name, given.repository)
+    if given.kind == "model":
+        if not _NAME.fullmatch(given.name):
+            model.error(
+                f"'{given.name}' can't be the name: a letter, then letters, digits and _, is expected"
+            )
+        return _write_model(given.name, given.repository)
+    if not _BACKEND_NAME.fullmatch(given.name):
+        backend.error(
+            f"'{given.name}' can't be the name: a small letter, then small letters, digits and _, is expected"
+        )
+    if given.name in backend_names():
+        backend.error(f"there is a backend '{given.name}' already; choose another name")
+    return _write_backend(given.name, given.directory / f"conch-{given.name}")
 
 
-def _write(name: str, repository: Path) -> int:
+def _write_model(name: str, repository: Path) -> int:
     directory = repository / name
     test = directory / f"test_{name}.py"
-    files = {directory / "config.pbtxt": _CONFIG, directory / "1" / "model.py": _MODEL, test: _TEST}
-    try:
-        directory.mkdir(parents=True)  # fails if the model exists
-        for path, content in files.items():
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(content.format(name=name))
-    except OSError as error:
-        print(f"conch new model: {directory} can't be written: {error.strerror}", file=sys.stderr)
+    files = {
+        "config.pbtxt": _CONFIG.format(name=name),
+        "1/model.py": _MODEL.format(name=name),
+        test.name: _TEST.format(name=name),
+    }
+    if not _write("model", directory, files):
         return FAILED
-    print("\n".join(map(str, files)))
     print(f"test it:   pytest {test}\nserve it:  conch serve --model-repository={repository}")
     return DONE
+
+
+def _write_backend(name: str, directory: Path) -> int:
+    words = {"name": name, "type": "".join(part.capitalize() for part in name.split("_"))}
+    files = {path.format(**words): content.format(**words) for path, content in FILES.items()}
+    if not _write("backend", directory, files):
+        return FAILED
+    print(f"test it:   cd {directory} && pip install -e '.[test]' && pytest")
+    return DONE
+
+
+def _write(kind: str, directory: Path, files: Mapping[str, str]) -> bool:
+    """Writes files to a new directory and prints their paths; False if it can't be."""
+    try:
+        directory.mkdir(parents=True)  # fails if it exists
+        for path, content in files.items():
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_text(content)
+    except OSError as error:
+        print(f"conch new {kind}: {directory} can't be written: {error.strerror}", file=sys.stderr)
+        return False
+    print("\n".join(str(directory / path) for path in files))
+    return True

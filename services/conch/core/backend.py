@@ -182,7 +182,9 @@ class Backend(ABC):
         cpu_instance_count: Default number of instances of a CPU group.
         needs_model_file: Whether a version directory without the file is an error.
         completion_runs_code: Whether `complete_config` may run code of the model.
-        parameters: The ``CONCH_`` parameters that it reads in a config; a trailing ``_`` marks a prefix.
+        parameters: The parameters that it reads in a config; a trailing ``_`` or ``.`` marks a prefix.
+        passes_parameters: Whether models get the parameters, so that a name without ``CONCH_`` may mean
+            something to them. If not, `conch check` warns of each that `parameters` does not list.
     """
 
     default_model_file: ClassVar[str]
@@ -191,6 +193,7 @@ class Backend(ABC):
     needs_model_file: ClassVar[bool] = True
     completion_runs_code: ClassVar[bool] = False
     parameters: ClassVar[tuple[str, ...]] = ()
+    passes_parameters: ClassVar[bool] = True
 
     @property
     def uses_gpus(self) -> bool:

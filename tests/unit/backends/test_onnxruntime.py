@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +17,8 @@ from tests.unit.backends.harness import Harness, one_batch, rows, strings, tenso
 
 from conch.backends.model_parameters import threads_per_instance
 from conch.backends.onnxruntime import OnnxRuntimeBackend
-from conch.backends.onnxruntime.session_options import (
-    CUDA,
-    execution_providers,
-    session_options,
-)
+from conch.backends.onnxruntime.ort_providers import CUDA, Plugins, Providers, execution_providers
+from conch.backends.onnxruntime.session_options import run_options, session_options
 from conch.core.errors import (
     ConchError,
     InternalError,
@@ -29,7 +28,7 @@ from conch.core.errors import (
 )
 from conch.core.execution.placement import Placement
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
-from conch.core.spec import BatchInput, BatchOutput, InstanceGroup, TensorSpec
+from conch.core.spec import BatchInput, BatchOutput, InstanceGroup, ModelSpec, TensorSpec
 
 F, S, I64 = onnx.TensorProto.FLOAT, onnx.TensorProto.STRING, onnx.TensorProto.INT64
 Tensors = dict[str, tuple[int, list[Any] | None]]
@@ -425,6 +424,7 @@ class FakeOrt:
     """An ONNX Runtime with providers this machine's does not have."""
 
     names = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
+    __version__ = "1.0"
 
     def get_available_providers(self) -> list[str]:
         return list(self.names)
@@ -433,35 +433,157 @@ class FakeOrt:
         return [*self.names, "OpenVINOExecutionProvider"]
 
 
-def test_execution_providers(harness: Harness) -> None:
+def chosen(ort: Any, spec: ModelSpec, placement: Placement) -> Providers:
+    return execution_providers(ort, spec, placement, Plugins(ort))
+
+
+def test_execution_providers(harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cpu, gpu = Placement("m_0", "CPU"), Placement("m_1", "GPU", 3)
     fake = FakeOrt()
     plain = harness.spec()
-    assert execution_providers(fake, plain, cpu) == [("CPUExecutionProvider", {})]
-    assert execution_providers(fake, plain, gpu) == [
+    assert chosen(fake, plain, cpu) == [("CPUExecutionProvider", {})]
+    assert chosen(fake, plain, gpu) == [
         ("CUDAExecutionProvider", {"device_id": "3"}),
         ("CPUExecutionProvider", {}),
     ]
     named = harness.spec(parameters={"CONCH_ORT_PROVIDERS": "cuda, CPUExecutionProvider"})
-    assert [name for name, _ in execution_providers(fake, named, cpu)] == [
+    assert [name for name, _ in chosen(fake, named, cpu)] == [
         "CUDAExecutionProvider",
         "CPUExecutionProvider",
     ]
     tensorrt = {
         "name": "tensorrt",
-        "parameters": {"precision_mode": "FP16", "max_workspace_size_bytes": "1024"},
+        "parameters": {
+            "precision_mode": "FP16",
+            "max_workspace_size_bytes": "1024",
+            "trt_cuda_graph_enable": "on",
+        },
     }
     accelerated = harness.spec(
         config={"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [tensorrt]}}}
     )
-    assert execution_providers(fake, accelerated, gpu) == [
-        (
-            "TensorrtExecutionProvider",
-            {"trt_fp16_enable": "1", "trt_max_workspace_size": "1024", "device_id": "3"},
-        ),
-        ("CUDAExecutionProvider", {"device_id": "3"}),
-        ("CPUExecutionProvider", {}),
-    ]
+    first, *others = chosen(fake, accelerated, gpu)
+    folder = first[1].pop("trt_engine_cache_path")
+    assert Path(folder).is_dir() and folder.startswith(str(tmp_path / "conch" / "onnxruntime-tensorrt"))
+    assert first == (
+        "TensorrtExecutionProvider",
+        {
+            "trt_fp16_enable": "1",
+            "trt_max_workspace_size": "1024",
+            "trt_cuda_graph_enable": "1",
+            "trt_engine_cache_enable": "1",
+            "device_id": "3",
+        },
+    )
+    assert others == [("CUDAExecutionProvider", {"device_id": "3"}), ("CPUExecutionProvider", {})]
+    tuned = harness.spec(
+        parameters={
+            "cudnn_conv_algo_search": "1",
+            "arena_extend_strategy": "1",
+            "gpu_mem_limit": "4096",
+            "do_copy_in_default_stream": "false",
+        }
+    )
+    assert chosen(fake, tuned, gpu)[0][1] == {
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+        "gpu_mem_limit": "4096",
+        "do_copy_in_default_stream": "0",
+        "device_id": "3",
+    }
+
+
+class FakePlugin:
+    """The package of a plug-in, and an ONNX Runtime that may register it, if the machine has a device."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+        self.libraries: list[tuple[str, str]] = []
+        self.added: list[tuple[int, dict[str, str]]] = []
+
+    @staticmethod
+    def get_library_path() -> str:
+        return "/plugin.so"
+
+    @staticmethod
+    def get_ep_name() -> str:
+        return "TheirName"
+
+    def get_available_providers(self) -> list[str]:
+        return ["CPUExecutionProvider"]
+
+    def register_execution_provider_library(self, name: str, path: str) -> None:
+        self.libraries.append((name, path))
+
+    def get_ep_devices(self) -> list[Any]:
+        names = ["CPUExecutionProvider", *["TheirName"] * self._devices]
+        return [SimpleNamespace(ep_name=name) for name in names]
+
+    def add_provider_for_devices(self, devices: list[Any], settings: dict[str, str]) -> None:
+        self.added.append((len(devices), settings))
+
+
+@pytest.mark.parametrize("devices", [0, 2])
+def test_a_provider_that_is_a_plug_in(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, devices: int
+) -> None:
+    plugin = FakePlugin(devices)
+    plugins = Plugins(plugin)
+    accelerators = {"cpu_execution_accelerator": [{"name": "openvino"}]}
+    spec = harness.spec(config={"optimization": {"execution_accelerators": accelerators}})
+    cpu = Placement("m_0", "CPU")
+    monkeypatch.setitem(sys.modules, "onnxruntime_ep_openvino", None)
+    with pytest.raises(InvalidArgumentError, match="`pip install onnxruntime-ep-openvino` adds it"):
+        execution_providers(plugin, spec, cpu, plugins)
+    monkeypatch.setitem(sys.modules, "onnxruntime_ep_openvino", plugin)
+    if not devices:
+        with pytest.raises(InvalidArgumentError, match="supports no device of this machine"):
+            execution_providers(plugin, spec, cpu, plugins)
+        return
+    providers = [execution_providers(plugin, spec, cpu, plugins) for _ in range(2)][-1]
+    assert plugin.libraries == [("OpenVINOExecutionProvider", "/plugin.so")]
+    assert plugins.add(plugin, providers) is None
+    ((count, settings),) = plugin.added
+    assert count == 1
+    assert json.loads(settings["load_config"])["CPU"]["INFERENCE_NUM_THREADS"] >= 1
+
+
+def test_sessions_may_share_threads(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    sizes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(onnxruntime, "set_global_thread_pool_sizes", lambda *given: sizes.append(given))
+    backend = OnnxRuntimeBackend()
+    write(harness, ADD_SUB)
+    shared = {"enable-global-threadpool": "1", "intra_op_thread_count": "3"}
+    options: list[Any] = []
+    real = onnxruntime.InferenceSession
+
+    def opened(source: Any, given: Any, **more: Any) -> Any:
+        options.append(given.use_per_session_threads)
+        given.use_per_session_threads = True  # the pool is not really there
+        return real(source, given, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
+    for backend_options in (shared, shared, {}):
+        spec = harness.spec("m", INPUTS, OUTPUTS, "model.onnx", backend_options=backend_options)
+        backend.open(spec, Placement("m_0", "CPU"))
+    assert (sizes, options) == ([(3, 0)], [False, False, True])
+
+
+def test_model_operations_and_shrinking_arenas(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    import onnxruntime
+
+    spec = harness.spec(parameters={"memory.enable_memory_arena_shrinkage": "cpu:0"})
+    key = "memory.enable_memory_arena_shrinkage"
+    assert run_options(onnxruntime, spec).get_run_config_entry(key) == "cpu:0"
+    write(harness, ADD_SUB)
+    for text in ("unable to find 'ops.so' of model_operations", "'ops.so' of model 'm' can't be loaded"):
+        config = {"model_operations": {"op_library_filename": ["ops.so"]}}
+        with pytest.raises(InvalidArgumentError, match=text):
+            session_options(onnxruntime, harness.spec(config=config))
+        (harness.root / "m" / "ops.so").write_bytes(b"no library")
 
 
 @pytest.mark.parametrize(
@@ -479,6 +601,16 @@ def test_execution_providers(harness: Harness) -> None:
             {"name": "tensorrt", "parameters": {"precision_mode": "FP1"}},
             "unsupported precision mode 'FP1' is requested",
         ),
+        (
+            {},
+            {"name": "tensorrt", "parameters": {"trt_warp": "1"}},
+            "unknown parameter 'trt_warp' is provided for TensorRT Execution Accelerator",
+        ),
+        (
+            {"CONCH_ORT_PROVIDERS": "cuda", "arena_extend_strategy": "2"},
+            None,
+            "unsupported arena_extend_strategy value '2' is requested",
+        ),
     ],
 )
 def test_execution_providers_that_can_not_be(
@@ -489,7 +621,7 @@ def test_execution_providers_that_can_not_be(
         parameters=parameters, config={"optimization": {"execution_accelerators": accelerators}}
     )
     with pytest.raises(InvalidArgumentError, match=message):
-        execution_providers(FakeOrt(), spec, Placement("m_0", "CPU"))
+        chosen(FakeOrt(), spec, Placement("m_0", "CPU"))
 
 
 I32 = onnx.TensorProto.INT32
@@ -622,7 +754,7 @@ def test_what_a_gpu_needs(harness: Harness, backend: OnnxRuntimeBackend) -> None
 
     plain = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
     with pytest.raises(InvalidArgumentError) as raised:
-        execution_providers(plain, harness.spec(), Placement("m_0", "GPU"))
+        chosen(plain, harness.spec(), Placement("m_0", "GPU"))
     assert raised.value.message == (
         "model 'm' needs the execution provider 'CUDAExecutionProvider', which the installed onnxruntime "
         "does not have; it has: CPUExecutionProvider"
@@ -640,7 +772,7 @@ def test_a_provider_that_can_not_start_is_refused(
     monkeypatch.setattr(
         onnxruntime,
         "InferenceSession",
-        lambda source, options, providers: real(source, options, providers=["CPUExecutionProvider"]),
+        lambda source, options, **more: real(source, options, providers=["CPUExecutionProvider"]),
     )
     write(harness, ADD_SUB)
     spec = harness.spec(inputs=INPUTS, outputs=OUTPUTS, model_file="model.onnx")

@@ -23,6 +23,7 @@ from conch_control.check.findings import Finding, ModelReport, Report
 from conch_control.check.model_checks import Rules
 from conch_control.check.report import as_json, as_text, is_clean
 from conch_control.check.repository_checks import UnknownModelError, check_repositories
+from conch_control.check.static_checks import ineffective_settings
 from conch_control.control_options import ControlOptions
 from conch_control.repository.local import LocalRepository
 
@@ -214,6 +215,19 @@ def test_each_selected_version_needs_its_file(site: Site) -> None:
     (directory / "1" / "model.echo").unlink()
     (finding,) = errors(checked(site).models[0])
     assert finding.expected == "a file or folder 'model.echo' in version directory 1"
+    (directory / "1" / "network.bin").write_bytes(b"ptrt" + bytes(8))
+    (finding,) = errors(checked(site).models[0])
+    assert finding.found == "'network.bin', which is a TensorRT plan; backend \"tensorrt\" serves it"
+
+
+def test_parameters_that_an_engine_does_not_read() -> None:
+    config = ModelConfig()
+    for name in ("INFERENC_MODE", "session.x", "MAX_THINGS"):
+        config.parameters[name].string_value = "1"
+    known = ("INFERENCE_MODE", "session.")
+    found = {each.path: each.nearest for each in ineffective_settings(config, known, passed_on=False)}
+    assert found == {'parameters["INFERENC_MODE"]': "INFERENCE_MODE", 'parameters["MAX_THINGS"]': ""}
+    assert list(ineffective_settings(config, known)) == []  # a model may read them
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,21 @@ import numpy as np
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.device_arrays import Places
-from conch.backends.file_formats import ONNX, hint, identify
+from conch.backends.model_parameters import boolean, integer
 from conch.backends.onnxruntime.io_binding import Binder
-from conch.backends.onnxruntime.session_options import (
+from conch.backends.onnxruntime.ort_providers import (
     CUDA,
     ON_A_DEVICE,
-    PROVIDERS_PARAMETER,
+    Plugins,
+    Providers,
     execution_providers,
+)
+from conch.backends.onnxruntime.ort_providers import PARAMETERS as PROVIDER_PARAMETERS
+from conch.backends.onnxruntime.session_options import (
+    GLOBAL_POOL,
+    PARAMETERS,
+    POOL_SIZES,
+    run_options,
     session_options,
 )
 from conch.backends.onnxruntime.session_signature import DATATYPES, signature_of
@@ -30,10 +38,16 @@ from conch.core.backend import BackendInstance, BackendModel
 from conch.core.device import DeviceTensor
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Placement, place
+from conch.core.file_formats import ONNX, hint, identify
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
 
 log = logging.getLogger(__name__)
+
+_LIBRARIES = (
+    ": check that the CUDA and cuDNN libraries of its version are installed, for example by "
+    "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+)
 
 _STATUS = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
@@ -44,7 +58,8 @@ class OnnxRuntimeBackend(ArrayBackend):
     default_model_file = "model.onnx"
     platform = "onnxruntime_onnx"
     cpu_instance_count = 2
-    parameters = (PROVIDERS_PARAMETER,)
+    parameters = (*PROVIDER_PARAMETERS, *PARAMETERS)
+    passes_parameters = False
 
     def __init__(self) -> None:
         # Some builds store usage data in the user's home; the variable is read at import.
@@ -53,6 +68,9 @@ class OnnxRuntimeBackend(ArrayBackend):
         import onnxruntime
 
         self._ort: Any = onnxruntime
+        self._plugins = Plugins(onnxruntime)
+        self._lock = threading.Lock()  # guards the pool of threads
+        self._has_pool = False
 
     @property
     def uses_gpus(self) -> bool:
@@ -81,7 +99,7 @@ class OnnxRuntimeBackend(ArrayBackend):
         for placement in place(replace(group, count=1) for group in spec.instance_groups):
             # GPU instances may belong to another machine with another ONNX Runtime.
             if placement.kind != "GPU":
-                execution_providers(self._ort, spec, placement)
+                execution_providers(self._ort, spec, placement, self._plugins)
         path = _model_path(spec.version_directory, spec.model_file, spec.name)
         validate(spec, self._signature(path, spec.name), DATATYPES)
 
@@ -89,7 +107,7 @@ class OnnxRuntimeBackend(ArrayBackend):
         settings = self._ort.SessionOptions()
         settings.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         settings.intra_op_num_threads = 1
-        return signature_of(self._session(path, str(path), settings, ["CPUExecutionProvider"]), model)
+        return signature_of(self._session(path, str(path), settings, [("CPUExecutionProvider", {})]), model)
 
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
         """Creates a session that shares nothing with others."""
@@ -103,35 +121,50 @@ class OnnxRuntimeBackend(ArrayBackend):
         self, spec: ModelSpec, placement: Placement, path: Path, content: bytes | None = None
     ) -> ArrayFunction:
         options = session_options(self._ort, spec)
+        if boolean(spec.backend_options, GLOBAL_POOL, False):
+            self._make_pool(spec.backend_options)
+            options.use_per_session_threads = False
         if content is not None:
             # A model passed as bytes has no directory to look up external weights in.
             options.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(path.parent)
             )
-        providers = execution_providers(self._ort, spec, placement)
+        providers = execution_providers(self._ort, spec, placement, self._plugins)
         if placement.kind == "GPU" and hasattr(self._ort, "preload_dlls"):
             # Finds CUDA and cuDNN in NVIDIA's packages, which are not on the loader's path.
             self._ort.preload_dlls()
         session = self._session(path, str(path) if content is None else content, options, providers)
         started = session.get_providers()
+        log.info("model '%s' runs with %s", spec.name, ", ".join(started))
         for name, _ in providers:
             if name not in started:  # ONNX Runtime would silently fall back to the CPU
                 raise UnavailableError(
                     f"model '{spec.name}' needs the execution provider '{name}', which the installed "
-                    "onnxruntime can't start: check that the CUDA and cuDNN libraries of its version are "
-                    "installed, for example by pip install 'onnxruntime-gpu[cuda,cudnn]'"
+                    f"onnxruntime can't start{_LIBRARIES if name in ON_A_DEVICE else ''}"
                 )
         signature = signature_of(session, spec.name)
         validate(spec, signature, DATATYPES)
-        run_options = self._ort.RunOptions()
+        options_of_run = run_options(self._ort, spec)
         if placement.kind == "GPU" and session.get_providers()[0] in ON_A_DEVICE:
-            return _DeviceFunction(session, run_options, spec, signature, "cuda", placement.device_id)
+            return _DeviceFunction(session, options_of_run, spec, signature, "cuda", placement.device_id)
         kind = _SessionFunction if _strings_or_devices(session) else _WritingSessionFunction
-        return kind(session, run_options, spec, signature)
+        return kind(session, options_of_run, spec, signature)
 
-    def _session(self, path: Path, source: str | bytes, options: Any, providers: list[Any]) -> Any:
+    def _make_pool(self, options: Mapping[str, str]) -> None:
+        """Makes the threads that all sessions share, once."""
+        with self._lock:
+            if not self._has_pool:
+                sizes = [integer(options, key, 0, least=0) for key in POOL_SIZES]
+                self._ort.set_global_thread_pool_sizes(*sizes)
+                self._has_pool = True
+
+    def _session(self, path: Path, source: str | bytes, options: Any, providers: Providers) -> Any:
         try:
-            return self._ort.InferenceSession(source, options, providers=providers)
+            passed = self._plugins.add(options, providers)
+            if passed is None:
+                return self._ort.InferenceSession(source, options)
+            # Without its retry on the CPU, which prints the error and hides it.
+            return self._ort.InferenceSession(source, options, providers=passed, enable_fallback=0)
         except Exception as error:
             wrong = hint(path) if identify(path) is not ONNX else ""
             raise InternalError(

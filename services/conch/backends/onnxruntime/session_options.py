@@ -1,40 +1,31 @@
-"""Session options and execution providers from a model's config and an instance's placement."""
+"""Session and run options of ONNX Runtime from a model's config. Used by: `onnxruntime`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from conch.backends.model_parameters import boolean, integer, threads_per_instance
 from conch.core.errors import InvalidArgumentError
-from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
 
-PROVIDERS_PARAMETER = "CONCH_ORT_PROVIDERS"
-"""Model parameter: execution providers in order of preference, comma separated, such as ``cuda,cpu``."""
+SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+"""Model parameter, a run option of the same name: arenas to shrink after each run, as ``cpu:0;gpu:0``."""
 
-CUDA = "CUDAExecutionProvider"
-"""Default provider of instances on a GPU."""
+GLOBAL_POOL = "enable-global-threadpool"
+"""Backend option: whether all sessions share one pool of threads; the models' own counts are ignored then."""
 
-_CPU = "CPUExecutionProvider"
-_ACCELERATORS = {
-    "tensorrt": "TensorrtExecutionProvider",
-    "cuda": CUDA,
-    "openvino": "OpenVINOExecutionProvider",
-}
-ON_A_DEVICE = (CUDA, "TensorrtExecutionProvider")
-"""Providers that run on one GPU."""
-_TENSORRT_PRECISIONS = {
-    "FP32": None,
-    "FP16": "trt_fp16_enable",
-    "BF16": "trt_bf16_enable",
-    "INT8": "trt_int8_enable",
-}
-_TENSORRT_KEYS = {
-    "max_workspace_size_bytes": "trt_max_workspace_size",
-    "int8_calibration_table_name": "trt_int8_calibration_table_name",
-    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
-}
+POOL_SIZES = ("intra_op_thread_count", "inter_op_thread_count")
+"""Backend options: sizes of that pool, 0 for one thread per core."""
+
+PARAMETERS = (
+    *("execution_mode", "intra_op_thread_count", "inter_op_thread_count"),
+    *("enable_mem_arena", "enable_mem_pattern"),
+    "session.",
+    SHRINKAGE,
+)
+"""Model parameters that are read here; names that begin with ``session.`` are ONNX Runtime's own."""
 
 
 def session_options(ort: Any, spec: ModelSpec) -> Any:
@@ -72,78 +63,43 @@ def session_options(ort: Any, spec: ModelSpec) -> Any:
     entries.update((key, value) for key, value in parameters.items() if key.startswith("session."))
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
+    for library in custom_operators(spec):
+        try:
+            options.register_custom_ops_library(str(library))
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"model_operations.op_library_filename '{library.name}' of model '{spec.name}' can't be "
+                f"loaded: {error}"
+            ) from error
     return options
 
 
-def execution_providers(ort: Any, spec: ModelSpec, placement: Placement) -> list[tuple[str, dict[str, str]]]:
-    """The execution providers of one instance with their options, in order of preference.
+def run_options(ort: Any, spec: ModelSpec) -> Any:
+    """Creates the `onnxruntime.RunOptions` of one instance."""
+    options = ort.RunOptions()
+    shrinkage = spec.parameters.get(SHRINKAGE)
+    if shrinkage is not None:
+        options.add_run_config_entry(SHRINKAGE, shrinkage)
+    return options
+
+
+def custom_operators(spec: ModelSpec) -> list[Path]:
+    """Libraries of custom operators, in the version's or the model's directory, or anywhere.
 
     Raises:
-        InvalidArgumentError: A requested provider is unknown, or missing in the installed ONNX Runtime.
+        InvalidArgumentError: A library does not exist.
     """
-    available: list[str] = ort.get_available_providers()
-    named = spec.parameters.get(PROVIDERS_PARAMETER, "")
-    chosen: list[tuple[str, dict[str, str]]]
-    if named.strip():
-        by_name = {key.lower(): key for key in ort.get_all_providers()}
-        chosen = [(_full_name(name.strip(), by_name), {}) for name in named.split(",") if name.strip()]
-    else:
-        chosen = _accelerators(spec, placement)
-        if placement.kind == "GPU" and all(name != CUDA for name, _ in chosen):
-            chosen.append((CUDA, {}))
-        # The CPU runs what the others do not support.
-        chosen.append((_CPU, {}))
-    for name, options in chosen:
-        if name not in available:
+    names = _child(spec.config, "model_operations").get("op_library_filename")
+    found = []
+    for name in names if isinstance(names, list) else []:
+        candidates = [folder / str(name) for folder in (spec.version_directory, spec.directory)]
+        path = next((path for path in candidates if path.is_file()), None)
+        if path is None:
             raise InvalidArgumentError(
-                f"model '{spec.name}' needs the execution provider '{name}', which the installed onnxruntime "
-                f"does not have; it has: {', '.join(available)}"
+                f"unable to find '{name}' of model_operations.op_library_filename for model '{spec.name}'"
             )
-        if name in ON_A_DEVICE:
-            options.setdefault("device_id", str(placement.device_id))
-    return chosen
-
-
-def _full_name(name: str, by_name: Mapping[str, str]) -> str:
-    for candidate in (name, f"{name}ExecutionProvider"):
-        found = by_name.get(candidate.lower())
-        if found is not None:
-            return found
-    raise InvalidArgumentError(
-        f"unknown execution provider '{name}' in parameter '{PROVIDERS_PARAMETER}', known ones are: "
-        f"{', '.join(by_name.values())}"
-    )
-
-
-def _accelerators(spec: ModelSpec, placement: Placement) -> list[tuple[str, dict[str, str]]]:
-    """The config's execution accelerators for the instance's kind of device."""
-    accelerators = _child(_child(spec.config, "optimization"), "execution_accelerators")
-    key = "gpu_execution_accelerator" if placement.kind == "GPU" else "cpu_execution_accelerator"
-    entries = accelerators.get(key)
-    chosen: list[tuple[str, dict[str, str]]] = []
-    for entry in entries if isinstance(entries, list) else []:
-        name = str(entry.get("name", ""))
-        provider = _ACCELERATORS.get(name)
-        if provider is None:
-            raise InvalidArgumentError(f"unknown Execution Accelerator '{name}' is requested")
-        given = {str(k): str(v) for k, v in (entry.get("parameters") or {}).items()}
-        chosen.append((provider, _tensorrt_options(given) if name == "tensorrt" else given))
-    return chosen
-
-
-def _tensorrt_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Translates Triton's TensorRT parameters to ONNX Runtime's."""
-    options: dict[str, str] = {}
-    for key, value in given.items():
-        if key != "precision_mode":
-            options[_TENSORRT_KEYS.get(key, key)] = value
-        elif value not in _TENSORRT_PRECISIONS:
-            raise InvalidArgumentError(f"unsupported precision mode '{value}' is requested")
-        else:
-            flag = _TENSORRT_PRECISIONS[value]
-            if flag is not None:
-                options[flag] = "1"
-    return options
+        found.append(path)
+    return found
 
 
 def _graph_level(spec: ModelSpec) -> int:

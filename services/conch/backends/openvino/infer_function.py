@@ -10,6 +10,8 @@ Used by: `openvino_backend`.
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +29,9 @@ _WATCH_S = 0.05
 
 _IDLE_ROUNDS = 20
 """Rounds without runs after which the watch sleeps."""
+
+_CLOSE_S = 0.0005
+_MOST_CLOSE_NS = 5 * 10**9
 
 
 class InferFunction:
@@ -62,7 +67,13 @@ class InferFunction:
         self._short = False
         # OpenVINO would convert strings in place to arrays that nothing needs, with a warning.
         self._may_be_short = not any(output.is_text for output in outputs.values())
-        request.set_callback(self._on_completed, None)
+        on_completed = self._on_completed
+
+        def callback(_: object) -> None:
+            on_completed()
+
+        self._callback = weakref.ref(callback)
+        request.set_callback(callback, None)
         watch.add(self)
 
     def start(
@@ -113,17 +124,27 @@ class InferFunction:
                 done(engine_error(_RUNNING, error))
 
     def close(self) -> None:
-        """Waits until a callback has returned, and frees the request."""
+        """Frees the request once OpenVINO's threads need the interpreter's lock no more.
+
+        1. The last callback of a stream's thread has completed its batch, and the model is closed.
+        2. The thread drops the callback, which takes the lock if nothing else refers to it.
+        3. The compiled model goes; it holds the lock and waits for the thread to end.
+
+        So 3 must not come before 2.
+        """
         self._watch.remove(self)
         request = self._request
         try:
-            request.wait()  # releases the interpreter's lock, which the callback needs to end
+            request.wait()
         except Exception:  # of the last run, which is complete
             pass
         request.set_callback(_ignore, None)
+        end_ns = monotonic_ns() + _MOST_CLOSE_NS
+        while self._callback() is not None and monotonic_ns() < end_ns:
+            time.sleep(_CLOSE_S)
         del self._request, self._inputs, self._outputs
 
-    def _on_completed(self, _: object) -> None:
+    def _on_completed(self) -> None:
         """OpenVINO's callback."""
         done, self._done = self._done, None
         if done is None:

@@ -33,6 +33,7 @@ class OpenVinoBackend(Backend):
 
     default_model_file = "model.xml"
     parameters = PARAMETERS
+    passes_parameters = False
 
     def __init__(self) -> None:
         self._ov = import_openvino()

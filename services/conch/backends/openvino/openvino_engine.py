@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conch.backends.file_formats import ONNX, OPENVINO_IR, SAVED_MODEL, TFLITE, hint, identify
 from conch.backends.openvino.openvino_settings import OpenVinoSettings
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.file_formats import ONNX, OPENVINO_IR, SAVED_MODEL, TFLITE, describe, identify
 
 log = logging.getLogger(__name__)
 
@@ -54,27 +54,20 @@ def engine_text(error: BaseException) -> str:
     return type(error).__name__
 
 
-def engine_error(what: str, error: BaseException, file: Path | None = None) -> BaseException:
-    """An OpenVINO exception as `InternalError` in Triton's words, with the file if that is the cause.
-
-    Errors of conch, and missing memory, stay what they are.
-    """
+def engine_error(what: str, error: BaseException) -> BaseException:
+    """An OpenVINO exception as `InternalError` in Triton's words; other errors stay what they are."""
     if isinstance(error, (ConchError, MemoryError)):
         return error
-    end = ""
-    if file is not None:
-        what = f"{what} '{file}'"
-        end = hint(file) if file.exists() and identify(file) not in _READABLE else ""
-    return InternalError(f"openvino error in {what} : {engine_text(error)}{end}")
+    return InternalError(f"openvino error in {what} : {engine_text(error)}")
 
 
 @contextmanager
-def engine_errors(what: str, file: Path | None = None) -> Iterator[None]:
+def engine_errors(what: str) -> Iterator[None]:
     """Raises OpenVINO's exceptions as `engine_error`."""
     try:
         yield
     except Exception as error:
-        raise engine_error(what, error, file) from error
+        raise engine_error(what, error) from error
 
 
 class Engine:
@@ -102,7 +95,10 @@ class Engine:
         Raises:
             InternalError: OpenVINO can't read it.
         """
-        with engine_errors("reading model", path):
+        what = f"reading model '{path}'"
+        if identify(path) not in (None, *_READABLE):  # OpenVINO would try all its formats in turn
+            raise InternalError(f"openvino error in {what} : the file {describe(path)}")
+        with engine_errors(what):
             return self._core.read_model(str(path))
 
     def compile(self, model: Any, name: str) -> Any:

@@ -28,7 +28,7 @@ class PythonBackend(Backend):
 
     default_model_file = "model.py"
     completion_runs_code = True
-    parameters = PARAMETERS
+    parameters: ClassVar[tuple[str, ...]] = PARAMETERS
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conch.backends import file_formats
 from conch.backends.arrays import ArrayInstance
-from conch.backends.file_formats import AOT_INDUCTOR, EXPORTED_PROGRAM, TORCHSCRIPT, FileFormat
 from conch.backends.python.python_based import PythonBasedBackend
 from conch.backends.pytorch.exported_model import ExportedProgram, ProgramDescription, load_program
 from conch.backends.pytorch.inductor_model import InductorLibrary, InductorProgram, PackageFolder
@@ -29,9 +27,11 @@ from conch.backends.pytorch.torch_settings import (
 )
 from conch.backends.pytorch.torchscript_model import TorchScriptProgram, arguments_of, load_module
 from conch.backends.signature import complete, validate
+from conch.core import file_formats
 from conch.core.backend import Backend, BackendInstance, BackendModel, ConfigNotes
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Placement, place
+from conch.core.file_formats import AOT_INDUCTOR, EXPORTED_PROGRAM, TORCHSCRIPT, FileFormat
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES
 
@@ -49,6 +49,7 @@ class PyTorchBackend(Backend):
     default_model_file = "model.pt"
     platform = "pytorch_libtorch"
     parameters = PARAMETERS
+    passes_parameters = False
 
     def __init__(self) -> None:
         # Imported late: configs can be read without the framework.

@@ -1,0 +1,158 @@
+"""`TfLiteBackend`: TF-Lite models in process, through LiteRT; one interpreter per instance.
+
+Inputs and outputs have the names of the model's signature where it has one, else those of its tensors. Used
+by: backend loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conch.backends.arrays import ArrayBackend, ArrayFunction
+from conch.backends.model_parameters import integer, threads_per_instance
+from conch.backends.signature import ModelTensor, Signature, complete, validate
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
+from conch.core.execution.placement import Placement
+from conch.core.file_formats import TFLITE, describe, identify
+from conch.core.spec import ModelSpec
+from conch.core.tensor import Array, datatype_of
+
+_THREADS = "NUM_THREADS"
+_SIGNATURE = "SIGNATURE"
+
+
+class TfLiteBackend(ArrayBackend):
+    """The backend ``tflite``."""
+
+    default_model_file = "model.tflite"
+    parameters = (_THREADS, _SIGNATURE)
+    passes_parameters = False
+
+    def __init__(self) -> None:
+        # Imported late: configs can be read without the framework.
+        from ai_edge_litert.interpreter import Interpreter
+
+        self._interpreter: Any = Interpreter
+
+    @property
+    def uses_gpus(self) -> bool:
+        """LiteRT runs on the CPU here."""
+        return False
+
+    def complete_config(
+        self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Takes inputs, outputs and batching from the model."""
+        if config.get("input") and config.get("output"):
+            return config
+        path = version_directory / (config.get("default_model_filename") or self.default_model_file)
+        parameters = config.get("parameters") or {}
+        chosen = str(parameters.get(_SIGNATURE, {}).get("string_value", ""))
+        return complete(config, _Model(self._interpreter, path, chosen, 1).signature, options)
+
+    def check(self, spec: ModelSpec) -> None:
+        """Compares the config with the model."""
+        self._open(spec)
+
+    def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
+        """Makes an interpreter."""
+        if placement.kind == "GPU":
+            raise InvalidArgumentError(
+                f"unable to load model '{spec.name}': backend 'tflite' runs on the CPU; set the kind of "
+                f"instance_group to KIND_CPU"
+            )
+        return self._open(spec)
+
+    def _open(self, spec: ModelSpec) -> _Model:
+        threads = integer(spec.parameters, _THREADS, 0, least=0) or threads_per_instance(spec)
+        path = spec.version_directory / spec.model_file
+        model = _Model(self._interpreter, path, spec.parameters.get(_SIGNATURE, ""), threads)
+        validate(spec, model.signature, model.datatypes)
+        return model
+
+
+class _Model:
+    """An interpreter as a function of arrays."""
+
+    def __init__(self, interpreter: Any, path: Path, chosen: str, threads: int) -> None:
+        if not path.is_file():
+            raise UnavailableError(f"unable to find '{path}' for backend 'tflite'")
+        if identify(path) is not TFLITE:
+            is_what = describe(path) or "is none that LiteRT wrote, or a damaged one"
+            raise InvalidArgumentError(f"unable to load TF-Lite model '{path}': the file {is_what}")
+        try:
+            self._model = interpreter(model_path=str(path), num_threads=threads)
+            self._inputs, self._outputs = self._details(chosen, path)
+            self._model.allocate_tensors()
+        except ConchError:
+            raise
+        except Exception as error:
+            raise InternalError(f"unable to load TF-Lite model '{path}': {error}") from error
+        self.signature = Signature(
+            tuple(_tensor(name, detail) for name, detail in self._inputs.items()),
+            tuple(_tensor(name, detail) for name, detail in self._outputs.items()),
+        )
+        tensors = (*self.signature.inputs, *self.signature.outputs)
+        self.datatypes = frozenset(tensor.datatype for tensor in tensors if tensor.datatype)
+        self._shapes = {name: tuple(detail["shape"]) for name, detail in self._inputs.items()}
+
+    def _details(self, chosen: str, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Details of inputs and outputs by name."""
+        signatures = self._model.get_signature_list()
+        if chosen and chosen not in signatures:
+            raise InvalidArgumentError(
+                f"'{path}' has no signature '{chosen}', which parameter '{_SIGNATURE}' names; it has: "
+                f"{', '.join(signatures) or 'none'}"
+            )
+        if not signatures:
+            given, made = self._model.get_input_details(), self._model.get_output_details()
+            return {each["name"]: each for each in given}, {each["name"]: each for each in made}
+        runner = self._model.get_signature_runner(chosen or next(iter(signatures)))
+        # The runner knows names; indices of tensors come with the interpreter's own details.
+        indices = {
+            each["name"]: each
+            for each in (*self._model.get_input_details(), *self._model.get_output_details())
+        }
+        inputs = {name: indices[each["name"]] for name, each in runner.get_input_details().items()}
+        outputs = {name: indices[each["name"]] for name, each in runner.get_output_details().items()}
+        return dict(sorted(inputs.items())), dict(sorted(outputs.items()))
+
+    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        model = self._model
+        try:
+            if any(inputs[name].shape != shape for name, shape in self._shapes.items()):
+                for name, detail in self._inputs.items():
+                    model.resize_tensor_input(detail["index"], inputs[name].shape)
+                model.allocate_tensors()
+                self._shapes = {name: inputs[name].shape for name in self._inputs}
+            for name, detail in self._inputs.items():
+                model.set_tensor(detail["index"], inputs[name])
+            model.invoke()
+            return {name: _plain(model.get_tensor(self._outputs[name]["index"])) for name in outputs}
+        except KeyError as error:
+            raise InvalidArgumentError(f"input {error} is missing") from error
+        except (RuntimeError, ValueError) as error:
+            self._shapes = dict.fromkeys(self._shapes, ())  # the next run allocates again
+            raise InternalError(f"LiteRT: {error}") from error
+
+    def close(self) -> None:
+        """Frees the interpreter."""
+        del self._model
+
+
+def _tensor(name: str, detail: Mapping[str, Any]) -> ModelTensor:
+    dims = detail["shape_signature"] if len(detail["shape_signature"]) else detail["shape"]
+    try:
+        datatype = datatype_of(np.empty(0, detail["dtype"]))
+    except ConchError as error:
+        return ModelTensor(name, "", tuple(map(int, dims)), f"tensor '{name}': {error.message}")
+    return ModelTensor(name, datatype, tuple(map(int, dims)))
+
+
+def _plain(array: Array) -> Array:
+    """Strings as BYTES."""
+    return array.astype(object) if array.dtype.kind == "S" else array
