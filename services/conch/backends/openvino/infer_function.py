@@ -10,13 +10,12 @@ Used by: `openvino_backend`.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from conch.backends.arrays import ArrayResults, OnResults
-from conch.backends.openvino.openvino_engine import engine_error
+from conch.backends.openvino.openvino_engine import engine_error, raise_engine_error
 from conch.backends.openvino.request_tensors import InputTensor, OutputTensor
 from conch.core.clock import monotonic_ns
 from conch.core.execution.inline_execution import FAST_NS
@@ -103,7 +102,7 @@ class InferFunction:
         except Exception as error:
             self._done = None
             self._let_go()
-            raise engine_error(_RUNNING, error) from error
+            raise_engine_error(_RUNNING, error)
         if not self._watch.awake:
             self._watch.wake()
         return None
@@ -140,8 +139,10 @@ class InferFunction:
             pass
         request.set_callback(_ignore, None)
         end_ns = monotonic_ns() + _MOST_CLOSE_NS
+        # Polled, as an event at the callback's end would be set before the thread is through with it.
+        pause = threading.Event()
         while self._callback() is not None and monotonic_ns() < end_ns:
-            time.sleep(_CLOSE_S)
+            pause.wait(_CLOSE_S)
         del self._request, self._inputs, self._outputs
 
     def _on_completed(self) -> None:

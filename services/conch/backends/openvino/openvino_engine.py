@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from conch.backends.openvino.openvino_settings import OpenVinoSettings
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
@@ -61,13 +61,21 @@ def engine_error(what: str, error: BaseException) -> BaseException:
     return InternalError(f"openvino error in {what} : {engine_text(error)}")
 
 
+def raise_engine_error(what: str, error: Exception) -> NoReturn:
+    """Raises what `engine_error` makes of an exception."""
+    made = engine_error(what, error)
+    if made is error:
+        raise error
+    raise made from error
+
+
 @contextmanager
 def engine_errors(what: str) -> Iterator[None]:
     """Raises OpenVINO's exceptions as `engine_error`."""
     try:
         yield
     except Exception as error:
-        raise engine_error(what, error) from error
+        raise_engine_error(what, error)
 
 
 class Engine:
