@@ -48,6 +48,9 @@ FORMATS = (
     Format("tflite", "", "model.tflite"),
 )
 
+# Behind Triton's formats, for configs without a backend: this one finds its file itself.
+_OWN_FORMATS = tuple(Format("fil", "", name) for name in ("xgboost.json", "xgboost.ubj", "checkpoint.tl"))
+
 _BACKEND_OF_PLATFORM = {
     name: entry.backend for entry in FORMATS for name in (entry.platform, *entry.aliases) if name
 }
@@ -138,7 +141,9 @@ def _format_of(config: ModelConfig, has_file: Callable[[str], bool]) -> Format |
     formats = [entry for entry in FORMATS if entry.runtime in ("", config.runtime)]
     if platform:
         return next((entry for entry in formats if platform in (entry.platform, *entry.aliases)), None)
-    candidates = [entry for entry in formats if backend in ("", entry.backend)]
+    candidates = [entry for entry in formats if entry.backend == backend]
+    if not backend:
+        candidates = [*formats, *_OWN_FORMATS]
     if file:
         named = next((entry for entry in candidates if entry.model_file == file), None)
         # Other file names tell nothing; a given backend still implies its platform.
@@ -147,7 +152,7 @@ def _format_of(config: ModelConfig, has_file: Callable[[str], bool]) -> Format |
     return found or (candidates[0] if backend and candidates else None)
 
 
-_NATIVE = frozenset(entry.backend for entry in FORMATS if entry.model_file != "model.py")
+_NATIVE = frozenset(entry.backend for entry in (*FORMATS, *_OWN_FORMATS) if entry.model_file != "model.py")
 """Backends that are not Python code."""
 
 

@@ -51,7 +51,12 @@ def boolean(parameters: Mapping[str, str], key: str, default: bool) -> bool:
     raise InvalidArgumentError(f"parameter '{key}' must be 'true' or 'false', got '{text}'")
 
 
-def threads_per_instance(spec: ModelSpec) -> int:
-    """Threads of an engine such that all CPU instances of the model together use each core once."""
-    instances = sum(placement.kind != "GPU" for placement in place(spec.instance_groups))
+def threads_per_instance(spec: ModelSpec, on_cpu: bool = False) -> int:
+    """Threads of an engine such that all CPU instances of the model together use each core once.
+
+    Args:
+        spec: The model.
+        on_cpu: Whether instances of kind GPU run on the CPU, too.
+    """
+    instances = sum(on_cpu or placement.kind != "GPU" for placement in place(spec.instance_groups))
     return max(len(os.sched_getaffinity(0)) // max(instances, 1), 1)

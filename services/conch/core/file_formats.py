@@ -157,6 +157,8 @@ def _structured(path: Path, head: bytes) -> FileFormat | None:
         return OPENVINO_IR if b"<net" in head else None
     if re.match(rb"\x80[\x02-\x05]", head):
         return PICKLE
+    if _is_old_xgboost(head):
+        return XGBOOST_BINARY
     if re.match(rb"[\x03-\x09]\0\0\0[\0-\x40]\0\0\0[\0-\x40]\0\0\0", head):
         return TREELITE
     if _is_safetensors(path, head):
@@ -167,6 +169,13 @@ def _structured(path: Path, head: bytes) -> FileFormat | None:
     if path.suffix == ".py":
         return PYTHON
     return None
+
+
+def _is_old_xgboost(head: bytes) -> bool:
+    """True for a model of XGBoost before 0.80, without magic: 136 bytes of numbers, objective, booster."""
+    pattern = rb".{136}(?P<length>.)\0{7}(?P<objective>[a-z:]+).\0{7}gb(tree|linear)"
+    match = re.match(pattern, head, re.DOTALL)
+    return match is not None and match["length"][0] == len(match["objective"])
 
 
 def _is_safetensors(path: Path, head: bytes) -> bool:

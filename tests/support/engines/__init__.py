@@ -8,6 +8,12 @@ from tests.support.engines.engine import Engine
 from tests.support.engines.onnx_engine import OnnxEngine
 from tests.support.engines.openvino_engine import OpenVinoEngine
 from tests.support.engines.torch_engines import ExportedEngine, InductorEngine, TorchScriptEngine
+from tests.support.engines.tree_engines import (
+    CheckpointForest,
+    LightgbmForest,
+    XgboostEngine,
+    XgboostJsonForest,
+)
 
 ENGINES: tuple[Engine, ...] = (
     OnnxEngine(),
@@ -15,6 +21,10 @@ ENGINES: tuple[Engine, ...] = (
     TorchScriptEngine(),
     ExportedEngine(),
     InductorEngine(),
+    XgboostJsonForest(),
+    LightgbmForest(),
+    CheckpointForest(),
+    XgboostEngine(),
 )
 
 

@@ -95,8 +95,8 @@ class InferFunction:
                     self._lent.append(self._outputs[name])
             self._started_ns = monotonic_ns()
             if self._short:
-                self._infer(self._request, {}, True, False)
-                return self._results()
+                values = self._infer(self._request, {}, True, False).values()
+                return self._results(list(values))
             self._done = done
             self._start_async(self._request, {}, None)
         except Exception as error:
@@ -157,11 +157,12 @@ class InferFunction:
             results = engine_error(_RUNNING, error)
         done(results)
 
-    def _results(self) -> ArrayResults:
-        """Copies the outputs: the next run overwrites the request's own memory."""
+    def _results(self, values: list[Array] | None = None) -> ArrayResults:
+        """Copies the outputs, as the next run overwrites their memory; see `OutputTensor.read`."""
         self._short = self._may_be_short and monotonic_ns() - self._started_ns < FAST_NS
         try:
-            return {name: self._outputs[name].read() for name in self._wanted}
+            outputs = self._outputs
+            return {name: outputs[name].read(values) for name in self._wanted}
         finally:
             if self._lent:
                 self._let_go()

@@ -1,0 +1,1 @@
+"""Tree backends: `fil` as Triton has it; `xgboost`, `lightgbm` and `sklearn` with named outputs."""

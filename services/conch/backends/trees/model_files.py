@@ -1,0 +1,121 @@
+"""Types of model files of tree libraries: default names, and the search in a version directory.
+
+Parsers of these libraries are C++ and trust their input, so a file is recognised before any of them opens it.
+Threads and locks: none. Used by: all tree backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from conch.core import file_formats
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
+from conch.core.file_formats import FileFormat, describe, identify
+
+XGBOOST = "xgboost"
+XGBOOST_JSON = "xgboost_json"
+XGBOOST_UBJ = "xgboost_ubj"
+LIGHTGBM = "lightgbm"
+CHECKPOINT = "treelite_checkpoint"
+SKLEARN = "sklearn"
+
+FILE_NAMES = {
+    XGBOOST: "xgboost.model",
+    XGBOOST_JSON: "xgboost.json",
+    XGBOOST_UBJ: "xgboost.ubj",
+    LIGHTGBM: "model.txt",
+    CHECKPOINT: "checkpoint.tl",
+    SKLEARN: "model.skops",
+}
+"""Default file by model type. The types are Triton's, and ``sklearn``."""
+
+OF_XGBOOST = frozenset({XGBOOST, XGBOOST_JSON, XGBOOST_UBJ})
+"""Types of XGBoost, any of which a file may have: XGBoost 3.1 writes UBJSON to all names but ``.json``."""
+
+_FORMATS = {
+    XGBOOST: file_formats.XGBOOST_BINARY,
+    XGBOOST_JSON: file_formats.XGBOOST_JSON,
+    XGBOOST_UBJ: file_formats.XGBOOST_UBJ,
+    LIGHTGBM: file_formats.LIGHTGBM,
+    CHECKPOINT: file_formats.TREELITE,
+    SKLEARN: file_formats.SKOPS,
+}
+_REFUSED_SUFFIXES = (".cbm", ".joblib", ".pickle", ".pkl")
+
+
+class DamagedError(ValueError):
+    """A file contradicts its own format; the text says where."""
+
+
+def find_model(
+    directory: Path, file_name: str, kinds: Iterable[str], model: str, also: Iterable[str] = ()
+) -> tuple[Path, str]:
+    """Finds a model's file, and recognises it.
+
+    Args:
+        directory: The version directory.
+        file_name: The config's name of the file or of a folder with it; empty for the version directory.
+        kinds: Types whose default names are looked for in a folder, in this order.
+        model: Name of the model, for messages.
+        also: Further default names.
+
+    Returns:
+        The file and its type, which may be any.
+
+    Raises:
+        UnavailableError: There is no such file.
+        InvalidArgumentError: The file is of no type; the text says what it is and what serves it.
+    """
+    path = directory / file_name
+    if path.is_dir():
+        names = (*(FILE_NAMES[kind] for kind in kinds), *also)
+        found = next((path / name for name in names if (path / name).is_file()), None)
+        if found is None:
+            for other in sorted(path.iterdir()):
+                if other.suffix in _REFUSED_SUFFIXES:
+                    recognize(other, model)  # says why it is not served
+            others = f"; nor is there {', '.join(names[1:])}: name the file in default_model_filename"
+            raise UnavailableError(
+                f"unable to find '{path / names[0]}' for model instance '{model}'"
+                f"{others if len(names) > 1 else ''}"
+            )
+        path = found
+    if not path.is_file():
+        raise UnavailableError(f"unable to find '{path}' for model instance '{model}'")
+    return path, recognize(path, model)
+
+
+def recognize(path: Path, model: str) -> str:
+    """The type of a file, by its first bytes.
+
+    Raises:
+        UnavailableError: It can't be read.
+        InvalidArgumentError: It has none.
+    """
+    try:
+        found: FileFormat | None = identify(path)
+    except OSError as error:
+        raise UnavailableError(f"unable to read '{path}' for model '{model}': {error.strerror}") from error
+    for kind, form in _FORMATS.items():
+        if found is form:
+            return kind
+    what = describe(path) or "is of a kind that no tree backend reads"
+    raise InvalidArgumentError(f"unable to load model '{model}': the file '{path}' {what}")
+
+
+def wrong_kind(path: Path, kind: str, model: str, fix: str) -> InvalidArgumentError:
+    """The error for a file of a type that the config does not allow."""
+    return InvalidArgumentError(f"unable to load model '{model}': '{path}' is {text_of(kind)}, {fix}")
+
+
+def unreadable(path: Path, kind: str, model: str, reason: str) -> InternalError:
+    """The error for a file that its parser, or a check before it, rejects."""
+    return InternalError(
+        f"unable to load model '{model}': '{path}' can't be read as {text_of(kind)}: {reason}"
+    )
+
+
+def text_of(kind: str) -> str:
+    """What a file of a type is, with its article."""
+    return _FORMATS[kind].what
