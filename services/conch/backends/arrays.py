@@ -9,20 +9,34 @@ Used by: `onnxruntime`, and backends outside conch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Protocol, cast
 
 from conch.backends.device_arrays import DeviceFunction, DeviceGatherer
 from conch.backends.gather import gather_for
 from conch.backends.inplace_outputs import InPlaceOutputs, WritesInPlace
 from conch.backends.scatter import scatter_for
-from conch.core.backend import Backend, BackendInstance, BackendModel
+from conch.core.backend import (
+    PENDING,
+    Backend,
+    BackendInstance,
+    BackendModel,
+    Done,
+    Outcome,
+    Pending,
+)
 from conch.core.clock import monotonic_ns
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
+
+ArrayResults = Mapping[str, Array]
+"""Outputs of a run by name."""
+
+OnResults = Callable[[ArrayResults | BaseException], None]
+"""Takes the results of a run that was started, or its error."""
 
 
 class ArrayFunction(Protocol):
@@ -74,66 +88,59 @@ class _Model(BackendModel):
         return ArrayInstance(self._spec, self._backend.open(self._spec, placement))
 
 
-class ArrayInstance(BackendInstance):
-    """Runs batches on an array function."""
+class AsyncArrayFunction(Protocol):
+    """An array function whose runs another thread may complete; it has one run at a time."""
 
-    def __init__(self, spec: ModelSpec, function: ArrayFunction) -> None:
-        self._function = function
+    def start(
+        self,
+        inputs: dict[str, Array],
+        outputs: tuple[str, ...],
+        places: Mapping[str, Array] | None,
+        done: OnResults,
+    ) -> ArrayResults | None:
+        """Starts a run.
+
+        Args:
+            inputs: As for `ArrayFunction`; only the function keeps them until the run is over.
+            outputs: The requested outputs.
+            places: An array to fill for each requested output; None to return new ones.
+            done: Called once with the results or an error if this returns None; from any thread and possibly
+                before this returns. The next run may start within it.
+
+        Returns:
+            The results, as those of an `ArrayFunction`, if the run is over already.
+        """
+
+
+class _ArrayInstance(BackendInstance):
+    """Gathers batches to arrays and scatters results to responses; subclasses run the function."""
+
+    def __init__(self, spec: ModelSpec, function: object, writes_in_place: bool) -> None:
+        self._closes = getattr(function, "close", None)
         self.warmup_runs = getattr(function, "warmup_runs", 1)
         self._batches = spec.max_batch_size > 0
         self._all = tuple(tensor.name for tensor in spec.model_outputs)
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
         self._gather = gather_for(spec)
-        self._scatter = scatter_for(spec).split
-        device_id = getattr(function, "device_id", None)
-        self._device_gatherer = None if device_id is None else DeviceGatherer(spec, device_id)
-        self._in_place = InPlaceOutputs(spec, function) if isinstance(function, WritesInPlace) else None
-
-    def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
-        """Gathers, runs and scatters; requests of a model without batching run one by one."""
-        requests = batch.requests
-        if self._batches or len(requests) == 1:
-            return self._run(batch, requests)
-        return [response for request in requests for response in self._run(batch, [request])]
+        self.scatter = scatter_for(spec).split
+        self._in_place = InPlaceOutputs(spec) if writes_in_place else None
 
     def close(self) -> None:
         """Closes the function if it has `close`."""
-        close = getattr(self._function, "close", None)
-        if close is not None:
-            close()
+        closes, self._closes = self._closes, None
+        if closes is not None:
+            closes()
 
-    def _run(self, batch: Batch, requests: list[InferenceRequest]) -> list[InferenceResponse]:
-        wanted = self._wanted(requests)
-        if self._device_gatherer is not None:
-            return self._run_on_device(self._device_gatherer, batch, requests, wanted)
-        inputs = self._gather(batch, requests)
-        batch.compute_input_end_ns = monotonic_ns()
-        places = None
-        if self._in_place is not None and len(requests) == 1 and requests[0].region_bindings is not None:
-            places = self._in_place.places(requests[0], wanted, inputs)
-        results = self._function(inputs, wanted) if places is None else self._run_into(inputs, places)
-        batch.compute_output_start_ns = monotonic_ns()
-        return self._scatter(requests, wanted, results)
+    def _places(
+        self, requests: list[InferenceRequest], wanted: tuple[str, ...], inputs: dict[str, Array]
+    ) -> dict[str, Array] | None:
+        """Client memory for all wanted outputs; None unless all of them can be written there."""
+        if self._in_place is None or len(requests) != 1 or requests[0].region_bindings is None:
+            return None
+        return self._in_place.places(requests[0], wanted, inputs)
 
-    def _run_on_device(
-        self, gather: DeviceGatherer, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...]
-    ) -> list[InferenceResponse]:
-        """Runs with inputs and outputs in device memory where possible."""
-        function = cast(DeviceFunction, self._function)
-        inputs = gather.inputs(batch, requests)
-        places = gather.places(requests, wanted)
-        batch.compute_input_end_ns = monotonic_ns()
-        results = function.on_device(inputs, wanted, places)
-        batch.compute_output_start_ns = monotonic_ns()
-        return self._scatter(requests, wanted, results)
-
-    def _run_into(self, inputs: dict[str, Array], places: dict[str, Array]) -> dict[str, Array]:
-        assert self._in_place is not None, "there are no places without it"
-        self._in_place.function.run_into(inputs, places)
-        return places
-
-    def _wanted(self, requests: list[InferenceRequest]) -> tuple[str, ...]:
+    def wanted(self, requests: list[InferenceRequest]) -> tuple[str, ...]:
         """Outputs that any of the requests asks for, in the config's order."""
         first = requests[0].requested
         if first is None:
@@ -146,3 +153,117 @@ class ArrayInstance(BackendInstance):
             if requested is not first:
                 names.update(requested)
         return self._all if len(names) == len(self._all) else tuple([n for n in self._all if n in names])
+
+
+class ArrayInstance(_ArrayInstance):
+    """Runs batches on an array function."""
+
+    def __init__(self, spec: ModelSpec, function: ArrayFunction) -> None:
+        super().__init__(spec, function, isinstance(function, WritesInPlace))
+        self._function = function
+        device_id = getattr(function, "device_id", None)
+        self._device_gatherer = None if device_id is None else DeviceGatherer(spec, device_id)
+
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
+        """Gathers, runs and scatters; requests of a model without batching run one by one."""
+        requests = batch.requests
+        if self._batches or len(requests) == 1:
+            return self._run(batch, requests)
+        return [response for request in requests for response in self._run(batch, [request])]
+
+    def _run(self, batch: Batch, requests: list[InferenceRequest]) -> list[InferenceResponse]:
+        wanted = self.wanted(requests)
+        if self._device_gatherer is not None:
+            return self._run_on_device(self._device_gatherer, batch, requests, wanted)
+        inputs = self._gather(batch, requests)
+        batch.compute_input_end_ns = monotonic_ns()
+        places = self._places(requests, wanted, inputs)
+        results = self._function(inputs, wanted) if places is None else self._run_into(inputs, places)
+        batch.compute_output_start_ns = monotonic_ns()
+        return self.scatter(requests, wanted, results)
+
+    def _run_on_device(
+        self, gather: DeviceGatherer, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...]
+    ) -> list[InferenceResponse]:
+        """Runs with inputs and outputs in device memory where possible."""
+        function = cast(DeviceFunction, self._function)
+        inputs = gather.inputs(batch, requests)
+        places = gather.places(requests, wanted)
+        batch.compute_input_end_ns = monotonic_ns()
+        results = function.on_device(inputs, wanted, places)
+        batch.compute_output_start_ns = monotonic_ns()
+        return self.scatter(requests, wanted, results)
+
+    def _run_into(self, inputs: dict[str, Array], places: dict[str, Array]) -> dict[str, Array]:
+        cast(WritesInPlace, self._function).run_into(inputs, places)
+        return places
+
+
+class AsyncArrayInstance(_ArrayInstance):
+    """Starts batches on an asynchronous array function."""
+
+    blocks: ClassVar[bool] = False
+
+    def __init__(self, spec: ModelSpec, function: AsyncArrayFunction) -> None:
+        super().__init__(spec, function, True)
+        self._function = function
+
+    def start(self, batch: Batch, done: Done) -> Outcome | Pending:
+        """Gathers and starts a batch; requests of a model without batching run one after the other."""
+        requests = batch.requests
+        single = self._batches or len(requests) == 1
+        groups = [requests] if single else [[request] for request in requests]
+        return _StartedBatch(self, batch, groups, done).proceed()
+
+    def start_run(
+        self, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...], done: OnResults
+    ) -> ArrayResults | None:
+        """Gathers requests and starts the function on them."""
+        inputs = self._gather(batch, requests)
+        batch.compute_input_end_ns = monotonic_ns()
+        return self._function.start(inputs, wanted, self._places(requests, wanted, inputs), done)
+
+
+class _StartedBatch:
+    """A batch of an `AsyncArrayInstance`; it has the groups of requests that are still to run."""
+
+    __slots__ = ("_batch", "_done", "_groups", "_instance", "_responses", "_wanted")
+
+    def __init__(
+        self, instance: AsyncArrayInstance, batch: Batch, groups: list[list[InferenceRequest]], done: Done
+    ) -> None:
+        self._instance = instance
+        self._batch = batch
+        self._groups = groups
+        self._done = done
+        self._wanted: tuple[str, ...] = ()
+        self._responses: list[InferenceResponse] = []
+
+    def proceed(self) -> Outcome | Pending:
+        """Runs the groups in turn; `PENDING` once a run is completed later."""
+        while self._groups:
+            requests = self._groups[0]
+            self._wanted = self._instance.wanted(requests)
+            results = self._instance.start_run(self._batch, requests, self._wanted, self._on_results)
+            if results is None:
+                return PENDING
+            self._take(results)
+        return self._responses
+
+    def _on_results(self, results: ArrayResults | BaseException) -> None:
+        """Completes a run, on any thread."""
+        outcome: Outcome | Pending
+        try:
+            if isinstance(results, BaseException):
+                raise results
+            self._take(results)
+            outcome = self.proceed()
+        except BaseException as error:
+            outcome = error
+        if not isinstance(outcome, Pending):
+            self._done(self._batch, outcome)
+
+    def _take(self, results: ArrayResults) -> None:
+        """Scatters the results of the first group."""
+        self._batch.compute_output_start_ns = monotonic_ns()
+        self._responses += self._instance.scatter(self._groups.pop(0), self._wanted, results)

@@ -35,8 +35,7 @@ class WritesInPlace(Protocol):
 class InPlaceOutputs:
     """Finds the output memory for a model that can write in place."""
 
-    def __init__(self, spec: ModelSpec, function: WritesInPlace) -> None:
-        self.function = function
+    def __init__(self, spec: ModelSpec) -> None:
         self._batches = spec.max_batch_size > 0
         # Outputs that are split, or kept as sequence state, differ from what the client gets.
         plain = not (spec.batch_outputs or spec.padding or spec.sequence)

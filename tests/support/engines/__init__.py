@@ -6,6 +6,7 @@ import importlib.util
 
 from tests.support.engines.engine import Engine
 from tests.support.engines.onnx_engine import OnnxEngine
+from tests.support.engines.openvino_engine import OpenVinoEngine
 from tests.support.engines.torch_engines import ExportedEngine, InductorEngine, TorchScriptEngine
 from tests.support.engines.tree_engines import (
     CheckpointForest,
@@ -16,6 +17,7 @@ from tests.support.engines.tree_engines import (
 
 ENGINES: tuple[Engine, ...] = (
     OnnxEngine(),
+    OpenVinoEngine(),
     TorchScriptEngine(),
     ExportedEngine(),
     InductorEngine(),

@@ -1,4 +1,4 @@
-"""Outputs that ONNX Runtime writes to where clients want them, and when it must not."""
+"""Outputs that engines write to where clients want them, and when they must not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tests.support.sharing import SharedObject, shared_object
 from tests.unit.backends.harness import Answer, Harness, tensor_specs
 from tests.unit.backends.test_onnxruntime import S, graph, node
 
+from conch.backends import load_backend
 from conch.backends.inplace_outputs import InPlaceOutputs, WritesInPlace
 from conch.backends.onnxruntime import OnnxRuntimeBackend
+from conch.core.backend import Backend
 from conch.core.execution.placement import place
 from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
@@ -30,13 +32,13 @@ DOUBLING = graph([node("Add", ["IN", "IN"], ["OUT"])], {"IN": (F, ["n", COUNT])}
 VALUES = np.arange(COUNT, dtype=np.float32).reshape(1, COUNT)
 
 
-@pytest.fixture(scope="module")
-def backend() -> OnnxRuntimeBackend:
-    return OnnxRuntimeBackend()
+@pytest.fixture(scope="module", params=["onnxruntime", "openvino"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return load_backend(request.param)
 
 
 @pytest.fixture
-def model(harness: Harness, backend: OnnxRuntimeBackend) -> Model:
+def model(harness: Harness, backend: Backend) -> Model:
     harness.directory("m", {"1/model.onnx": DOUBLING})
     spec = harness.spec(
         inputs=tensor_specs(IN=("FP32", (COUNT,))),
@@ -166,7 +168,8 @@ def test_a_region_that_shrinks_under_a_model_that_writes(
     assert answer.error.startswith("shared memory region 'r' has shrunk since it was registered")
 
 
-def test_models_with_strings_do_not_write_in_place(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+def test_models_with_strings_do_not_write_in_place(harness: Harness) -> None:
+    backend = OnnxRuntimeBackend()
     content = graph([node("Identity", ["IN"], ["OUT"])], {"IN": (S, ["n", 1])}, {"OUT": (S, ["n", 1])})
     harness.directory("m", {"1/model.onnx": content})
     spec = harness.spec(
@@ -179,16 +182,12 @@ def test_models_with_strings_do_not_write_in_place(harness: Harness, backend: On
     assert not isinstance(function, WritesInPlace)
 
 
-def test_a_request_without_any_inputs_has_no_place(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+def test_a_request_without_any_inputs_has_no_place(harness: Harness) -> None:
     """All of them may be optional: then nothing says how many rows there are."""
     spec = harness.spec(outputs=tensor_specs(OUT=("FP32", (COUNT,))), max_batch_size=8)
-
-    class Writes:
-        def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
-            """Nothing is to be run."""
 
     request = InferenceRequest("m", "", {}, lambda request, response, final: None, 0)
     with closing(Regions()) as regions:
         uses = RegionBindings(regions, None)
         uses.attach(request)
-        assert InPlaceOutputs(spec, Writes()).places(request, ("OUT",), {}) is None
+        assert InPlaceOutputs(spec).places(request, ("OUT",), {}) is None

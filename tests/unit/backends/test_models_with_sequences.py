@@ -14,6 +14,7 @@ import pytest
 from tests.support.sequence_models import accumulator
 from tests.unit.backends.harness import Answer, Harness, rows, tensor_specs
 
+from conch.backends import load_backend
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.onnxruntime import OnnxRuntimeBackend
 from conch.backends.python.api import response_sender
@@ -146,10 +147,11 @@ def test_every_request_gets_its_own_row_beside_fillers(harness: Harness) -> None
     assert [states[1], states[3]] == [[[11]], [[22]]], "also where a client did not ask for it"
 
 
-def test_onnx_models_have_controls_and_states(harness: Harness) -> None:
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_onnx_models_have_controls_and_states(harness: Harness, engine: str) -> None:
     harness.directory("m", {"1/model.onnx": accumulator()})
     settings = dataclasses.replace(spec(harness, SUMMING), model_file="model.onnx")
-    model = harness.load(OnnxRuntimeBackend(), settings)
+    model = harness.load(load_backend(engine), settings)
     for number, flags, expected in ((1, "S", 1), (2, "", 3), (3, "E", 6)):
         assert send(harness, model, number, 1, flags).array("OUT").item() == expected
 
