@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,8 +55,12 @@ class Engine(ABC):
         """Writes the model's file to a version directory."""
 
     @abstractmethod
+    def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
+        """The engine itself with the model, without conch: a function from rows to outputs."""
+
     def direct(self, version: Path, rows: Array) -> dict[str, Array]:
-        """The engine's own outputs for rows, called without conch."""
+        """The engine's own outputs for rows."""
+        return self.opened(version)(rows)
 
     def write_identity(self, version: Path, datatype: str) -> None:
         """Writes a model whose output ``y`` is its input ``x``, both of dims [-1] after the batch."""

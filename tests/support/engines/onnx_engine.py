@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,11 @@ class OnnxEngine(Engine):
         node = onnx.helper.make_node("Identity", ["x"], ["y"])
         self._save(version, [node], kind, ["n"] if datatype == "BYTES" else ["n", "k"], [])
 
-    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+    def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(version / self.file), providers=["CPUExecutionProvider"])
-        return {"y": session.run(["y"], {"x": rows})[0]}
+        return lambda rows: {"y": session.run(["y"], {"x": rows})[0]}
 
     def _save(self, version: Path, nodes: list[Any], kind: int, shape: list[Any], weights: list[Any]) -> None:
         import onnx

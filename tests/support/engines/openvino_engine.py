@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,9 @@ class OpenVinoEngine(OnnxEngine):
     def config(self, name: str, more: str = "") -> str:
         return super().config(name, f'default_model_filename: "{self.file}"\n{more}')
 
-    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+    def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         from conch.backends.openvino.openvino_engine import import_openvino
 
         core = import_openvino().Core()
         compiled = core.compile_model(version / self.file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        return {"y": np.array(compiled({0: rows})[0])}
+        return lambda rows: {"y": np.array(compiled({0: rows})[0])}

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,12 +86,12 @@ class TorchScriptEngine(Engine):
             module = torch.jit.script(SameText() if datatype == "BYTES" else Same())
             torch.jit.save(module, version / self.file)
 
-    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+    def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         import torch
 
-        with warnings.catch_warnings(), torch.inference_mode():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            return {"y": torch.jit.load(version / self.file)(torch.tensor(rows)).numpy()}
+            return _called(torch.jit.load(version / self.file).forward, "y")
 
 
 class ExportedEngine(Engine):
@@ -111,13 +111,12 @@ class ExportedEngine(Engine):
             warnings.simplefilter("ignore")
             torch.export.save(exported(affine(level), (torch.zeros(2, WIDTH),)), version / self.file)
 
-    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+    def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         import torch
 
-        with warnings.catch_warnings(), torch.inference_mode():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.load(version / self.file)
-            return {"OUTPUT__0": program.module()(torch.tensor(rows)).numpy()}
+            return _called(torch.export.load(version / self.file).module().forward, "OUTPUT__0")
 
 
 class InductorEngine(Engine):
@@ -146,10 +145,21 @@ class InductorEngine(Engine):
             made.rename(kept)
         shutil.copyfile(kept, version / self.file)
 
-    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+    def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         import torch
 
-        with warnings.catch_warnings(), torch.inference_mode():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = torch._inductor.aoti_load_package(str(version / self.file))
-            return {"RESULT": model(torch.tensor(rows)).numpy()}
+            return _called(torch._inductor.aoti_load_package(str(version / self.file)), "RESULT")
+
+
+def _called(forward: Any, output: str) -> Callable[[Array], dict[str, Array]]:
+    """A function of tensors as one of arrays."""
+    import torch
+
+    def call(rows: Array) -> dict[str, Array]:
+        with torch.inference_mode():
+            result = forward(torch.from_numpy(rows))
+        return {output: result.numpy()}
+
+    return call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,11 +28,11 @@ class ForestEngine(Engine):
         forest = self.save(version / self.file, level)
         forest.serialize(_beside(version))
 
-    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+    def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         import treelite
 
         forest = treelite.Model.deserialize(_beside(version))
-        return {"output__0": gtil(forest, rows)[:, 0].astype(np.float32)}
+        return lambda rows: {"output__0": gtil(forest, rows)[:, 0].astype(np.float32)}
 
     @abstractmethod
     def save(self, path: Path, level: float) -> Any:
@@ -101,11 +101,11 @@ class XgboostEngine(Engine):
     def write(self, version: Path, level: float) -> None:
         _xgboost(version / self.file, level)
 
-    def direct(self, version: Path, rows: Array) -> dict[str, Array]:
+    def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         import xgboost
 
         booster = xgboost.Booster({"nthread": 1}, model_file=version / self.file)
-        return {"margin": booster.inplace_predict(rows).reshape(-1, 1)}
+        return lambda rows: {"margin": booster.inplace_predict(rows).reshape(-1, 1)}
 
 
 def _xgboost(path: Path | None, level: float) -> Any:
