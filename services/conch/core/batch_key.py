@@ -1,7 +1,8 @@
 """Computes batch keys: requests with equal keys may share a batch.
 
 Requests must have the same inputs, with equal shapes except for the batch dimension. Padded inputs compare by
-their padded shape; ragged inputs by no shape; shape tensors by their values, too. Used by: `priority`, `validation`.
+their padded shape; ragged inputs by no shape; shape tensors by their values, too. Used by: `priority`,
+`validation`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def batch_key_for(spec: ModelSpec) -> BatchKey | None:
         return key
     return lambda request: (
         None if key is None else key(request),
-        [bytes(request.inputs[name].data) for name in names if name in request.inputs],
+        tuple(bytes(request.inputs[name].data) for name in names if name in request.inputs),
     )
 
 
