@@ -115,6 +115,7 @@ def describe_engine(trt: Any, engine: Any, model: str) -> EngineDescription:
 def _tensor(trt: Any, engine: Any, key: str, model: str) -> EngineTensor:
     name = key.partition(" ")[0]
     is_shape = bool(engine.is_shape_inference_io(key))
+    is_input = engine.get_tensor_mode(key) == trt.TensorIOMode.INPUT
     layout = engine.get_tensor_format_desc(key)
     if not is_shape and (engine.get_tensor_vectorized_dim(key) >= 0 or "channel major" in layout.lower()):
         raise UnsupportedError(
@@ -127,11 +128,11 @@ def _tensor(trt: Any, engine: Any, key: str, model: str) -> EngineTensor:
     return EngineTensor(
         key,
         name,
-        engine.get_tensor_mode(key) == trt.TensorIOMode.INPUT,
+        is_input,
         datatype,
         tuple(engine.get_tensor_shape(key)),
         is_shape,
-        engine.get_tensor_location(key) == trt.TensorLocation.HOST,
+        (is_input and is_shape) or engine.get_tensor_location(key) == trt.TensorLocation.HOST,
         ""
         if datatype
         else f"unsupported TensorRT type '{dtype}' for I/O '{name}' of model '{model}': the protocol has no "

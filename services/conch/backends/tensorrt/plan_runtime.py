@@ -90,7 +90,7 @@ class PlanRuntime:
 
     def __init__(self, trt: Any) -> None:
         self._trt = trt
-        self._lock = threading.Lock()  # guards what follows, and the log's errors while an engine is made
+        self._lock = threading.Lock()  # guards what follows, while an engine is made
         self._runtimes: dict[bool, Any] = {}
         self._plugins: set[str] = set()
         self._log = _logger(trt)
@@ -116,11 +116,11 @@ class PlanRuntime:
         return engine
 
     def last_errors(self) -> str:
-        """What TensorRT has logged last as errors."""
+        """What TensorRT has logged last as errors on this thread."""
         return "; ".join(self._log.errors)
 
     def forget_errors(self) -> None:
-        """Forgets logged errors, before a call whose errors are wanted."""
+        """Forgets the errors of this thread, before a call whose errors are wanted."""
         self._log.errors.clear()
 
     def _runtime(self, allows_code: bool) -> Any:
@@ -175,7 +175,15 @@ def _logger(trt: Any) -> Any:
         def __init__(self) -> None:
             # By name: the bindings require it.
             trt.ILogger.__init__(self)
-            self.errors: list[str] = []
+            self._local = threading.local()
+
+        @property
+        def errors(self) -> list[str]:
+            """The last errors of the calling thread; TensorRT logs on it."""
+            if not hasattr(self._local, "errors"):
+                self._local.errors = []
+            errors: list[str] = self._local.errors
+            return errors
 
         def log(self, severity: Any, message: str) -> None:
             level = levels.get(severity.name, 10)
