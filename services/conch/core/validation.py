@@ -105,13 +105,13 @@ class RequestValidator:
     def _signature_of(self, request: InferenceRequest) -> object:
         """Everything the checks read except tensor data; None if the result must not be remembered."""
         requested = request.requested
-        if self._correlation is not None or self._has_shapes:
-            return None
-        if requested is not None and len(requested) > len(self._outputs):
+        if self._correlation is not None or (requested is not None and len(requested) > len(self._outputs)):
             return None
         return requested, *[(name, one.datatype, one.shape) for name, one in request.inputs.items()]
 
     def _remember(self, signature: object, request: InferenceRequest) -> None:
+        if self._has_shapes:
+            return
         sizes = tuple(
             None if tensor.datatype == "BYTES" else tensor.nbytes for tensor in request.inputs.values()
         )

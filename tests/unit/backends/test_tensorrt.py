@@ -257,16 +257,19 @@ def test_shape_tensors_have_the_batch_size_in_front(
         batching=one_batch(3),
     )
     model = harness.load(backend, spec)
-    # Two share a batch of three rows; the third has another value and runs alone.
-    given_values = [(4, 1), (4, 2), (7, 3)]
+    # Two share a batch of three rows; the others have other values and run alone.
+    given_values = [(4, 1), (4, 2), (7, 3), (5, 3)]
     answers = [
-        harness.infer(model, {"shape": np.array([width], np.int32), "x": rows(*[width] * count)})
+        # As a front end marks requests that differ only in their bytes.
+        harness.infer(
+            model, {"shape": np.array([width], np.int32), "x": rows(*[width] * count)}, signature=count
+        )
         for width, count in given_values
     ]
     for answer, (width, count) in zip(answers, given_values, strict=True):
         assert answer.array("y").tolist() == [[width] * width] * count
         assert answer.array("shape_out").tolist() == [100 + width]
-    assert trt.contexts[0].runs == 2
+    assert trt.contexts[0].runs == 3
     refused = harness.infer(model, {"shape": np.array([99], np.int32), "x": rows(1, 2, 3)})
     assert "expected the value of element 1 to be between 1 and 16 but received 99" in refused.error
 
@@ -381,6 +384,8 @@ def test_the_compute_capability_names_the_plan(
     assert harness.infer(model, {"A": rows(1), "B": rows(2)}).array("SUM").tolist() == [[3, 3]]
     with pytest.raises(UnavailableError, match=r"unable to find .*a100.plan' for model instance 'm'"):
         backend.check(spec)
+    assert not list(backend.doubts(spec))
+    assert "only GPU" in next(iter(backend.doubts(changed(spec, instance_groups=(InstanceGroup("m_0"),)))))
 
 
 def test_an_engine_that_fails_says_why(

@@ -148,7 +148,7 @@ class PlanRuntime:
 
     def _reason(self, path: Path) -> str:
         built, here = plan_version(path), str(self._trt.__version__)
-        if built and not here.startswith(built) and not built.startswith(here):
+        if built and any(one != other for one, other in zip(built.split("."), here.split("."), strict=False)):
             return (
                 f"it was built with TensorRT {built} and this server has TensorRT {here}; rebuild it with "
                 f"{here}, as by `trtexec --onnx=model.onnx --saveEngine={path.name}`, or build it with "

@@ -10,7 +10,7 @@ import gc
 import importlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from conch.backends.tensorrt.tensorrt_settings import (
 )
 from conch.backends.tensorrt.trt_function import SharedEngine, TensorRTFunction
 from conch.core.backend import Backend, BackendInstance, BackendModel
-from conch.core.errors import ConchError, InternalError, ResourceExhaustedError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
 
@@ -82,8 +82,7 @@ class TensorRTBackend(Backend):
         return complete_from_engine(config, described, named or {0}, options)
 
     def check(self, spec: ModelSpec) -> None:
-        """Checks settings and that the plan is one; comparing it with the config needs its GPU."""
-        check_kinds(spec)
+        """Checks settings and that the plans are some; comparing them with the config needs their GPU."""
         TensorRTSettings.of(spec)
         for group in spec.instance_groups:
             for text in group.profiles:
@@ -92,6 +91,13 @@ class TensorRTBackend(Backend):
         for capability in names if isinstance(names, Mapping) else ("",):
             name = plan_name(spec.config, spec.model_file, capability)
             check_plan(spec.version_directory / name, spec.name)
+
+    def doubts(self, spec: ModelSpec) -> Iterable[str]:
+        """Instances that are not on a GPU, as without one; the config may be for another machine."""
+        try:
+            check_kinds(spec)
+        except InvalidArgumentError as error:
+            yield error.message
 
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads a model version; its plan is read for the first instance on each device."""

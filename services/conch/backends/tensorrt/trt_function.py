@@ -21,7 +21,7 @@ from conch.backends.tensorrt.plan_runtime import PlanRuntime
 from conch.backends.tensorrt.profile_context import BatchShape, ProfileContext
 from conch.backends.tensorrt.tensorrt_settings import TensorRTSettings, instance_profiles
 from conch.core.device import DeviceMemory, DeviceTensor
-from conch.core.errors import ConchError, InternalError, ResourceExhaustedError
+from conch.core.errors import ConchError, InternalError, ResourceExhaustedError, UnsupportedError
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, POSITIONS, Array
@@ -125,7 +125,7 @@ class TensorRTFunction:
         tensors = (*self._inputs, *self._outputs)
         ragged = any(tensor.ragged for tensor in spec.inputs) or spec.batch_inputs
         if ragged or any(each.is_shape or each.on_host for each in tensors):
-            raise InternalError(
+            raise UnsupportedError(
                 f"unable to load model '{spec.name}', CUDA graphs are not supported with shape tensors, "
                 f"ragged inputs and batch_input: remove optimization.cuda.graphs"
             )
@@ -327,6 +327,8 @@ class TensorRTFunction:
         self, context: ProfileContext, results: dict[str, Value], outputs: tuple[str, ...], places: Places
     ) -> None:
         """Adds outputs known only after the run: shape tensors, and those whose shape depends on data."""
+        if len(results) == len(outputs):
+            return
         late = [each for each in self._outputs if each.name in outputs and each.name not in results]
         copies = False
         for tensor in late:
