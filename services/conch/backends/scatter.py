@@ -32,6 +32,13 @@ def scatter_for(spec: ModelSpec) -> Scatterer:
     return _InputShapeScatterer(spec) if spec.batch_outputs else Scatterer(spec)
 
 
+def rows_of(request: InferenceRequest) -> int:
+    """Rows of a request; unlike its batch size, 0 for a request with empty inputs."""
+    for tensor in request.inputs.values():
+        return tensor.shape[0]
+    return request.batch_size
+
+
 class Scatterer:
     """Checks outputs against the config and gives each request its rows."""
 
@@ -74,8 +81,7 @@ class Scatterer:
             start = end
         return responses
 
-    def _rows(self, request: InferenceRequest) -> int:
-        return rows_of(request)
+    _rows = staticmethod(rows_of)  # overridden where not every input has rows
 
     def _checked(self, name: str, results: Mapping[str, Value], rows: int | None) -> tuple[TensorSpec, Value]:
         """One output with its spec, checked."""
@@ -201,13 +207,6 @@ def _tensor(spec: TensorSpec, array: Value) -> Tensor:
     if spec.datatype == "BF16":  # as bytes, since its array form is internal to backends
         return Tensor(spec.name, "BF16", array.shape, tensor.data)
     return tensor
-
-
-def rows_of(request: InferenceRequest) -> int:
-    """Rows of a request; unlike its batch size, 0 for a request with empty inputs."""
-    for tensor in request.inputs.values():
-        return tensor.shape[0]
-    return request.batch_size
 
 
 def split_flat(array: Array, shapes: Shapes) -> list[Array]:
