@@ -78,15 +78,17 @@ def write(model: Path, config: str, files: dict[str, bytes]) -> None:
 
 
 def write_notes(archive: zipfile.ZipFile, models: Path, environment: str) -> None:
-    """The same network for three engines."""
+    """The same network for four engines."""
     saved = {
         f"1/model.savedmodel{name.removeprefix(NETWORK)}": archive.read(name)
         for name in archive.namelist()
         if name.startswith(f"{NETWORK}/") and not name.endswith("/")
     }
     separate = SEPARATE.format(path=environment) if environment else ""
+    onnx = {"1/model.onnx": archive.read(f"{NETWORK}.onnx")}
     formats = {
-        "onnx": ("onnxruntime", {"1/model.onnx": archive.read(f"{NETWORK}.onnx")}, ""),
+        "onnx": ("onnxruntime", onnx, ""),
+        "openvino": ("openvino", onnx, 'default_model_filename: "model.onnx"'),
         "tflite": ("tflite", {"1/model.tflite": archive.read(f"{NETWORK}.tflite")}, ""),
         "tensorflow": ("tensorflow", saved, separate),
     }

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    for package in ("ai_edge_litert", "treelite", "xgboost", "sklearn"):
+    for package in ("ai_edge_litert", "openvino", "treelite", "xgboost", "sklearn"):
         pytest.importorskip(package)
     directory = tmp_path_factory.mktemp("engines")
     has_tensorflow = (TENSORFLOW / ".ready").exists()
@@ -48,7 +48,7 @@ def server(prepared: Path) -> Iterator[ServerProcess]:
 @pytest.mark.parametrize(
     ("client", "option", "text"),
     [
-        ("notes.py", None, "notes_onnx: A4 C#5 E5"),
+        ("notes.py", None, "notes_openvino: A4 C#5 E5"),
         ("voice.py", "--recording=speech_8khz.raw", "sequence 1: ......#####"),
         ("tumours.py", "--held-out=tumours.npz", "114 tumours"),
     ],

@@ -1,4 +1,4 @@
-"""Finds the notes of a chord with one network, served by three engines, and compares their answers."""
+"""Finds the notes of a chord with one network, served by four engines, and compares their answers."""
 
 import argparse
 
@@ -11,13 +11,14 @@ NAMES = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
 # Names of the input, and of the output that has the notes: each converter chose its own.
 TENSORS = {
     "notes_onnx": ("serving_default_input_2:0", "StatefulPartitionedCall:1"),
+    "notes_openvino": ("serving_default_input_2:0", "StatefulPartitionedCall:1"),
     "notes_tflite": ("input_2", "note"),
     "notes_tensorflow": ("input_2", "note"),
 }
 
 
 def main(url: str) -> None:
-    """Asks all three; raises if one hears something else."""
+    """Asks all of them; raises if one hears something else."""
     time = np.arange(SAMPLES) / RATE
     sound = sum(np.sin(2 * np.pi * frequency * time) for frequency in CHORD.values()) / len(CHORD)
     heard = {}

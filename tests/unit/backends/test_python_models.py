@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -654,3 +656,30 @@ def test_names_of_tritons_extension_module(harness: Harness) -> None:
         .replace("pb_utils.InferenceResponse(", "InferenceResponse(")
     )
     assert harness.infer(load(harness, source), {"A": rows(1)}).array("B").tolist() == [[1, 1]]
+
+
+def test_modules_may_come_while_those_of_a_model_go(harness: Harness) -> None:
+    """A collection runs code of others in the middle of anything, and other threads import meanwhile."""
+    harness.directory(
+        "m", {"1/model.py": "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"}
+    )
+    model = PythonBackend().load(harness.spec())
+    instance = model.create_instance(Placement("m_0", "CPU"))
+    added: list[str] = []
+
+    def adds_a_module(phase: str, info: dict[str, int]) -> None:
+        added.append(f"added_by_a_collection_{len(added)}")
+        sys.modules[added[-1]] = ModuleType(added[-1])
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(adds_a_module)
+    gc.set_threshold(1)
+    try:
+        instance.close()
+        model.close()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(adds_a_module)
+        for name in added:
+            del sys.modules[name]
+    assert added

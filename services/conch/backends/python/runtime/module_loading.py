@@ -380,7 +380,8 @@ def _forget_directory(directory: str) -> None:
             sys.path.remove(directory)
     sys.path_importer_cache.pop(directory, None)
     start = directory.rstrip("/") + "/"
-    for name, module in list(sys.modules.items()):
+    # `copy` makes one object, so that no collection, which may import, runs in its middle.
+    for name, module in sys.modules.copy().items():
         if not isinstance(module, ModuleProxy) and (getattr(module, "__file__", None) or "").startswith(
             start
         ):
