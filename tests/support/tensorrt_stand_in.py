@@ -23,6 +23,7 @@ Arrays = dict[str, NDArray[Any]]
 VERSION = (11, 4, 0, 106)
 FUNCTIONS: dict[str, Callable[[Arrays], Arrays]] = {
     "sum_diff": lambda x: {"SUM": x["A"] + x["B"], "DIFF": x["A"] - x["B"]},
+    "copy": lambda x: {"y": x["x"]},
     "double": lambda x: {"y": 2 * x["x"]},
     "nonzero": lambda x: {"y": x["x"][x["x"] != 0]},
     # Rows of zeros of the given width, and the shape itself.
@@ -31,7 +32,14 @@ FUNCTIONS: dict[str, Callable[[Arrays], Arrays]] = {
         "shape_out": x["shape"] + np.array([0, 100], np.int32),
     },
 }
-DTYPES = {"FLOAT": np.float32, "INT32": np.int32, "HALF": np.float16, "BF16": np.uint16}
+DTYPES: Mapping[str, Any] = {
+    "FLOAT": np.float32,
+    "HALF": np.float16,
+    "BF16": np.uint16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "BOOL": np.bool_,
+}
 
 
 def plan(

@@ -25,6 +25,7 @@ from conch.backends.tensorrt.tensorrt_backend import TensorRTBackend
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec
+from conch.core.tensor import Tensor
 from conch.memory.cuda import CudaDevices
 from conch_control.config.json_format import from_json
 from conch_control.config.validate import check_supported
@@ -219,6 +220,35 @@ def test_a_graph_that_cannot_be_captured_is_left_out(
         "to be between 1 and 2 but received 3"
         in harness.infer(model, {"A": rows(1, 2, 3), "B": rows(1, 2, 3)}).error
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "datatype", "data"),
+    [
+        ("BF16", "BF16", b"\x80\x3f\xc0\xff"),
+        ("HALF", "FP16", b"\x00\x3c\x01\x02"),
+        ("INT64", "INT64", bytes(range(16))),
+        ("BOOL", "BOOL", b"\x01\x00"),
+    ],
+)
+def test_elements_keep_their_bits(
+    harness: Harness, backend: TensorRTBackend, dtype: str, datatype: str, data: bytes
+) -> None:
+    content = plan(
+        [tensor("x", -1, 2, dtype=dtype), tensor("y", -1, 2, dtype=dtype, output=1)],
+        "copy",
+        [profile(1, 1, 8, "x")],
+    )
+    harness.directory("m", {"1/model.plan": content})
+    both = (TensorSpec("x", datatype, (2,)),), (TensorSpec("y", datatype, (2,)),)
+    loaded = backend.load(harness.spec("m", *both, "model.plan", instance_groups=GROUPS))
+    instance = loaded.create_instance(Placement("m_0_0", "GPU", DEVICE))
+    request, _ = harness.request({})
+    request.inputs = {"x": Tensor("x", datatype, (1, 2), data)}
+    responses = instance.execute(batch_of(request))
+    assert responses is not None and responses[0] is not None
+    (output,) = responses[0].outputs
+    assert (output.datatype, output.shape, bytes(output.data)) == (datatype, (1, 2), data)
 
 
 def test_outputs_whose_shape_depends_on_data(harness: Harness, backend: TensorRTBackend) -> None:
