@@ -161,6 +161,7 @@ def _input(tensor: ModelInput) -> TensorSpec:
         reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
         optional=tensor.optional,
         ragged=tensor.allow_ragged_batch,
+        is_shape=tensor.is_shape_tensor,
     )
 
 
@@ -171,6 +172,7 @@ def _output(tensor: ModelOutput, labels: tuple[str, ...]) -> TensorSpec:
         dims=tuple(tensor.dims),
         reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
         labels=labels,
+        is_shape=tensor.is_shape_tensor,
     )
 
 

@@ -312,11 +312,12 @@ def _unsupported(config: ModelConfig, namespaces: bool) -> Iterator[tuple[str, s
             path = f"ensemble_scheduling.step[{number}].model_namespace"
             yield path, "ensemble_scheduling.step.model_namespace"
             break
+    is_plan = config.backend == "tensorrt"
     kinds: dict[str, Sequence[ModelInput | ModelOutput]] = {"input": config.input, "output": config.output}
     for kind, tensors in kinds.items():
         for number, tensor in enumerate(tensors):
             for field in ("is_shape_tensor", "is_non_linear_format_io"):
-                if getattr(tensor, field):
+                if getattr(tensor, field) and not (is_plan and field == "is_shape_tensor"):
                     yield f"{kind}[{number}].{field}", f"{kind}[{tensor.name}].{field}"
     # Each level has its own queue, and the config may be a client's.
     if config.HasField("dynamic_batching") and config.dynamic_batching.priority_levels > _MOST_LEVELS:
@@ -327,5 +328,5 @@ def _unsupported(config: ModelConfig, namespaces: bool) -> Iterator[tuple[str, s
     if direct and config.max_batch_size > _MOST_ROWS:
         yield "max_batch_size", f"sequence_batching.direct with max_batch_size > {_MOST_ROWS}"
     on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
-    if on_gpu and config.cc_model_filenames:
+    if on_gpu and config.cc_model_filenames and not is_plan:
         yield "cc_model_filenames", "cc_model_filenames"

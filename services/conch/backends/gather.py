@@ -34,8 +34,9 @@ def gather_for(spec: ModelSpec) -> Gather:
 
 
 def needs_host_arrays(spec: ModelSpec) -> bool:
-    """True if inputs are padded, ragged or derived, which happens in host memory."""
-    return bool(any(tensor.ragged for tensor in spec.inputs) or spec.batch_inputs or spec.padding)
+    """True if inputs are padded, ragged, derived or shape tensors, which happens in host memory."""
+    special = any(tensor.ragged or tensor.is_shape for tensor in spec.inputs)
+    return bool(special or spec.batch_inputs or spec.padding)
 
 
 def gather(batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array]:
@@ -70,10 +71,11 @@ def _fetch(batch: Batch, requests: list[InferenceRequest]) -> None:
 
 
 class _Gatherer:
-    """Gathers for models with padded, ragged or derived inputs."""
+    """Gathers for models with padded, ragged or derived inputs, or shape tensors."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._ragged = frozenset(tensor.name for tensor in spec.inputs if tensor.ragged)
+        self._shapes = frozenset(tensor.name for tensor in spec.inputs if tensor.is_shape)
         self._batch_inputs = tuple(
             (made.source, KINDS[made.kind], NUMPY_DTYPES[made.datatype], made.names)
             for made in spec.batch_inputs
@@ -87,6 +89,8 @@ class _Gatherer:
         for name in requests[0].inputs:
             if name in self._ragged:
                 arrays[name] = _join_flat(batch, requests, name)
+            elif name in self._shapes:  # the same in all requests
+                arrays[name] = join_rows(batch, requests[:1], name)
             elif padder is not None and padder.pads(requests, name):
                 arrays[name] = array = padder.join(requests, name)
                 batch.bytes_copied += array.nbytes

@@ -27,7 +27,16 @@ Value = Array | DeviceTensor
 
 def scatter_for(spec: ModelSpec) -> Scatterer:
     """The scatterer for a model."""
+    if any(tensor.is_shape for tensor in (*spec.inputs, *spec.outputs)):
+        return _ShapeTensorScatterer(spec)
     return _InputShapeScatterer(spec) if spec.batch_outputs else Scatterer(spec)
+
+
+def rows_of(request: InferenceRequest) -> int:
+    """Rows of a request; unlike its batch size, 0 for a request with empty inputs."""
+    for tensor in request.inputs.values():
+        return tensor.shape[0]
+    return request.batch_size
 
 
 class Scatterer:
@@ -50,7 +59,7 @@ class Scatterer:
         Raises:
             InternalError: An output is missing or contradicts the config.
         """
-        rows = [rows_of(request) for request in requests] if self._batches else None
+        rows = [self._rows(request) for request in requests] if self._batches else None
         total = None if rows is None else sum(rows)
         arrays = [self._checked(name, results, total) for name in wanted]
         if rows is None or len(requests) == 1:
@@ -71,6 +80,8 @@ class Scatterer:
             )
             start = end
         return responses
+
+    _rows = staticmethod(rows_of)  # overridden where not every input has rows
 
     def _checked(self, name: str, results: Mapping[str, Value], rows: int | None) -> tuple[TensorSpec, Value]:
         """One output with its spec, checked."""
@@ -159,6 +170,36 @@ class _InputShapeScatterer(Scatterer):
             ) from error
 
 
+class _ShapeTensorScatterer(Scatterer):
+    """For models with shape tensors, which have no batch dimension: each request gets a whole output."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._shapes = frozenset(tensor.name for tensor in (*spec.inputs, *spec.outputs) if tensor.is_shape)
+        self._places = {tensor.name: place for place, tensor in enumerate(spec.model_outputs)}
+
+    def split(
+        self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Value]
+    ) -> list[InferenceResponse]:
+        shapes = self._shapes
+        responses = super().split(requests, tuple(n for n in wanted if n not in shapes), results)
+        for name in wanted:
+            if name in shapes:
+                spec = self._outputs[name]
+                array = self._found(name, results)
+                self._check(spec, array, None)
+                for request, response in zip(requests, responses, strict=True):
+                    if request.requested is None or name in request.requested:
+                        response.outputs.append(_tensor(spec, array))
+        for response in responses:
+            response.outputs.sort(key=lambda tensor: self._places[tensor.name])
+        return responses
+
+    def _rows(self, request: InferenceRequest) -> int:
+        batched = (each.shape[0] for name, each in request.inputs.items() if name not in self._shapes)
+        return next(batched, request.batch_size)
+
+
 def _tensor(spec: TensorSpec, array: Value) -> Tensor:
     if isinstance(array, DeviceTensor):
         return array.renamed(spec.name, array.shape)
@@ -166,13 +207,6 @@ def _tensor(spec: TensorSpec, array: Value) -> Tensor:
     if spec.datatype == "BF16":  # as bytes, since its array form is internal to backends
         return Tensor(spec.name, "BF16", array.shape, tensor.data)
     return tensor
-
-
-def rows_of(request: InferenceRequest) -> int:
-    """Rows of a request; unlike its batch size, 0 for a request with empty inputs."""
-    for tensor in request.inputs.values():
-        return tensor.shape[0]
-    return request.batch_size
 
 
 def split_flat(array: Array, shapes: Shapes) -> list[Array]:

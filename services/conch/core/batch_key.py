@@ -1,7 +1,8 @@
 """Computes batch keys: requests with equal keys may share a batch.
 
 Requests must have the same inputs, with equal shapes except for the batch dimension. Padded inputs compare by
-their padded shape; ragged inputs by no shape. Used by: `priority`, `validation`.
+their padded shape; ragged inputs by no shape; shape tensors by their values, too. Used by: `priority`,
+`validation`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,18 @@ BatchKey = Callable[[InferenceRequest], object]
 
 def batch_key_for(spec: ModelSpec) -> BatchKey | None:
     """The function for a model's keys; None if all valid requests may share a batch."""
+    key = _shape_key_for(spec)
+    names = tuple(tensor.name for tensor in spec.inputs if tensor.is_shape)
+    if not names:
+        return key
+    return lambda request: (
+        None if key is None else key(request),
+        tuple(bytes(request.inputs[name].data) for name in names if name in request.inputs),
+    )
+
+
+def _shape_key_for(spec: ModelSpec) -> BatchKey | None:
+    """The function for keys of the inputs' shapes."""
     skip = 1 if spec.max_batch_size > 0 else 0
     if spec.padding is not None:
         return _PaddedShapes(spec, spec.padding)

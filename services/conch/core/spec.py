@@ -25,6 +25,8 @@ class TensorSpec:
         optional: Whether a request may leave the input out.
         ragged: Whether requests with different dims of the input may share a batch.
         labels: Labels of a classification output, by index.
+        is_shape: Whether it is a shape tensor: its values belong to the batch's shape, so it has no batch
+            dimension, and requests share a batch only if they have the same values.
     """
 
     name: str
@@ -34,6 +36,7 @@ class TensorSpec:
     optional: bool = False
     ragged: bool = False
     labels: tuple[str, ...] = ()
+    is_shape: bool = False
 
     @property
     def backend_dims(self) -> tuple[int, ...]:
@@ -360,7 +363,7 @@ class ModelSpec:
 
     def full_dims(self, tensor: TensorSpec) -> tuple[int, ...]:
         """The shape that clients see: the dims, after the batch dimension if the model batches."""
-        return (-1, *tensor.dims) if self.max_batch_size > 0 else tensor.dims
+        return (-1, *tensor.dims) if self.max_batch_size > 0 and not tensor.is_shape else tensor.dims
 
     @property
     def model_inputs(self) -> tuple[TensorSpec, ...]:

@@ -44,6 +44,7 @@ class RequestValidator:
         "_batch_key",
         "_batches",
         "_correlation",
+        "_has_shapes",
         "_outputs",
         "_passed",
         "_required",
@@ -61,6 +62,8 @@ class RequestValidator:
         self._batches = spec.max_batch_size > 0
         self._skip = 1 if self._batches else 0
         self._batch_key = batch_key_for(spec)
+        # The batch key depends on the values of shape tensors, which are not part of a signature.
+        self._has_shapes = any(tensor.is_shape for tensor in spec.inputs)
         # The correlation id is not part of a signature: it is checked for each request.
         controls = () if spec.sequence is None else spec.sequence.controls
         self._assigns_ids = spec.sequence is not None and spec.sequence.iterative
@@ -107,6 +110,8 @@ class RequestValidator:
         return requested, *[(name, one.datatype, one.shape) for name, one in request.inputs.items()]
 
     def _remember(self, signature: object, request: InferenceRequest) -> None:
+        if self._has_shapes:
+            return
         sizes = tuple(
             None if tensor.datatype == "BYTES" else tensor.nbytes for tensor in request.inputs.values()
         )
@@ -130,7 +135,7 @@ class RequestValidator:
                     f"model '{self._spec.name}' expects '{rule.datatype}'"
                 )
             shape = tensor.shape
-            if skip:
+            if skip and not rule.is_shape:
                 if not shape:
                     raise InvalidArgumentError(
                         f"{request.log_prefix}input '{name}' has no shape but model requires batch "
@@ -180,7 +185,7 @@ class RequestValidator:
                 )
 
     def _check_shape(self, request: InferenceRequest, rule: TensorSpec, shape: tuple[int, ...]) -> None:
-        skip = self._skip
+        skip = 0 if rule.is_shape else self._skip
         dims = rule.dims
         if shape[skip:] == dims and (not skip or shape[0] >= 0) and -1 not in dims:
             return

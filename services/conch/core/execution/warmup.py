@@ -204,8 +204,14 @@ def _tensors(
                 f"batch size {sample.batch_size} for '{spec.name}', max allowed is {spec.max_batch_size}"
             )
         lead = (1,) if spec.max_batch_size > 0 else ()
+        shapes = {tensor.name for tensor in spec.inputs if tensor.is_shape}
         tensors = {
-            given.name: Tensor(given.name, given.datatype, lead + given.dims, _data(given, random))
+            given.name: Tensor(
+                given.name,
+                given.datatype,
+                given.dims if given.name in shapes else lead + given.dims,
+                _data(given, random),
+            )
             for given in sample.inputs
         }
         request = InferenceRequest(spec.name, str(spec.version), tensors, _Outcome(1), 0)

@@ -1,0 +1,1 @@
+"""Backend ``tensorrt``: plans of TensorRT on NVIDIA GPUs."""
