@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -137,6 +139,16 @@ def test_files_that_are_none_of_its_own(engine: Engine, harness: Harness) -> Non
         if name in ("empty", "lfs", "plan"):
             hint = {"empty": "is empty", "lfs": "git lfs pull", "plan": "TensorRT plan"}[name]
             assert hint in caught.value.message, caught.value.message
+
+
+@pytest.mark.slow
+def test_damaged_files_and_files_with_code(engine: Engine, tmp_path: Path) -> None:
+    """No file ends the process, raises other errors than conch's, or runs code that it brings."""
+    command = [sys.executable, "-m", "tests.support.engines.mutations", engine.name, str(tmp_path), "40"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, (ended.stdout[-500:], ended.stderr[-2000:])
+    assert "seed 39" in ended.stdout
+    assert not (tmp_path / "marker").exists()
 
 
 def test_warm_up_and_several_instances(engine: Engine, harness: Harness) -> None:

@@ -87,7 +87,7 @@ class TreeliteEngine:
             loaded = self._load(path, kind, model, allow_unknown_field)
             if kind != CHECKPOINT:
                 check_checkpoint(loaded.serialize_bytes())
-        except (DamagedError, self._treelite.TreeliteError, OSError) as error:
+        except (DamagedError, self._treelite.TreeliteError, OSError, UnicodeDecodeError) as error:
             raise unreadable(path, kind, model, self._messages.last or _reason(error)) from error
         return Forest(self, loaded, model)
 
