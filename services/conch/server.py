@@ -174,6 +174,7 @@ class Server:
         )
         self.metrics_port: int | None = None
         self.control_port: int | None = None
+        self._slow_loads = SlowLoads(self.agent.unfinished)
         self._waiting = threading.Event()  # never set: a stop sleeps on it
         self._start_lock = threading.Lock()  # held during the start
 
@@ -188,6 +189,7 @@ class Server:
                 self._start()
             except BaseException:
                 if self.core.stages.stage is not Stage.STOPPING:  # else `stop` closes everything in order
+                    self._slow_loads.stop()
                     self._stop_listening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
@@ -198,6 +200,7 @@ class Server:
 
     def _start(self) -> None:
         self.core.check_running()
+        self._slow_loads.start()
         if self._grpc_options is not None:
             check_free(self._grpc_options)
         if self._http_options is not None:
@@ -216,8 +219,7 @@ class Server:
         for hint in wrong:
             log.warning("%s", hint)
         try:
-            with SlowLoads(self.agent.unfinished):
-                failures = self.failures = self.agent.start()
+            failures = self.failures = self.agent.start()
         except ConchError as error:
             self.core.check_running()
             if self._options.exit_without_repository:
@@ -297,6 +299,7 @@ class Server:
 
         if self._control is not None:
             self._control.refuse_changes()
+        self._slow_loads.stop()
         self.agent.stop_loads()  # else a client's load would use up the time of open requests
         if self._start_lock.locked():
             self.agent.close(left())

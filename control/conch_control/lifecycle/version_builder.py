@@ -164,17 +164,24 @@ class VersionBuilder:
             log.info("loading: %s:%d", name, version)
             measurement = self._meter.begin()
             start = self._clock()
+            warm_ups: list[int] = []  # when they began
+
+            def warm(began: list[int] = warm_ups) -> None:
+                began.append(self._clock())
+                say(Change(Phase.WARMING))
+
             try:
                 with cancellable_load(lambda: queued.stopped is not None):
-                    model = built.loaded[version] = self._loader.load(
-                        definition, version, lambda: say(Change(Phase.WARMING))
-                    )
+                    model = built.loaded[version] = self._loader.load(definition, version, warm)
             except BaseException as error:
                 # Model code may raise anything, also SystemExit.
                 self._meter.end(measurement)
                 reason = _failure(name, version, error)
             else:
-                built.load_ns[version] = self._clock() - start
+                end = self._clock()
+                built.load_ns[version] = end - start
+                warm_up = f", {(end - warm_ups[0]) / 1e9:.2f} s of it warm-up" if warm_ups else ""
+                log.info("'%s' version %d loaded in %.2f s%s", name, version, (end - start) / 1e9, warm_up)
                 if self._keep_latencies:
                     model.statistics.keep_latencies()
                 if self._keep_first_responses:

@@ -1,4 +1,4 @@
-"""Diagnostics of a start: hints for failures, the process that holds a port, progress of slow loads.
+"""Diagnostics: hints for failed loads, the process that holds a port, progress of slow loads.
 
 Threads: `conch-slow-loads` reports loads that take long. Used by: `conch.server`.
 """
@@ -28,7 +28,7 @@ _HINTS = (
 )
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 _SHOWN = 120
-_INTERVAL_S = 10.0
+_INTERVAL_S = 2.0
 _ACTIVITIES = {
     Phase.STAGING: "its files are fetched",
     Phase.LOADING: "its environment, backend and instances are made",
@@ -107,11 +107,11 @@ def _holds(process: Path, sockets: set[str]) -> bool:
 
 
 class SlowLoads:
-    """Logs at intervals, while entered, the unfinished loads and their current step.
+    """Logs the steps of loads that take more than an interval, then twice as long, and so on.
 
     Args:
         loads: Gives the models being loaded.
-        interval_s: Seconds between logs.
+        interval_s: Seconds between looks at them.
     """
 
     def __init__(self, loads: Callable[[], Iterable[ModelStatus]], interval_s: float = _INTERVAL_S) -> None:
@@ -120,25 +120,29 @@ class SlowLoads:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="conch-slow-loads", daemon=True)
 
-    def __enter__(self) -> SlowLoads:
+    def start(self) -> None:
+        """Begins to look."""
         self._thread.start()
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def stop(self) -> None:
+        """Ends it; also before it has begun, and again."""
         self._ended.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
+        looks: dict[tuple[str, int], int] = {}
         while not self._ended.wait(self._interval_s):
+            before, looks = looks, {}
             for model in self._loads():
                 for version in model.versions:
-                    if version.phase in UNFINISHED and not self._ended.is_set():
-                        log.info(
-                            "still loading '%s' version %d: %s",
-                            model.name,
-                            version.version,
-                            _activity(version),
-                        )
+                    if version.phase not in UNFINISHED:
+                        continue
+                    key = model.name, version.version
+                    looks[key] = count = before.get(key, 0) + 1
+                    # The first look may be at a load that has just begun.
+                    if count > 1 and not count & (count - 1):
+                        log.info("still loading '%s' version %d: %s", *key, _activity(version))
 
 
 def _activity(version: VersionStatus) -> str:

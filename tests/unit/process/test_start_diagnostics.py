@@ -23,8 +23,19 @@ def test_slow_loads_say_what_they_are_doing(caplog: pytest.LogCaptureFixture) ->
         VersionStatus(2, Phase.WARMING, seconds=time.time()),
         VersionStatus(3, Phase.READY),
     )
-    with caplog.at_level(logging.INFO), SlowLoads(lambda: [ModelStatus("m", "", versions)], 0.01):
-        eventually(lambda: "version 2" in caplog.text, "it is logged")
+    asked: list[int] = []
+
+    def loads() -> list[ModelStatus]:
+        asked.append(caplog.text.count("version 2"))
+        return [ModelStatus("m", "", versions)]
+
+    slow = SlowLoads(loads, 0.001)
+    with caplog.at_level(logging.INFO):
+        slow.start()
+        eventually(lambda: len(asked) > 16, "it looks again and again")
+        slow.stop()
+    # After the second look, the fourth, the eighth and the sixteenth.
+    assert asked[:17] == [0, 0, 1, 1, 2, 2, 2, 2, *[3] * 8, 4]
     assert (
         "still loading 'm' version 1: its files are fetched, 25 % of 4 bytes, for 65 s so far" in caplog.text
     )
