@@ -32,6 +32,7 @@ class Engine(ABC):
         platform: The config's platform.
         datatypes: Those that `write_identity` knows.
         identity_names: Input and output of the identity model.
+        allocates: Whether it knows `write_allocating`.
         parameters: The config's parameters.
         tolerance: Largest relative difference between a batch and its rows alone.
         slow: Whether making a model takes many seconds.
@@ -46,6 +47,7 @@ class Engine(ABC):
     platform: ClassVar[str] = ""
     datatypes: ClassVar[Sequence[str]] = ()
     identity_names: ClassVar[tuple[str, str]] = ("x", "y")
+    allocates: ClassVar[bool] = False
     parameters: ClassVar[Mapping[str, str]] = {}
     tolerance: ClassVar[float] = 1e-6
     slow: ClassVar[bool] = False
@@ -64,6 +66,10 @@ class Engine(ABC):
 
     def write_identity(self, version: Path, datatype: str) -> None:
         """Writes a model whose output ``y`` is its input ``x``, both of dims [-1] after the batch."""
+        raise NotImplementedError
+
+    def write_allocating(self, version: Path) -> None:
+        """Writes a model that makes ones of the dims in a row, and answers with their sum."""
         raise NotImplementedError
 
     def config(self, name: str, more: str = "") -> str:

@@ -21,6 +21,7 @@ class OnnxEngine(Engine):
     file = "model.onnx"
     platform = "onnxruntime_onnx"
     datatypes = tuple(NUMPY_DTYPES)
+    allocates = True
 
     def write(self, version: Path, level: float) -> None:
         import onnx
@@ -42,6 +43,25 @@ class OnnxEngine(Engine):
         kind = onnx.helper.np_dtype_to_tensor_dtype(NUMPY_DTYPES[datatype])
         node = onnx.helper.make_node("Identity", ["x"], ["y"])
         self._save(version, [node], kind, ["n"] if datatype == "BYTES" else ["n", "k"], [])
+
+    def write_allocating(self, version: Path) -> None:
+        import onnx
+
+        node = onnx.helper.make_node
+        one = onnx.helper.make_tensor("one", onnx.TensorProto.FLOAT, [1], [1.0])
+        nodes = [
+            node("Squeeze", ["x", "axes"], ["row"]),
+            node("Cast", ["row"], ["dims"], to=onnx.TensorProto.INT64),
+            node("ConstantOfShape", ["dims"], ["ones"], value=one),
+            node("ReduceSum", ["ones"], ["sum"], keepdims=0),
+            node("Mul", ["x", "zero"], ["zeros"]),
+            node("Add", ["zeros", "sum"], ["y"]),
+        ]
+        constants = [
+            onnx.numpy_helper.from_array(np.array([0]), "axes"),
+            onnx.numpy_helper.from_array(np.array([0], np.float32), "zero"),
+        ]
+        self._save(version, nodes, onnx.TensorProto.FLOAT, ["n", WIDTH], constants)
 
     def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         import onnxruntime

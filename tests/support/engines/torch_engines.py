@@ -62,6 +62,7 @@ class TorchScriptEngine(Engine):
     file = "model.pt"
     platform = "pytorch_libtorch"
     datatypes = (*TORCH_TYPES, "BYTES")
+    allocates = True
 
     def write(self, version: Path, level: float) -> None:
         import torch
@@ -85,6 +86,17 @@ class TorchScriptEngine(Engine):
             warnings.simplefilter("ignore", DeprecationWarning)
             module = torch.jit.script(SameText() if datatype == "BYTES" else Same())
             torch.jit.save(module, version / self.file)
+
+    def write_allocating(self, version: Path) -> None:
+        import torch
+
+        class Ones(torch.nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x * 0 + torch.ones(int(x[0, 0]), int(x[0, 1]), int(x[0, 2]), int(x[0, 3])).sum()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.jit.save(torch.jit.script(Ones()), version / self.file)
 
     def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
         import torch
