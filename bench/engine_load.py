@@ -35,6 +35,7 @@ SMALL = ("onnxruntime", "openvino", "torchscript", "fil_xgboost_json")
 LARGE = ("onnxruntime", "openvino", "torchscript")
 LAYERS, ROWS, FEATURES = 10, 64, 512
 PERCENTILES = (50, 99)
+_SETTLE = 30
 
 
 def write_large(engine: Engine, version: Path) -> None:
@@ -111,11 +112,17 @@ def ask(server: Server, engine: Engine, model: str) -> Http:
     return Http(server.http, "POST", path, body, {"Content-Type": "application/json"})
 
 
+def settle(server: Server, engine: Engine, model: str) -> None:
+    """Asks until an engine has compiled what it compiles late."""
+    with closing(ask(server, engine, model)) as client:
+        for _ in range(_SETTLE):
+            client()
+
+
 def percentiles(server: Server, engine: Engine, model: str, seconds: float) -> list[float]:
     """Milliseconds of requests one after another."""
+    settle(server, engine, model)
     with closing(ask(server, engine, model)) as client:
-        for _ in range(20):
-            client()
         return [float(each) * 1e3 for each in np.percentile(delays_alone(seconds, client), PERCENTILES)]
 
 
@@ -170,7 +177,7 @@ def instances(engines: dict[str, Engine], repository: Path, rounds: int, seconds
             for count, figures in seen.items():
                 model = f"large{count}_{name}"
                 with serving("instances", repository, model) as server:
-                    measure_window(model, server, 4, 1.0)
+                    settle(server, engines[name], model)
                     figures.append(measure_window(model, server, 4, seconds).throughput)
         ratios = [four / one for one, four in zip(seen[1], seen[4], strict=True)]
         yield f"| {name} | {_spread(seen[1], 0)} | {_spread(seen[4], 0)} | {_spread(ratios)} |"
