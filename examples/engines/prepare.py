@@ -8,6 +8,7 @@ DIRECTORY (default: `build/engines`); README.md lists them with their licences.
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,10 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-PACKAGES = ("basic-pitch==0.4.0", "silero-vad==6.2.3")
+PACKAGES = ("basic-pitch==0.4.0", "rapidocr==3.10.0", "silero-vad==6.2.3")
 SOURCES = ("webrtcvad==2.0.10",)
 NETWORK = "basic_pitch/saved_models/icassp_2022/nmp"
 SPEECH = "silero_vad/data/silero_vad.onnx"
+# Configs and Python models of the ensemble that reads text; its networks are added here.
+OCR = Path(__file__).parent / "ocr"
+READERS = {"text_detector": "PP-OCRv6_det_small.onnx", "text_recogniser": "PP-OCRv6_rec_small.onnx"}
 
 NOTES = """
 backend: "{backend}"
@@ -52,6 +56,8 @@ def main(directory: Path, environment: str = "") -> None:
             write_notes(archive, models, environment)
         with zipfile.ZipFile(packages["silero_vad"]) as archive:
             write(models / "voice_activity", VOICE, {"1/model.onnx": archive.read(SPEECH)})
+        with zipfile.ZipFile(packages["rapidocr"]) as archive:
+            write_ocr(archive, models)
         with tarfile.open(packages["webrtcvad"]) as archive:
             speech = archive.extractfile("webrtcvad-2.0.10/test-audio.raw")
             assert speech is not None
@@ -94,6 +100,20 @@ def write_notes(archive: zipfile.ZipFile, models: Path, environment: str) -> Non
     }
     for name, (backend, files, more) in formats.items():
         write(models / f"notes_{name}", NOTES.format(backend=backend, more=more), files)
+
+
+def write_ocr(archive: zipfile.ZipFile, models: Path) -> None:
+    """The ensemble that reads text; the characters are in the metadata of the network that tells them."""
+    import onnxruntime
+
+    shutil.copytree(OCR, models, dirs_exist_ok=True)
+    for model, name in READERS.items():
+        path = models / model / "1" / "model.onnx"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(archive.read(f"rapidocr/models/{name}"))
+    session = onnxruntime.InferenceSession(models / "text_recogniser" / "1" / "model.onnx")
+    characters = session.get_modelmeta().custom_metadata_map["character"]
+    (models / "text" / "1" / "characters.txt").write_text(characters, "utf-8")
 
 
 def train_forest(models: Path, held_out: Path) -> None:

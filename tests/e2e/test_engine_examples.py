@@ -51,6 +51,7 @@ def server(prepared: Path) -> Iterator[ServerProcess]:
         ("notes.py", None, "notes_openvino: A4 C#5 E5"),
         ("voice.py", "--recording=speech_8khz.raw", "sequence 1: ......#####"),
         ("tumours.py", "--held-out=tumours.npz", "114 tumours"),
+        ("ocr.py", None, "Invoice 2041 of 7 May\n"),
     ],
 )
 def test_clients_get_what_they_expect(
