@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 STATM = Path("/proc/self/statm")
 _MEBIBYTE = 1 << 20
+_frozen = threading.Event()
 
 
 def resident_bytes() -> int | None:
@@ -67,7 +68,10 @@ class MemoryMeter:
 
 def gc_frozen() -> bool:
     """True if `gc.freeze` has been called."""
-    return gc.get_freeze_count() > 0
+    # Kept, as counting takes milliseconds with many objects; nothing here unfreezes them for good.
+    if not _frozen.is_set() and gc.get_freeze_count():
+        _frozen.set()
+    return _frozen.is_set()
 
 
 def release_memory(also_frozen: bool = False) -> None:
