@@ -24,8 +24,7 @@ def harness(tmp_path: Path, placement: str) -> Iterator[Harness]:
     harness.close()
     assert sys.path == before_path
     assert sys.meta_path == before_finders
-    left = [name for name in set(sys.modules) - before_modules if name.startswith("conch_model_")]
-    assert not left
-    assert not any(
-        (getattr(module, "__file__", None) or "").startswith(str(tmp_path)) for module in sys.modules.values()
-    )
+    came = {name: sys.modules.get(name) for name in set(sys.modules) - before_modules}
+    assert not [name for name in came if name.startswith("conch_model_")]
+    files = [getattr(module, "__file__", None) or "" for module in came.values()]
+    assert not [file for file in files if file.startswith(str(tmp_path))]
