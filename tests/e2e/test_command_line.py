@@ -404,7 +404,7 @@ def test_a_terminal_gets_text(repository: Path) -> None:
         process.kill()
         process.wait(WAIT_S)
         os.close(ours)
-    lines = [line for line in seen.splitlines() if "loaded" in line]
+    lines = [line for line in seen.splitlines() if "successfully loaded" in line]
     assert lines
     assert all(
         re.match(r'I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ model_lifecycle\.py:\d+\] "', line) for line in lines

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -149,6 +151,9 @@ class InductorEngine(Engine):
         source = f"{torch.__version__} {Path(__file__).read_text()} {level}"
         kept = Path(tempfile.gettempdir(), f"conch_aoti_{hashlib.sha256(source.encode()).hexdigest()}.pt2")
         if not kept.exists():
+            with suppress(ImportError):
+                # Its thread, for bars of long compilations, would never end.
+                importlib.import_module("tqdm").tqdm.monitor_interval = 0
             program = exported(affine(level), (torch.zeros(2, WIDTH),))
             made = version / "made.pt2"
             with warnings.catch_warnings():
