@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -212,9 +212,12 @@ def main() -> None:
     parser.add_argument("--walk", choices=WALKS, default="worker")
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--flag", action="append", default=[], help="one more flag of the server")
     parser.add_argument("--top", type=int, default=30, help="how many functions to print for each process")
     options = parser.parse_args()
-    processes = measure(WALKS[options.walk], options.clients, options.seconds)
+    walk = WALKS[options.walk]
+    walk = replace(walk, flags=(*walk.flags, *options.flag))
+    processes = measure(walk, options.clients, options.seconds)
     for name, functions in processes.items():
         calls = sum(one.calls for one in functions if one.ours)
         print(f"\n{name}: {total(functions):,.0f} bytecodes and {calls:.0f} calls of conch per request")

@@ -137,7 +137,7 @@ class InferenceRequest:
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
+        trace: InferenceTrace = ...,
         parameters: Mapping[str, _Parameter] | None = None,
         priority: int = 0,
     ) -> None: ...
@@ -153,7 +153,7 @@ class InferenceRequest:
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
+        trace: InferenceTrace = ...,
         parameters: Mapping[str, _Parameter] | None = None,
         priority: int = 0,
     ) -> None: ...

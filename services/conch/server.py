@@ -26,7 +26,6 @@ from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
 from conch.core.model_control import IndexEntry
 from conch.core.registry import Registry
-from conch.core.request_log import RequestLog
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_stage import Stage
 from conch.core.server_state import ServerState
@@ -36,9 +35,12 @@ from conch.frontends.http.http_server import HttpFrontEnd, HttpOptions
 from conch.frontends.operations.operation_handlers import Services
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
+from conch.observability.logging.access_log import AccessLog
 from conch.observability.logging.log_settings import LogControl, LogOptions
+from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.metrics_options import MetricsOptions
-from conch.observability.tracing.trace_settings import TraceSettings
+from conch.observability.request_watch import RequestWatches
+from conch.observability.tracing.open_tracing import open_tracing
 from conch.process.banner import Endpoint, banner, local_address
 from conch.process.exposure import exposure
 from conch.process.forked_sockets import ListeningAddresses
@@ -56,6 +58,7 @@ from conch_control.repository.source import Repository
 log = logging.getLogger(__name__)
 
 _SEQUENCE_INTERVAL_S = 0.02
+_TRACES_S = 5.0  # for traces that wait to be written
 _PLANNER_STOP_S = 1.0
 
 
@@ -66,7 +69,7 @@ class Server:
 
     Args:
         logs: The log settings; None if logging belongs to the program around the server.
-        request_log: Logs requests; None for no log. The caller closes it.
+        access_log: Logs requests; None for no log. The caller closes it.
         get_backend: Finds a backend by name.
         repositories: Repositories besides those of `control`.
         families: Receives the metrics that models define while they load.
@@ -88,7 +91,7 @@ class Server:
         planner: PlannerOptions | None = None,
         control_port: ControlPortOptions | None = None,
         logs: LogControl | None = None,
-        request_log: RequestLog | None = None,
+        access_log: AccessLog | None = None,
         http: HttpOptions | None = None,
         *,
         metrics: MetricsOptions | None = None,
@@ -132,6 +135,9 @@ class Server:
         guarded_agent = GuardedAgent(self.agent, control.mode, options.allow_model_control)
         self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port)
         strict = options.strict_readiness
+        exemplars = Exemplars()
+        tracing = open_tracing(options.tracing, exemplars)
+        self.traces, self._tracer = tracing.settings, tracing.tracer
         self.core = ServerState(
             self.registry,
             guarded_agent,
@@ -139,10 +145,9 @@ class Server:
             __version__,
             self.agent.ready,
             strict,
-            request_log,
+            RequestWatches(access_log, self._tracer),
         )
         self.logs = LogControl(LogOptions(), None) if logs is None else logs
-        self.traces = TraceSettings()
         self.regions = Regions(options.allow_client_shm, cuda_opener())
         self._grpc = (
             None
@@ -170,6 +175,8 @@ class Server:
                 self.regions,
                 families,
                 lambda: self.core.loaded,
+                tracing,
+                exemplars,
             )
         )
         self.metrics_port: int | None = None
@@ -194,6 +201,7 @@ class Server:
                     self.agent.close(0.0)
                     self._stop_control(0.0)
                     self._stop_metrics(0.0)
+                    self._tracer.close(_TRACES_S)
                     self.regions.close()
                     self._close_cache()
                 raise
@@ -316,6 +324,7 @@ class Server:
             self._planner.stop(min(_PLANNER_STOP_S, left()))
         ended = self._stop_control(left()) and ended  # last, so operators can follow the stop
         ended = self._stop_metrics(left()) and ended
+        self._tracer.close(min(_TRACES_S, left()))
         self.regions.close()
         self._close_cache()
         return ended

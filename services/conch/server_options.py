@@ -26,6 +26,7 @@ from conch.frontends.http.http_server import HttpOptions, HttpTls
 from conch.frontends.http.infer.infer_headers import forwarder
 from conch.observability.logging.log_settings import AccessLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
+from conch.observability.tracing.trace_options import OLD_FLAGS, TraceOptions, trace_options
 from conch_control.control_options import ControlMode, ControlOptions, StorageOptions
 from conch_control.planner.planner_loop import PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, read_token
@@ -51,6 +52,7 @@ class ServerOptions:
         cache: Settings by name of the response cache; empty for none.
         allow_model_control: Whether clients of the inference ports may load and unload models.
         allow_client_shm: Whether clients may register shared memory.
+        tracing: What is traced.
     """
 
     server_id: str = "triton"
@@ -63,6 +65,7 @@ class ServerOptions:
     cache: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     allow_model_control: bool = True
     allow_client_shm: bool = True
+    tracing: TraceOptions = field(default_factory=TraceOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,16 @@ def _server(settings: Settings) -> ServerOptions:
         cache=cache_options(settings.cache_config, settings.response_cache_byte_size),
         allow_model_control=settings.allow_model_control,
         allow_client_shm=settings.allow_client_shm,
+        tracing=_tracing(settings),
     )
+
+
+def _tracing(settings: Settings) -> TraceOptions:
+    old = {flag: settings[flag] for flag in OLD_FLAGS if settings[flag]}
+    try:
+        return trace_options(settings.trace_config, old)
+    except InvalidArgumentError as error:
+        raise FlagError(error.message) from None
 
 
 def _control(settings: Settings) -> ControlOptions:

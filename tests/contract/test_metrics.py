@@ -37,6 +37,7 @@ from tests.support.servers import (
 from tritonclient.utils import InferenceServerException
 
 CACHE = "--cache-config=local,size=1000000"
+EXPORT = "--trace-config=mode=opentelemetry"
 MODEL = """
 import triton_python_backend_utils as pb_utils
 
@@ -83,7 +84,7 @@ def nvml(directory: Path) -> Iterator[None]:
 def everything(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[AnyServer]:
-    """A server with all that has metrics: a cache, a GPU, workers, own metrics, a failed model."""
+    """A server with all that has metrics: a cache, a GPU, workers, own metrics, spans, a failed model."""
     directory = tmp_path_factory.mktemp("everything")
     repository, modules = directory / "models", directory / "modules"
     modules.mkdir()
@@ -99,7 +100,7 @@ def everything(
     write_probe(repository, "batches", "dynamic_batching { }")
     write_hazards(repository)
     write_model(repository, "broken", CONFIG.format(extra=""), {"model.py": "nonsense("})
-    flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", CACHE]
+    flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", CACHE, EXPORT]
     with nvml(modules), serving(repository, flags=flags) as server:
         # gRPC and HTTP keep some file descriptors and threads from their first calls on.
         with client_of(server) as client:

@@ -141,8 +141,8 @@ def test_commands_name_the_nearest(capsys: pytest.CaptureFixture[str], arguments
         (["--backend-config=python"], "--backend-config: 'python' is not of the form"),
         (["--log-file=/nope/log"], "--log-file can't be opened:"),
         (
-            ["--trace-config=triton,file=/tmp/x", "--trace-config=level=TIMESTAMPS"],
-            "argument --trace-config: 'triton,file=/tmp/x' has no effect: there is no tracing yet",
+            ["--trace-config=mode=nope"],
+            "invalid value for trace mode option: nope. Available options are",
         ),
     ],
 )

@@ -37,7 +37,7 @@ def offered(*words: str) -> set[str]:
     [
         (
             ["conch", ""],
-            {"serve", "config", "models", "control", "check", "completion", "--help", "--version"},
+            {"serve", "config", "models", "control", "check", "trace", "completion", "--help", "--version"},
         ),
         (["conch", "mo"], {"models"}),
         (["conch", "completion", ""], {"bash", "zsh", "--help"}),

@@ -48,9 +48,9 @@ class Both:
 
 
 @contextmanager
-def triton_serving(repository: Path, *more: str) -> Iterator[RawClient]:
+def triton_serving(repository: Path, *more: str, port: int | None = None) -> Iterator[RawClient]:
     """A client of a Triton with more flags that serves a repository, into which it also writes its log."""
-    port = free_port()
+    port = port or free_port()
     base = Path(sys.base_prefix) / "lib"
     environment = {
         "LD_LIBRARY_PATH": f"{SITE / 'nvidia_pytriton.libs'}:{base}",

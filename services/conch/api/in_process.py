@@ -175,8 +175,8 @@ class InProcessRequests:
         self._check_outputs(request, found)
         with self._lock:
             self._open.add(queue)
-        nbytes = sum(tensor.nbytes for tensor in request.inputs.values()) if admission.logs else 0
-        admission.admit(request, False, found, "", nbytes)
+        nbytes = sum(tensor.nbytes for tensor in request.inputs.values())
+        admission.admit(request, False, found, None, nbytes)
         return request, spec.name
 
     @staticmethod

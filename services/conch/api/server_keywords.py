@@ -93,6 +93,12 @@ class ServerKeywords(TypedDict, total=False):
     control_root_cert: Path | str | None
     access_log: str | None
     access_log_format: Literal["json", "text"] | None
+    trace_config: str | Sequence[str] | None
+    trace_file: str | Sequence[str] | None
+    trace_level: str | Sequence[str] | None
+    trace_rate: str | Sequence[str] | None
+    trace_count: str | Sequence[str] | None
+    trace_log_frequency: str | Sequence[str] | None
     allow_metrics: bool | str | None
     allow_gpu_metrics: bool | str | None
     allow_cpu_metrics: bool | str | None

@@ -28,7 +28,7 @@ from conch.core.errors import (
 )
 from conch.core.registry import Registry, parse_version
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
-from conch.core.request_log import RequestLog
+from conch.core.request_log import Caller, RequestLog
 from conch.core.servable import ClosedError, InlineClaim, Servable
 from conch.core.server_stage import ServerStages, Stage
 
@@ -46,10 +46,9 @@ class Admission:
         registry: The models.
         protocol: Name of the caller in the request log.
         stages: The server's stage; None for callers inside the server, which are never refused.
-        request_log: Logs all requests; None for callers inside the server, which log through `parent`.
+        request_log: Logs and traces requests; None for callers inside the server, which log through `parent`.
 
     Attributes:
-        logs: Whether requests are logged.
         closed: True after `close`.
         refused: Number of requests that came after `close`.
     """
@@ -65,7 +64,6 @@ class Admission:
         self._protocol = protocol
         self._stages = stages or ServerStages()
         self._log = request_log
-        self.logs = request_log is not None
         self.closed = False
         self.refused = 0
 
@@ -74,7 +72,7 @@ class Admission:
         request: InferenceRequest,
         may_claim: bool = False,
         model: Servable | None = None,
-        client: str = "",
+        caller: Caller | None = None,
         bytes_in: int = 0,
         *,
         parent: InferenceRequest | None = None,
@@ -86,7 +84,7 @@ class Admission:
             request: The request.
             may_claim: Whether the caller can run batches soon.
             model: The version, if the caller has resolved it.
-            client: Address of the client, for the log.
+            caller: The call that it came with, for the log.
             bytes_in: Size of the request, for the log.
             parent: The request for which an ensemble or a model makes this one, if that one is logged.
             single: If given, exactly one response is let through; this is the text of the error otherwise.
@@ -104,9 +102,8 @@ class Admission:
                 model = self.resolve(request)
             if request.region_bindings is not None:
                 request.region_bindings.attach(request)
-            # A trace begins here too: behind the regions, before anything else wraps the responder.
-            if self._log is not None:
-                self._log.begin(request, model, self._protocol, client, bytes_in)
+            if self._log is not None and self._log.on:
+                self._log.begin(request, model, self._protocol, caller, bytes_in)
             if parent is not None and parent.watch is not None:
                 parent.watch.step(request, model, self._protocol)
             if single is not None and model.spec.decoupled:
@@ -129,7 +126,7 @@ class Admission:
         self,
         request: InferenceRequest | None,
         error: Exception,
-        client: str,
+        caller: Caller | None,
         bytes_in: int,
         received_ns: int,
     ) -> ConchError:
@@ -138,7 +135,7 @@ class Admission:
         Args:
             request: The request; None if it could not be read.
             error: The reason; logged with its traceback if it is not a `ConchError`.
-            client: Address of the client.
+            caller: The call that it came with.
             bytes_in: Size of the request.
             received_ns: Monotonic time at which the request arrived.
 
@@ -152,7 +149,7 @@ class Admission:
             log.error("%s could not be handled", what, exc_info=error)
             error = InternalError(f"the request could not be handled: {error}")
         if self._log is not None:
-            self._log.refuse(request, error, self._protocol, client, bytes_in, received_ns)
+            self._log.refuse(request, error, self._protocol, caller, bytes_in, received_ns)
         return error
 
     def cancel(self, request: InferenceRequest) -> None:

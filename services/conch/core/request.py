@@ -131,7 +131,7 @@ class RunTimes:
 
 
 class Watch(Protocol):
-    """The log entry of one request.
+    """What is logged and traced of one request.
 
     Attributes:
         times: Times of the batch it ran in last; None before it ran.
@@ -146,6 +146,10 @@ class Watch(Protocol):
 
     def refused(self, request: InferenceRequest, error: ConchError) -> None:
         """Ends the entry of a request that was not admitted and gets no response."""
+
+    @property
+    def trace_context(self) -> str:
+        """JSON with ``traceparent`` and ``tracestate`` of the request's span; empty without one."""
 
 
 class InferenceRequest:
@@ -187,7 +191,7 @@ class InferenceRequest:
         signature: The same object for requests that differ only in their id and their tensors' bytes, so
             that validation results can be shared; None if unknown.
         region_bindings: The shared-memory regions of the request; None for none.
-        watch: The log entry of the request; None if it is not logged.
+        watch: What is logged and traced of the request; None if nothing is.
         on_cancel: Set by an instance that does not block: called once, with the request, if it is
             cancelled while it runs; from any thread with no lock held, possibly just after its last response.
         filler: Whether the request only fills a row of a batch; it is not counted, its responses go nowhere.

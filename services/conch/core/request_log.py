@@ -1,10 +1,10 @@
-"""Request logging: the interface of the access log, and the lines of ``--log-verbose``.
+"""Request logging: the interface of access log and traces, and the lines of ``--log-verbose``.
 
 A front end attaches a `Watch` to each request through `RequestLog`; it writes a line with the final response.
 A request without a watch costs one attribute check per batch. Models check `REQUESTS.on` once per request and
 batch before they log verbose lines, in the words of Triton's log.
 
-Used by: `Admission`, the executor, ensembles; the access log implements `RequestLog`.
+Used by: `Admission`, the executor, ensembles; `request_watch` implements `RequestLog`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,41 @@ from conch.core.tensor import Tensor
 log = logging.getLogger(__name__)
 
 
+class Caller(Protocol):
+    """The call that a request came with.
+
+    Attributes:
+        read_ns: Monotonic time at which all of it was there; 0 if that is when it was received.
+        path: Path of an HTTP request; empty for gRPC.
+    """
+
+    read_ns: int
+    path: str
+
+    @property
+    def client(self) -> str:
+        """Address of the client."""
+
+    def header(self, name: str) -> str:
+        """A header or an entry of metadata, by its name in lower case; empty without it."""
+
+
 class RequestLog(Protocol):
-    """The access log of a server."""
+    """Access log and traces of a server.
+
+    Attributes:
+        on: Whether requests are to be begun.
+    """
+
+    on: bool
 
     def begin(
-        self, request: InferenceRequest, model: RequestModel, protocol: str, client: str, bytes_in: int
+        self,
+        request: InferenceRequest,
+        model: RequestModel,
+        protocol: str,
+        caller: Caller | None,
+        bytes_in: int,
     ) -> None:
         """Attaches a watch; called after the regions are attached, before the responder is wrapped otherwise.
 
@@ -34,7 +64,7 @@ class RequestLog(Protocol):
             request: The request, before it is submitted.
             model: The version that will serve it.
             protocol: ``http``, ``grpc``, ``grpc-stream`` or ``direct``.
-            client: Address of the client.
+            caller: The call; None for a caller in this process.
             bytes_in: Size of the request message.
         """
 
@@ -43,7 +73,7 @@ class RequestLog(Protocol):
         request: InferenceRequest | None,
         error: ConchError,
         protocol: str,
-        client: str,
+        caller: Caller | None,
         bytes_in: int,
         received_ns: int,
     ) -> None:
@@ -53,7 +83,7 @@ class RequestLog(Protocol):
             request: The request; None if it could not be read.
             error: The error that its client got.
             protocol: As in `begin`.
-            client: Address of the client.
+            caller: As in `begin`.
             bytes_in: Size of the request message.
             received_ns: Monotonic time at which it arrived.
         """

@@ -43,7 +43,7 @@ class ServerState:
         server_id: Name of the server in its metadata.
         version: Version of the server in its metadata.
         stages: The stage of the server.
-        request_log: Logs requests; None if they are not logged.
+        request_log: Logs and traces requests; None for neither.
 
     Args:
         agent: The control plane.

@@ -10,6 +10,7 @@ from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.memory.regions import Regions
+from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.observability.metrics.machine_metrics import MachineMetrics
 from conch.observability.metrics.metrics_app import MetricsApp
@@ -17,6 +18,8 @@ from conch.observability.metrics.metrics_exposition import Exposition, Polled, S
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.observability.metrics.model_metrics import ModelMetrics
 from conch.observability.metrics.server_metrics import CustomMetrics, RegionSizes, StateMetrics
+from conch.observability.metrics.trace_metrics import TraceMetrics
+from conch.observability.tracing.open_tracing import Tracing
 from conch.process.gpu_discovery import gpu_uuids
 
 _NS_PER_MS = 1_000_000
@@ -35,6 +38,8 @@ class MetricsPort:
         regions: Regions | None = None,
         families: CustomFamilies = FAMILIES,
         ready: Callable[[], bool] = lambda: True,
+        tracing: Tracing | None = None,
+        exemplars: Exemplars | None = None,
     ) -> None:
         self._options = options
         self._thread = thread
@@ -45,6 +50,8 @@ class MetricsPort:
             ),
             CustomMetrics(families),
         ]
+        if tracing is not None:
+            sources.append(TraceMetrics(tracing.tracer.drops.counts, tracing.exports))
         interval_ns = options.interval_ms * _NS_PER_MS
         if options.cpu:
             sources.append(Polled(MachineMetrics(), interval_ns))
@@ -52,7 +59,14 @@ class MetricsPort:
         if self._gpus is not None:
             sources.append(Polled(self._gpus, interval_ns))
         uuids = gpu_uuids() if self._gpus is not None else ()
-        models = ModelMetrics(registry, loads.snapshot, options.counters, options.quantiles, gpu_uuids=uuids)
+        models = ModelMetrics(
+            registry,
+            loads.snapshot,
+            options.counters,
+            options.quantiles,
+            gpu_uuids=uuids,
+            exemplars=exemplars,
+        )
         self._app = MetricsApp(Exposition(models, sources).render)
         self._listener: Listener | None = None
 

@@ -202,12 +202,6 @@ def test_ports_are_checked_where_their_protocol_is_on(protocol: str) -> None:
             "x",
             "environment variable CONCH_LOG_FORMAT: must be one of default, ISO8601, got x",
         ),
-        (
-            "CONCH_TRACE_CONFIG",
-            "level=TIMESTAMPS",
-            "environment variable CONCH_TRACE_CONFIG: 'level=TIMESTAMPS' has no effect: there is no tracing "
-            "yet; leave it out or give level=off",
-        ),
     ],
 )
 def test_wrong_environment(name: str, value: str, text: str) -> None:
@@ -250,11 +244,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (("--allow-sagemaker=false", "--allow-sagemaker=OFF"), ("--allow-sagemaker", "--allow-sagemaker=1")),
         (("--allow-vertex-ai=0",), ("--allow-vertex-ai=true", "--vertex-ai-default-model=m")),
         (("--sagemaker-port=8080",), ("--sagemaker-port=1", "--sagemaker-safe-port-range=1-2")),
-        (
-            ("--trace-config=level=OFF", "--trace-config=mode=triton", "--trace-level=OFF"),
-            ("--trace-config=level=TIMESTAMPS", "--trace-config=mode=opentelemetry", "--trace-level=TENSORS"),
-        ),
-        (("--trace-rate=1000", "--trace-count=-1"), ("--trace-rate=1", "--trace-file=/tmp/x")),
         (
             ("--pinned-memory-pool-byte-size=0", "--cuda-memory-pool-byte-size=0:67108864"),
             ("--pinned-memory-pool-byte-size=x", "--cuda-memory-pool-byte-size=a:1"),

@@ -325,11 +325,13 @@ def test_an_outbox_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
 class Told:
     """A request log that keeps what it is told."""
 
+    on = True
+
     def __init__(self) -> None:
         self.begun: list[tuple[str, int]] = []
         self.refused: list[tuple[str, str]] = []
 
-    def begin(self, request: InferenceRequest, model: Any, protocol: str, client: str, bytes_in: int) -> None:
+    def begin(self, request: InferenceRequest, model: Any, protocol: str, caller: Any, bytes_in: int) -> None:
         self.begun.append((protocol, bytes_in))
 
     def refuse(self, request: InferenceRequest | None, error: ConchError, *rest: Any) -> None:

@@ -35,6 +35,9 @@ from conch.memory.regions import Regions
 from conch.observability.logging.access_log import AccessLog, AccessRecord, json_line, text_line
 from conch.observability.logging.line_writer import LineWriter
 from conch.observability.logging.log_settings import AccessLogOptions
+from conch.observability.request_watch import RequestWatches
+from conch.observability.tracing.trace_settings import TraceSettings
+from conch.observability.tracing.tracer import Tracer
 
 
 class Clock:
@@ -48,6 +51,19 @@ class Clock:
         return self.now_ns
 
 
+class From:
+    """A client's call."""
+
+    read_ns = 0
+    path = ""
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+
+    def header(self, name: str) -> str:
+        return ""
+
+
 class Place:
     """A model with an access log."""
 
@@ -55,15 +71,16 @@ class Place:
         self.model = model
         self.clock = clock
         self.stream = io.StringIO()
-        self.access = AccessLog(AccessLogOptions(), lambda: steps, self.stream, clock)
+        self.access = AccessLog(AccessLogOptions(), lambda: steps, self.stream)
+        self.watches = RequestWatches(self.access, Tracer(TraceSettings()), clock)
 
     def submit(self, request: InferenceRequest, client: str = "c") -> InferenceRequest:
         """Submits a request as a front end does, and runs what there is."""
-        self.access.begin(request, self.model, "grpc", client, 100)
+        self.watches.begin(request, self.model, "grpc", From(client), 100)
         try:
             runner = self.model.submit(request, True)
         except (InvalidArgumentError, UnavailableError) as error:
-            self.access.refuse(request, error, "grpc", client, 100, 0)
+            self.watches.refuse(request, error, "grpc", From(client), 100, 0)
             return request
         if runner is not None:
             runner.run_inline()
@@ -96,7 +113,7 @@ def test_what_waits_is_as_large_as_clients_texts(monkeypatch: pytest.MonkeyPatch
         long = "x" * 100_000
         place.submit(make_request(id=long))
         unknown = InferenceRequest(long, long, {}, lambda *answer: None, 0)
-        place.access.refuse(unknown, InvalidArgumentError(long), "grpc", "c", 0, 0)
+        place.watches.refuse(unknown, InvalidArgumentError(long), "grpc", From("c"), 0, 0)
     assert sizes[0] >= 100_000 and sizes[1] >= 300_000
 
 
@@ -139,7 +156,7 @@ def test_a_batch_of_several_requests() -> None:
     with serving(max_batch_size=8, batching=DynamicBatching()) as place:
         requests = [make_request(rows=rows) for rows in (1, 2, 4)]
         for request in requests:
-            place.access.begin(request, place.model, "http", "c", 0)
+            place.watches.begin(request, place.model, "http", From("c"), 0)
         runner = place.model.submit(requests[0], True)
         assert runner is not None
         assert place.model.submit(requests[1], True) is None
@@ -164,9 +181,9 @@ def test_requests_that_are_refused() -> None:
     with serving(max_batch_size=2) as place:
         request = place.submit(make_request(rows=3))
         assert not request.completed
-        place.access.refuse(None, InvalidArgumentError("malformed"), "http", "d", 7, 0)
-        place.access.refuse(
-            make_request(name="gone", version="4"), UnavailableError("gone"), "grpc", "e", 8, 0
+        place.watches.refuse(None, InvalidArgumentError("malformed"), "http", From("d"), 7, 0)
+        place.watches.refuse(
+            make_request(name="gone", version="4"), UnavailableError("gone"), "grpc", From("e"), 8, 0
         )
         large, malformed, gone = place.lines()
     assert (large["code"], large["model"], large["version"]) == ("INVALID_ARG", "m", "1")
@@ -183,7 +200,7 @@ def test_requests_that_are_cancelled() -> None:
 
     with serving(execute) as place:
         waiting = make_request(id="waiting")
-        place.access.begin(waiting, place.model, "grpc", "c", 0)
+        place.watches.begin(waiting, place.model, "grpc", From("c"), 0)
         runner = place.model.submit(waiting, True)
         assert runner is not None
         place.clock.now_ns += 5_000_000
@@ -211,7 +228,7 @@ def test_a_request_with_many_responses_has_one_line() -> None:
     with serving(execute, decoupled=True) as place:
         answers = Answers()
         request = make_request(answers)
-        place.access.begin(request, place.model, "grpc-stream", "c", 0)
+        place.watches.begin(request, place.model, "grpc-stream", From("c"), 0)
         place.model.submit(request)
         assert answers.wait(1)
         place.model.close()
@@ -321,7 +338,7 @@ def test_the_outcome_is_what_comes_of_outputs_in_regions(size: int, code: str) -
         for tensor in place.model.spec.model_outputs:
             uses.output("r", 0, size, tensor.name)
         uses.attach(request)
-        place.access.begin(request, place.model, "grpc", "c", 100)
+        place.watches.begin(request, place.model, "grpc", From("c"), 100)
         assert request.responder is uses
         runner = place.model.submit(request, True)
         if runner is not None:

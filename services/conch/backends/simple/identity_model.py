@@ -33,8 +33,8 @@ class TritonPythonModel:
         texts = {key: str(value["string_value"]) for key, value in config.get("parameters", {}).items()}
         if texts.get("enable_custom_tracing", "false").lower() in _TRUE:
             raise pb_utils.TritonModelException(
-                "parameter 'enable_custom_tracing' needs traces, which this server does not have yet; set it "
-                "to 'false'"
+                "parameter 'enable_custom_tracing' has no effect: traces have no activities of backends; set "
+                "it to 'false'"
             )
         delay_ms = _number(texts, "execute_delay_ms")
         multiplier = _number(texts, "instance_wise_delay_multiplier")

@@ -27,6 +27,7 @@ from conch.cli.settings.server_settings import (
     MetricsSettings,
     RateLimitSettings,
     ServerSettings,
+    TraceSettings,
 )
 from conch.cli.settings.setting import Setting, SettingGroup
 
@@ -60,6 +61,7 @@ class Settings(
     ControlPortSettings,
     LogSettings,
     AccessLogSettings,
+    TraceSettings,
     MetricsSettings,
 ):
     """The resolved settings: an attribute each, such as `settings.grpc_port`.

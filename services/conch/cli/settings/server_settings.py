@@ -109,6 +109,23 @@ class AccessLogSettings(SettingGroup):
     access_log_format = setting(TEXT, "json", "format of the access log", choices=("json", "text"))
 
 
+class TraceSettings(SettingGroup):
+    """Traces of requests."""
+
+    title = "traces"
+    trace_config = repeatable(
+        TEXT,
+        "<setting>=<value> or <mode>,<setting>=<value>, such as level=TIMESTAMPS, rate=100, "
+        "triton,file=trace.json, mode=opentelemetry; see docs/tracing.md",
+        secret=SECRET_OPTION,
+    )
+    trace_file = repeatable(TEXT, replaced_by="trace-config=triton,file=PATH")
+    trace_level = repeatable(TEXT, replaced_by="trace-config=level=LEVEL")
+    trace_rate = repeatable(TEXT, replaced_by="trace-config=rate=N")
+    trace_count = repeatable(TEXT, replaced_by="trace-config=count=N")
+    trace_log_frequency = repeatable(TEXT, replaced_by="trace-config=triton,log-frequency=N")
+
+
 class MetricsSettings(SettingGroup):
     """The metrics port."""
 
@@ -168,15 +185,6 @@ UNSUPPORTED: tuple[Setting[Any], ...] = (
         vertex_ai_port=("8080",),
         vertex_ai_thread_count=("8",),
         vertex_ai_default_model=(),
-    ),
-    *_refused(
-        "there is no tracing yet",
-        trace_config=("level=off", "mode=triton", "rate=1000", "count=-1", "triton,log-frequency=0"),
-        trace_level=("off",),
-        trace_file=(),
-        trace_rate=("1000",),
-        trace_count=("-1",),
-        trace_log_frequency=("0",),
     ),
     *_refused("states of sequences do not grow in place", cuda_virtual_address_size=()),
     *_refused("responses have no pool", grpc_max_response_pool_size=(str(2**31 - 1),)),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnauthenticatedError, UnavailableError
 from conch.core.process_setup import GRPC_SHARES, most_connections
+from conch.core.request_log import Caller
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.grpc.adapter import ChannelArguments, Server, StreamHandler, TlsOptions, UnaryHandler
@@ -160,9 +161,9 @@ class GrpcFrontEnd:
         }
         streams |= reflection_handlers(list(table.SERVICES))
 
-        def refused(text: str, client: str, size: int) -> None:
+        def refused(text: str, call: Caller, size: int) -> None:
             if core.request_log is not None:
-                core.request_log.refuse(None, UnauthenticatedError(text), "grpc", client, size, clock())
+                core.request_log.refuse(None, UnauthenticatedError(text), "grpc", call, size, clock())
 
         self._server = Server(
             restrict(unary, options.restrictions, refused),

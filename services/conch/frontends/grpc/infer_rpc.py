@@ -53,7 +53,6 @@ class InferHandler:
         self.admission = admission = core.admission("grpc")
         self._admit = admission.admit
         self._cancel = admission.cancel
-        self._logs = admission.logs
         self._server_of = server
         self._encoder = encoder
         self._clock = clock
@@ -81,8 +80,7 @@ class InferHandler:
             if self.admission.closed:
                 self.admission.check_open()
             call.watch(self._cancel, request)
-            client = call.peer if self._logs else ""
-            claim = self._admit(request, polling, None, client, len(message), single=_DECOUPLED)
+            claim = self._admit(request, polling, None, call, len(message), single=_DECOUPLED)
             if claim is not None:
                 self._server_of().queue_inline(claim)
         except Exception as error:
@@ -97,7 +95,7 @@ class InferHandler:
         received_ns: int,
     ) -> None:
         # A local variable of `__call__` would be in a reference cycle with the traceback of the error.
-        shown = self.admission.refuse(request, error, call.peer, len(message), received_ns)
+        shown = self.admission.refuse(request, error, call, len(message), received_ns)
         call.abort(shown.grpc_status, shown.message, retry_metadata(shown))
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:

@@ -173,7 +173,7 @@ class LoadReader:
         Raises:
             ConchError: One is unknown or of the wrong type; the texts are Triton's.
         """
-        may_upload = self._uploads.allows(is_local_peer(call.peer), (key for key, _ in call.metadata))
+        may_upload = self._uploads.allows(is_local_peer(call.client), (key for key, _ in call.metadata))
         plain.refuse_repository_name(message.repository_name)
         parameters: dict[str, LoadParameter] = {}
         for key, value in message.parameters.items():

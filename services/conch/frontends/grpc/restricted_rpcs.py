@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping
 from hmac import compare_digest
 
 from conch.core.errors import UnavailableError
+from conch.core.request_log import Caller
 from conch.frontends.access_policy import Restrictions
 from conch.frontends.grpc.adapter import Metadata, StreamCall, StreamHandler, UnaryCall, UnaryHandler
 from conch.frontends.operations.operation_table import ACCESS_BY_RPC
 
-OnRefused = Callable[[str, str, int], None]
-"""Logs a refused inference: error text, client, bytes of the request."""
+OnRefused = Callable[[str, Caller, int], None]
+"""Logs a refused inference: error text, call, bytes of the request."""
 
 
-def _ignore(text: str, client: str, size: int) -> None:
+def _ignore(text: str, call: Caller, size: int) -> None:
     """Logs nothing."""
 
 
@@ -39,7 +40,7 @@ def restrict(
                 handler(call, message)
             else:
                 call.abort(UnavailableError.grpc_status, _text(key))
-                notify(_text(key), call.peer, len(message))
+                notify(_text(key), call, len(message))
 
         return handle
 
@@ -63,7 +64,7 @@ def restrict_streams(
                 handler(call)
             else:
                 call.refuse(UnavailableError.grpc_status, _text(key))
-                notify(_text(key), call.peer, 0)
+                notify(_text(key), call, 0)
 
         return handle
 

@@ -215,15 +215,12 @@ class StreamInferHandler:
             model = self.admission.resolve(request)
             if not model.spec.decoupled:
                 slot.stream.order(slot)
-            client = call.peer if self.admission.logs else ""
-            claim = self.admission.admit(request, polling, model, client, len(message))
+            claim = self.admission.admit(request, polling, model, call, len(message))
             if claim is not None:
                 self._server_of().queue_inline(claim)
         except Exception as error:
             # A local variable for the error would be in a reference cycle with its traceback.
-            self._send_error(
-                slot, request, self.admission.refuse(request, error, call.peer, len(message), now_ns)
-            )
+            self._send_error(slot, request, self.admission.refuse(request, error, call, len(message), now_ns))
         # Last, so that requests are queued in order: another thread may handle the next message.
         call.read_next()
 

@@ -100,6 +100,7 @@ class HttpExchange:
         size: Bytes of the body received so far.
         chunks: Chunks of the body received so far.
         most: Limit of the body in bytes.
+        read_ns: Monotonic time at which the body was complete; 0 before.
         collected: The body, if it comes in several pieces.
         complete: True once the body is complete.
         then: Called once the body is complete or unread, or None.
@@ -133,6 +134,7 @@ class HttpExchange:
         "on_disconnect",
         "path",
         "query",
+        "read_ns",
         "size",
         "then",
         "unread",
@@ -163,13 +165,17 @@ class HttpExchange:
         self.keep_alive = keep_alive
         self.extra_headers: Headers | None = None
         self.on_disconnect: Callable[[], None] | None = None
-        self.size = self.chunks = self.unsent = 0
+        self.size = self.chunks = self.unsent = self.read_ns = 0
         self.most = sys.maxsize
         self.whole: bytes | None = None
         self.filler = b""
         self.unread = self.began = self.done = self.complete = self.held = self._chunked = False
         self.collected: RequestBody | None = None
         self.then: Callable[[], None] | None = None
+
+    def header(self, name: str) -> str:
+        """The last value of a header, by its name in lower case; empty without it."""
+        return self.fields.get(name.encode(), b"").decode("latin-1")
 
     @property
     def lost(self) -> bool:

@@ -200,7 +200,7 @@ def _log_refused(core: ServerState, restrictions: Restrictions, clock: Clock) ->
     def refused(exchange: HttpExchange, model: str, version: str) -> None:
         now = clock()
         request = InferenceRequest(model, version, {}, _ignore_response, now)
-        told.refuse(request, error, "http", exchange.client, 0, now)
+        told.refuse(request, error, "http", exchange, 0, now)
 
     return refused
 

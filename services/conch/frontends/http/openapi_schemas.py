@@ -172,10 +172,15 @@ SCHEMAS: dict[str, _Schema] = {
             "trace_level": _array(_STRING),
             "trace_rate": _STRING,
             "trace_count": _STRING,
-            "log_frequency": _STRING,
-            "trace_file": _STRING,
             "trace_mode": _STRING,
-        }
+        },
+        log_frequency=_STRING,
+        trace_file=_STRING,
+        url=_STRING,
+        resource={"anyOf": [_STRING, _array(_STRING)]},
+        bsp_max_queue_size=_STRING,
+        bsp_schedule_delay=_STRING,
+        bsp_max_export_batch_size=_STRING,
     ),
     "TraceChanges": _object(
         {},

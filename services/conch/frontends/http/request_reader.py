@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 
+from conch.core.clock import monotonic_ns
 from conch.frontends.http.http_exchange import ExchangeConnection, Headers, HttpExchange
 
 _MOST_HEADER_BYTES = 32 << 10  # parsing a header costs far more than its bytes
@@ -184,6 +185,7 @@ class RequestReader:
         if not exchange.keep_alive:
             self.closed = True  # later input is ignored
         exchange.complete = True
+        exchange.read_ns = monotonic_ns()
         then, exchange.then = exchange.then, None
         if then is not None:
             then()

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.current_trace import span_fields
 from conch.core.request_log import REQUESTS
 from conch.observability.logging.line_writer import LineWriter
 from conch.observability.logging.log_settings import LogOptions
@@ -40,7 +41,7 @@ _LETTER = {"DEBUG": "I", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": 
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ``ts``, ``level``, ``logger``, ``message``, extras, ``exception``."""
+    """One JSON object a line: ``ts``, ``level``, ``logger``, ``message``, extras, ids, ``exception``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line of JSON."""
@@ -51,6 +52,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        line |= span_fields()
         if trace := _traceback(self, record):
             line["exception"] = trace
         return quoted(line)

@@ -124,7 +124,7 @@ class Exposition:
         return _compressed(parts) if wanted.compressed else parts
 
     def _own(self, in_openmetrics: bool, taken: set[str]) -> Iterable[bytes]:
-        found = self._models.render(self._yielder.yield_if_due)
+        found = self._models.render(self._yielder.yield_if_due, with_exemplars=in_openmetrics)
         for source in self._sources:
             try:
                 found += source()

@@ -6,7 +6,7 @@ Used by `Exposition`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conch.core.clock import Clock, monotonic_ns
@@ -15,6 +15,7 @@ from conch.core.model_statistics import ModelStatistics
 from conch.core.registry import Registry
 from conch.core.servable import Servable
 from conch.core.spec import InstanceGroup, ModelSpec
+from conch.observability.metrics.exemplars import Exemplars, Version
 from conch.observability.metrics.model_families import (
     FIRST_RESPONSE,
     IN_MODEL,
@@ -65,6 +66,7 @@ class ModelMetrics:
         quantiles: Quantiles of Triton's summaries; empty for no summaries.
         clock: Monotonic time in nanoseconds.
         gpu_uuids: UUIDs of GPUs by number; empty if unknown.
+        exemplars: Traced requests by bucket; None for none.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class ModelMetrics:
         quantiles: Sequence[float] = (),
         clock: Clock = monotonic_ns,
         gpu_uuids: Sequence[str] = (),
+        exemplars: Exemplars | None = None,
     ) -> None:
         self._registry = registry
         self._clock = clock
@@ -82,18 +85,23 @@ class ModelMetrics:
         self._summaries = SummaryMetrics(quantiles) if quantiles else None
         self._loads = loads
         self._counters = counters
+        self._exemplars = exemplars
         # Keyed by identity, not by model: must not keep an unloaded model alive until the next scrape.
         self._rendered: Mapping[object, _Rendered] = {}
 
-    def render(self, step: Callable[[], None]) -> list[tuple[Family, list[str]]]:
+    def render(
+        self, step: Callable[[], None], with_exemplars: bool = False
+    ) -> list[tuple[Family, list[str]]]:
         """The families with their samples as pieces of text; calls `step` after each model."""
         seconds = self._loads().seconds
         rendered: dict[object, _Rendered] = {}
+        versions: list[Version] = []
         live: list[list[str]] = [[] for _ in (*_LIVE, *_WORKERS)]
         summed: list[list[str]] = []
         for model in self._models():
             text = rendered[model.statistics.identity] = self._counted(model)
             spec, statistics = model.spec, model.statistics
+            versions.append((spec.name, spec.version))
             pending = model.pending
             values = (pending, pending, statistics.gauges()[1], seconds.get((spec.identifier, spec.version)))
             for pieces, template, value in zip(live[: len(_LIVE)], _LIVE, values, strict=True):
@@ -109,7 +117,7 @@ class ModelMetrics:
                 live[-1].append(WORKER_RESTARTS.render(text.labels, (restarts,)))
             step()
         self._rendered = rendered
-        counted = zip(*(text.chunks for text in rendered.values()), strict=True)
+        counted = zip(*self._chunks(versions, rendered.values(), with_exemplars), strict=True)
         found = [
             (family, [chunk for chunk in chunks if chunk])
             for family, chunks in zip(_FAMILIES, counted, strict=False)
@@ -130,6 +138,21 @@ class ModelMetrics:
         if quantiles is None:
             return [""] * len(summaries.families)
         return summaries.render(labels, statistics.snapshot(), quantiles, model.spec.cached)
+
+    def _chunks(
+        self, versions: Sequence[Version], rendered: Iterable[_Rendered], with_exemplars: bool
+    ) -> Iterator[Sequence[str]]:
+        """The counters of each version, by family."""
+        exemplars = self._exemplars
+        if exemplars is None or not with_exemplars:
+            yield from (text.chunks for text in rendered)
+            return
+        exemplars.keep(versions)
+        for version, text in zip(versions, rendered, strict=True):
+            yield [
+                exemplars.attach(version, family.name, chunk) if family.kind == "histogram" else chunk
+                for family, chunk in zip(_FAMILIES, text.chunks, strict=True)
+            ]
 
     def _models(self) -> Iterator[Servable]:
         for _, entry in sorted(self._registry.entries.items()):

@@ -1,56 +1,102 @@
-"""Trace settings of the protocols, as in a Triton started without a trace file.
+"""Trace settings: the global one and those of models, as Triton's trace setting RPC reads and changes them.
 
-Rates and counts can be read and changed; a level that would start tracing is refused. Nothing is traced. One
-lock guards the settings. Used by: `grpc_front_end`, `operation_handlers`, `server`.
+A model's setting stores only the fields that were set; the others follow the global one. A change replaces
+the `TraceSetting` of everything that it concerns, whose sampling begins anew.
+
+Threads and locks: any thread; one lock guards changes. Requests read without it. Used by: `tracer`,
+`operation_handlers`, `server`.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
+from conch.observability.tracing.trace_setting import TraceSetting, TraceValues
 
-_DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "trace_mode": ("triton",),
-    "trace_file": ("",),
-    "trace_level": ("OFF",),
-    "trace_rate": ("1000",),
-    "trace_count": ("-1",),
-    "log_frequency": ("0",),
-}
+TRITON, OPENTELEMETRY = "triton", "opentelemetry"
+_LEVELS = ("TIMESTAMPS", "TENSORS")
 _RANGES: Mapping[str, tuple[int, int]] = {
     "trace_rate": (0, 2**32 - 1),
     "trace_count": (-1, 2**31 - 1),
     "log_frequency": (0, 2**32 - 1),
 }
-_TRACING = ("TIMESTAMPS", "TENSORS")
+_FIELDS = {
+    "trace_level": ("timestamps", "tensors"),
+    "trace_rate": ("rate",),
+    "trace_count": ("count",),
+    "log_frequency": ("log_frequency",),
+}
+
+Fields = dict[str, bool | int]
+"""Fields of `TraceValues` that are set."""
 
 
 class TraceSettings:
-    """Global and per-model trace settings; from any thread."""
+    """Global and per-model trace settings.
 
-    def __init__(self) -> None:
+    Args:
+        values: The global values of the command line, to which cleared ones return.
+        mode: ``triton`` or ``opentelemetry``.
+        shown: Further settings of the mode as the RPC shows them, which can't be changed.
+
+    Attributes:
+        on: Whether anything is traced, of any model.
+        on_replaced: Called with each setting that another one replaces; by the thread of the change.
+        on_changed: Called with `on` after each change, by its thread.
+    """
+
+    def __init__(
+        self,
+        values: TraceValues | None = None,
+        mode: str = TRITON,
+        shown: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
+        self._first = values or TraceValues()
+        self.mode = mode
+        self._shown = dict(shown or {})
         self._lock = threading.Lock()
-        self._changed: dict[str, dict[str, tuple[str, ...]]] = {}  # by model, "" for the global ones
+        self._global_fields: Fields = {}
+        self._global = TraceSetting(self._first)
+        self._fields: dict[str, Fields] = {}
+        self._models: dict[str, TraceSetting] = {}
+        self.on_replaced: Callable[[TraceSetting], None] = _ignore
+        self.on_changed: Callable[[bool], None] = _ignore
+        self.on = self._first.on
 
     @property
     def models(self) -> list[str]:
         """The models with own settings."""
-        return [model for model in self._changed if model]
+        return list(self._models)
+
+    def of(self, model: str) -> TraceSetting:
+        """The setting that samples a model's requests."""
+        return self._models.get(model, self._global)
 
     def settings(self, model: str = "") -> dict[str, tuple[str, ...]]:
-        """All settings of a model, or the global ones; a model inherits unset ones."""
-        with self._lock:
-            return self._settings(model)
+        """All settings of a model, or the global ones, as the RPC shows them."""
+        setting = self.of(model) if model else self._global
+        values = setting.values
+        levels = [name for name, on in zip(_LEVELS, (values.timestamps, values.tensors), strict=True) if on]
+        shown: dict[str, tuple[str, ...]] = {
+            "trace_level": tuple(levels) or ("OFF",),
+            "trace_rate": (str(values.rate),),
+            "trace_count": (str(setting.left),),
+        }
+        if self.mode == TRITON:
+            shown["log_frequency"] = (str(values.log_frequency),)
+            shown["trace_file"] = (values.file,)
+        return {**shown, "trace_mode": (self.mode,), **self._shown}
 
     def update(self, changes: Mapping[str, Sequence[str]], model: str = "") -> dict[str, tuple[str, ...]]:
         """Changes settings: all of them, or none if one is wrong.
 
         Args:
             changes: Values by name; an empty one resets a model's setting to the global one, and a global one
-                to its default. Like Triton, ignores unknown names.
+                to the command line's. Like Triton, ignores unknown names.
             model: The model; empty for the global settings.
 
         Returns:
@@ -62,42 +108,92 @@ class TraceSettings:
         """
         if "trace_file" in changes:
             raise UnsupportedError("trace file location can not be updated through network protocol")
-        checked = _checked(changes)
-        with self._lock:
-            own = self._changed.setdefault(model, {}) if checked else {}
-            for name, value in checked.items():
-                if value is None:
-                    own.pop(name, None)
-                else:
-                    own[name] = value
-            return self._settings(model)
+        set_, cleared = _checked(changes)
+        if set_ or cleared:
+            with self._lock:
+                self._change(set_, cleared, model)
+        return self.settings(model)
 
-    def _settings(self, model: str) -> dict[str, tuple[str, ...]]:
-        own = self._changed.get(model, {}) if model else {}
-        return {**_DEFAULTS, **self._changed.get("", {}), **own}
+    def _change(self, set_: Fields, cleared: set[str], model: str) -> None:
+        before = self._fields.get(model, {}) if model else self._global_fields
+        fields = {name: value for name, value in {**before, **set_}.items() if name not in cleared}
+        if model:
+            values = _merged(self._global.values, fields)
+            # What is left of the count is the model's own unless it is set anew.
+            self._check(values)
+            self._replace_model(model, fields, values)
+        else:
+            values = _merged(self._first, fields)
+            self._check(values)
+            self._global_fields = fields
+            replaced, self._global = self._global, TraceSetting(values)
+            self.on_replaced(replaced)
+            for name, own in list(self._fields.items()):
+                self._replace_model(name, own, _merged(values, own))
+        self.on = self._global.values.on or any(each.values.on for each in self._models.values())
+        self.on_changed(self.on)
+
+    def _replace_model(self, model: str, fields: Fields, values: TraceValues) -> None:
+        replaced = self._models.get(model)
+        if fields:
+            self._fields[model] = fields
+            if replaced is not None and replaced.values == values:
+                return
+            self._models[model] = TraceSetting(values)
+        else:
+            self._fields.pop(model, None)
+            self._models.pop(model, None)
+        if replaced is not None:
+            self.on_replaced(replaced)
+
+    def _check(self, values: TraceValues) -> None:
+        """Refuses values that would trace nothing."""
+        if not values.on:
+            return
+        reason = ""
+        if self.mode == TRITON and not values.file:
+            reason = "trace file name is not given"
+        elif self.mode == TRITON and not values.rate:
+            reason = "sample rate must be non-zero"
+        elif not values.count:
+            reason = "no traces are left of trace_count; set it, too"
+        elif values.tensors and self.mode == OPENTELEMETRY:
+            reason = "Tensor level tracing is not supported by the mode: opentelemetry"
+        if reason:
+            raise InvalidArgumentError(f"Attempting to set invalid trace setting :{reason}")
 
 
-def _checked(changes: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...] | None]:
-    """New values by name; None for a reset."""
-    checked: dict[str, tuple[str, ...] | None] = {}
-    tracing = False
+def _merged(values: TraceValues, fields: Fields) -> TraceValues:
+    return replace(values, **fields)  # type: ignore[arg-type]
+
+
+def _ignore(change: object) -> None:
+    """Nothing depends on it."""
+
+
+def _checked(changes: Mapping[str, Sequence[str]]) -> tuple[Fields, set[str]]:
+    """Fields with their new values, and fields that are cleared."""
+    set_: Fields = {}
+    cleared: set[str] = set()
     if "trace_level" in changes:
         levels = changes["trace_level"]
         if "OFF" in levels and len(levels) > 1:
             raise InvalidArgumentError("Expect only one trace level 'OFF' is specified")
-        tracing = any(level in _TRACING for level in levels)
-        checked["trace_level"] = ("OFF",) if levels else None
+        if not levels:
+            cleared.update(_FIELDS["trace_level"])
+        elif "OFF" in levels or any(level in _LEVELS for level in levels):
+            set_["timestamps"], set_["tensors"] = (name in levels for name in _LEVELS)
     for name in _RANGES:
         if name in changes:
-            checked[name] = _number(name, changes[name])
-    if tracing:
-        raise InvalidArgumentError("Attempting to set invalid trace setting :trace file name is not given")
-    return checked
+            values = changes[name]
+            if values:
+                set_[_FIELDS[name][0]] = _number(name, values)
+            else:
+                cleared.update(_FIELDS[name])
+    return set_, cleared
 
 
-def _number(name: str, values: Sequence[str]) -> tuple[str, ...] | None:
-    if not values:
-        return None
+def _number(name: str, values: Sequence[str]) -> int:
     if len(values) > 1:
         raise InvalidArgumentError(f"expect only 1 value for '{name}'")
     (text,) = values
@@ -112,4 +208,4 @@ def _number(name: str, values: Sequence[str]) -> tuple[str, ...] | None:
         raise InvalidArgumentError(
             f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {text}"
         )
-    return (str(value),)
+    return value

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import ClassVar
 
-from conch.core.request import InferenceRequest, Responder
+from conch.core.errors import ConchError
+from conch.core.request import InferenceRequest, RequestModel, Responder, RunTimes
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -157,9 +158,27 @@ class HostedRequests:
         return request
 
 
+class _HostedWatch:
+    """A `Watch` of a worker: it knows the trace; all else is recorded in the server."""
+
+    times: RunTimes | None = None
+    bytes_out = 0
+
+    def __init__(self, trace_context: str) -> None:
+        self.trace_context = trace_context
+
+    def step(self, request: InferenceRequest, model: RequestModel, kind: str = "") -> None:
+        """Calls of a worker are recorded in the server."""
+
+    def refused(self, request: InferenceRequest, error: ConchError) -> None:
+        """Likewise."""
+
+
 def _set_options(request: HostedRequest, options: Options, again: bool) -> None:
     if options.parameters is not None and not again:
         request.parameters = dict(options.parameters)
     request.correlation_id = options.correlation_id
     request.priority = options.priority
     request.timeout_us = options.timeout_us
+    if options.trace:
+        request.watch = _HostedWatch(options.trace)

@@ -75,6 +75,7 @@ class Options(NamedTuple):
     priority: int = 0
     timeout_us: int = 0
     model: tuple[str, ...] = ()
+    trace: str = ""
 
 
 PLAIN = Options()
@@ -130,12 +131,14 @@ def encode_requests(
             own |= FILLER
         if request.id:
             columns |= _IDS
+        watch = request.watch
+        trace = "" if watch is None else watch.trace_context
         deadline = request.deadline_ns
         if deadline is None or deadline > _LATEST_NS:
             deadline = NO_DEADLINE
         rows.append(_ROW.pack(request.received_ns, request.queued_ns, deadline, request.batch_size, own))
-        if request.parameters or request.correlation_id or request.priority or request.timeout_us:
-            options.append(_encode_options(request, model))
+        if request.parameters or request.correlation_id or request.priority or request.timeout_us or trace:
+            options.append(_encode_options(request, model, trace))
         else:
             options.append(_cached_options(request.requested, model))
     count = len(rows)
@@ -183,7 +186,7 @@ def _lengths(texts: Sequence[bytes]) -> bytes:
     return struct.pack(f"<{len(texts)}I", *map(len, texts))
 
 
-def _encode_options(request: InferenceRequest, model: tuple[str, ...]) -> bytes:
+def _encode_options(request: InferenceRequest, model: tuple[str, ...], trace: str) -> bytes:
     fields: dict[str, object] = {}
     if request.parameters:
         fields["parameters"] = dict(request.parameters)
@@ -197,6 +200,8 @@ def _encode_options(request: InferenceRequest, model: tuple[str, ...]) -> bytes:
         fields["timeout"] = request.timeout_us
     if model:
         fields["model"] = model
+    if trace:
+        fields["trace"] = trace
     return encode_json(fields)
 
 
@@ -226,6 +231,7 @@ def _parse_options(text: bytes) -> Options:
         _checked(fields, "priority", int, 0),
         _checked(fields, "timeout", int, 0),
         _names(fields, "model"),
+        _checked(fields, "trace", str, ""),
     )
 
 

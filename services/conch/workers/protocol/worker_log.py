@@ -12,12 +12,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from conch.core.current_trace import span_fields
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.protocol import wire
 from conch.workers.protocol.wire import WireError
 
 _MODEL_LOGGERS = "conch.python_model"
 _CONCH_LOGGERS = "conch."
+_SPAN = ("trace_id", "span_id")
 
 
 class ServerHandler(logging.Handler):
@@ -45,6 +47,7 @@ class ServerHandler(logging.Handler):
                 "file": record.pathname,
                 "line": record.lineno,
                 "function": record.funcName,
+                "span": span_fields(),
             }
             self._send(wire.encode_json(fields))
         except ChannelClosedError:
@@ -91,6 +94,9 @@ class WorkerLog:
         if not (isinstance(name, str) and isinstance(level, int) and isinstance(text, str)):
             raise WireError("a record of the log has a name, a level and a text")
         exception = fields.get("exception", "")
+        span = fields.get("span", {})
+        if not (isinstance(span, dict) and all(isinstance(span.get(name, ""), str) for name in _SPAN)):
+            raise WireError("the ids of a record of the log are texts")
         if not isinstance(exception, str):
             raise WireError("the exception of a record of the log is a text")
         if not (isinstance(file, str) and isinstance(line, int)):
@@ -100,6 +106,7 @@ class WorkerLog:
             where = function if isinstance(function, str) else None
             record = target.makeRecord(target.name, level, file, line, "%s", (text,), None, where)
             record.exc_text = exception or None
+            vars(record).update({name: span[name] for name in _SPAN if name in span})
             target.handle(record)
 
     def _target(self, name: str) -> logging.Logger:

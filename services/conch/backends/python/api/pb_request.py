@@ -13,6 +13,7 @@ from conch.backends.gather import Padder
 from conch.backends.python.api.pb_errors import TritonModelException
 from conch.backends.python.api.pb_response import InferenceResponse, as_json, check_parameters
 from conch.backends.python.api.pb_tensor import Tensor
+from conch.backends.python.api.pb_trace import INHERITED, InferenceTrace
 from conch.backends.python.api.pb_types import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -38,16 +39,6 @@ from conch.core.tensor import Tensor as CoreTensor
 
 _new = object.__new__
 _IN_HOST_MEMORY = PreferredMemory(TRITONSERVER_MEMORY_CPU)
-
-
-class InferenceTrace:
-    """The trace of a request; always empty for now."""
-
-    __slots__ = ()
-
-    def get_context(self) -> str | None:
-        """The trace's context for propagation, or None."""
-        return None
 
 
 class InferenceRequest:
@@ -83,7 +74,7 @@ class InferenceRequest:
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
+        trace: InferenceTrace = INHERITED,
         parameters: Mapping[str, Parameter] | None = None,
         priority: int = 0,
     ) -> None:
@@ -102,6 +93,11 @@ class InferenceRequest:
             )
         if preferred_memory is not None and not isinstance(preferred_memory, PreferredMemory):
             raise TypeError(f"preferred_memory must be a PreferredMemory, not {type(preferred_memory)}")
+        if not isinstance(trace, InferenceTrace):
+            raise TypeError(
+                f"trace of an InferenceRequest must be an InferenceTrace, not {type(trace)}; leave it out "
+                f"for the trace of the request that is executed"
+            )
         if parameters is not None:
             check_parameters(parameters)
         model_name = text_of(model_name, "model_name of an InferenceRequest")
@@ -165,8 +161,8 @@ class InferenceRequest:
         return self._memory
 
     def trace(self) -> InferenceTrace:
-        """The trace it belongs to."""
-        return self._trace or InferenceTrace()
+        """The trace that it was made with."""
+        return self._trace
 
     def is_cancelled(self) -> bool:
         """True if the client no longer waits."""
@@ -265,7 +261,7 @@ class ReceivedRequest(InferenceRequest):
 
     def trace(self) -> InferenceTrace:
         """The trace it belongs to."""
-        return InferenceTrace()
+        return InferenceTrace(self._core)
 
     def exec(self, decoupled: bool = False) -> Any:
         """Sends the same request to its model again."""
@@ -286,6 +282,7 @@ class ReceivedRequest(InferenceRequest):
             int(core.model_version or -1),
             self.flags(),
             core.timeout_us,
+            trace=self.trace(),
             parameters=dict(core.parameters or {}),
             priority=core.priority,
         )

@@ -16,12 +16,12 @@ from conch.backends.python.api.pb_metrics import MetricFamily
 from conch.backends.python.api.pb_model_config import ModelConfig
 from conch.backends.python.api.pb_request import (
     InferenceRequest,
-    InferenceTrace,
     get_input_tensor_by_name,
     get_output_tensor_by_name,
 )
 from conch.backends.python.api.pb_response import InferenceResponse
 from conch.backends.python.api.pb_tensor import Tensor
+from conch.backends.python.api.pb_trace import InferenceTrace
 from conch.backends.python.api.pb_types import (
     TRITON_STRING_TO_NUMPY,
     TRITONSERVER_MEMORY_CPU,

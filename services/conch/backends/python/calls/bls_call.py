@@ -26,6 +26,7 @@ from typing import Protocol
 from conch.backends.python.api.pb_errors import CallsEndedError, TritonError, as_triton_error
 from conch.backends.python.api.pb_response import InferenceResponse
 from conch.backends.python.api.pb_tensor import Tensor
+from conch.backends.python.api.pb_trace import INHERITED, InferenceTrace
 from conch.backends.python.api.pb_types import (
     TRITONSERVER_MEMORY_GPU,
     PreferredMemory,
@@ -80,6 +81,8 @@ def not_ready(model_name: str, error: ConchError) -> ConchError:
 class BlsRequest(Protocol):
     """A request that a model makes of another model: `pb_request.InferenceRequest`."""
 
+    _trace: InferenceTrace
+
     def preferred_memory(self) -> PreferredMemory:
         """Where the response's tensors should be."""
 
@@ -96,12 +99,14 @@ class Call:
         since_ns: Creation time.
     """
 
-    __slots__ = ("__weakref__", "_decoupled", "_ends_ns", "_gpu", "caller", "core", "parents", "since_ns")
+    __slots__ = ("__weakref__", "_decoupled", "_ends_ns", "_gpu", "_trace", "caller", "core",
+                 "parents", "since_ns")  # fmt: skip
 
     def __init__(self, caller: CallContext, request: BlsRequest, decoupled: bool) -> None:
         self.caller = caller
         self._decoupled = decoupled
         self._gpu = request.preferred_memory().preferred_memory_type() == TRITONSERVER_MEMORY_GPU
+        self._trace = request._trace
         self.parents = caller.parent_requests()
         self.since_ns = now = monotonic_ns()
         self._ends_ns = (
@@ -149,13 +154,17 @@ class Call:
                     f"models using the decoupled transaction policy. Please use 'decoupled=True' argument to "
                     f"the 'exec' or 'async_exec' calls for decoupled models.'"
                 )
-            # With several parents the call belongs to no single log line.
-            parent = self.parents[0] if self.parents and len(self.parents) == 1 else None
-            return server.submit(core, may_claim, model, parent=parent)
+            return server.submit(core, may_claim, model, parent=self._logged_parent())
         except Exception as error:
             shown = as_triton_error(as_conch_error(error))
             self.end(TritonError(refusal(name, shown.message()), shown.code()))
             return None
+
+    def _logged_parent(self) -> CoreRequest | None:
+        """The request whose log line and trace the call belongs to; with several, the model names it."""
+        if self._trace is not INHERITED:
+            return self._trace._core
+        return self.parents[0] if self.parents and len(self.parents) == 1 else None
 
     def _find(self, name: str) -> Servable:
         """Finds the model in the caller's namespace, then globally."""

@@ -25,6 +25,7 @@ from conch.backends.python.runtime.event_loop import EventLoop, Outcome
 from conch.backends.python.runtime.generator_execution import GeneratorExecution
 from conch.backends.python.runtime.module_loading import ModelCode
 from conch.backends.python.runtime.readiness_check import ReadinessCheck
+from conch.backends.python.runtime.trace_scope import enter_trace
 from conch.backends.python.runtime.tracebacks import describe, failure_text, model_exc_info
 from conch.core.backend import BackendInstance
 from conch.core.bls import ServerCalls
@@ -214,6 +215,7 @@ class PythonInstance(BackendInstance):
             for request in requests:
                 request._pad(self._padder)
         batch.compute_input_end_ns = monotonic_ns()
+        trace = enter_trace(batch.requests)
         try:
             returned = self._execute(requests)
             if type(returned) is not list and returned is not None:
@@ -233,6 +235,8 @@ class PythonInstance(BackendInstance):
             return [None] * len(requests)  # their senders have failed those without a response
         finally:
             caller.running = None
+            if trace is not None:
+                trace.leave()
 
     def leave_shaping(self, spec: ModelSpec) -> None:
         """Leaves responses of senders unshaped; the receiver shapes them for clients."""

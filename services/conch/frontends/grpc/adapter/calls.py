@@ -40,11 +40,18 @@ _NO_DEADLINE_S = 1e11  # calls without a deadline have one far beyond this, in t
 
 
 class Call:
-    """Metadata, peer and deadline of a call, from the event that it came with."""
+    """Metadata, client and deadline of a call, from the event that it came with.
+
+    Attributes:
+        read_ns: 0, as in `Caller`: messages are received as a whole.
+        path: Empty, as in `Caller`.
+    """
 
     __slots__ = ("_event",)
 
     _event: Any
+    read_ns = 0
+    path = ""
 
     @property
     def metadata(self) -> Metadata:
@@ -53,9 +60,16 @@ class Call:
         return metadata
 
     @property
-    def peer(self) -> str:
+    def client(self) -> str:
         """Address of the client, such as ``ipv4:127.0.0.1:50000``."""
         return unquote(self._event.call.peer().decode(errors="replace"))
+
+    def header(self, name: str) -> str:
+        """The first value of a text key of the metadata; empty without it."""
+        for key, value in self.metadata:
+            if key == name and isinstance(value, str):
+                return value
+        return ""
 
     def deadline_ns(self, now_ns: int) -> int | None:
         """Returns the client's deadline on the monotonic clock, whose time is `now_ns`; None without one.

@@ -19,7 +19,7 @@ def disconnect(peer: str, ports: frozenset[int]) -> bool:
     Scans all descriptors, so it is for harmful clients only.
 
     Args:
-        peer: The client, as in `Call.peer`; clients on Unix sockets have no address and stay connected.
+        peer: The client, as in `Call.client`; clients on Unix sockets have no address and stay connected.
         ports: Ports that the server listens on.
     """
     kind, _, address = peer.partition(":")

@@ -147,7 +147,6 @@ class Submission:
     async def __call__(self, exchange: HttpExchange, name: str, version: str) -> GenerateCall:
         """Submits a request. Raises ConchError: it is malformed, or its model does not take it."""
         received = _GenerateBody(name, version, self._clock())
-        client = exchange.client
         try:
             self._admission.check_open()
             self._core.check_running()
@@ -159,9 +158,9 @@ class Submission:
             exchange.on_disconnect = call.end
             try:
                 try:
-                    self._submit(received, call, model, client, True)
+                    self._submit(received, call, model, exchange, True)
                 except SlowTextError:
-                    await parsed(exchange, self._pools, self._submit, received, call, model, client, False)
+                    await parsed(exchange, self._pools, self._submit, received, call, model, exchange, False)
             except BaseException:
                 call.end()
                 raise
@@ -169,12 +168,17 @@ class Submission:
             refused = received.request or InferenceRequest(
                 name, version, {}, _ignore_response, received.received_ns
             )
-            self._admission.refuse(refused, error, client, len(received.body), received.received_ns)
+            self._admission.refuse(refused, error, exchange, len(received.body), received.received_ns)
             raise
         return call
 
     def _submit(
-        self, received: _GenerateBody, call: GenerateCall, model: Servable, client: str, quick: bool
+        self,
+        received: _GenerateBody,
+        call: GenerateCall,
+        model: Servable,
+        exchange: HttpExchange,
+        quick: bool,
     ) -> None:
         mapped = map_request(parse_document(received.body, quick), model.spec, self._most_bytes)
         request = received.request = InferenceRequest(
@@ -187,7 +191,7 @@ class Submission:
             parameters=mapped.parameters or None,
         )
         call.begin(request)
-        self._admission.admit(request, False, model, client, len(received.body))
+        self._admission.admit(request, False, model, exchange, len(received.body))
 
 
 @dataclass(slots=True)

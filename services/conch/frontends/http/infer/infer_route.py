@@ -269,7 +269,7 @@ class InferRoute:
                 self._forward(request, exchange.headers)
             # With a correlation id, a draining version may have the sequence.
             model = None if request.correlation_id else call.model
-            self._admission.admit(request, False, model, exchange.client, exchange.size, single=DECOUPLED)
+            self._admission.admit(request, False, model, exchange, exchange.size, single=DECOUPLED)
         except (LargeBindingsError, SlowTextError):
             raise
         except Exception as error:
@@ -280,7 +280,7 @@ class InferRoute:
         if request is None:  # the log shows the model of the path
             request = InferenceRequest(call.model_name, call.version, {}, self._respond, call.received_ns)
         exchange, received_ns = call.exchange, call.received_ns
-        return failure(self._admission.refuse(request, error, exchange.client, exchange.size, received_ns))
+        return failure(self._admission.refuse(request, error, exchange, exchange.size, received_ns))
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Encodes a response; any thread."""

@@ -31,7 +31,6 @@ from conch.observability.logging.log_settings import FORMATS, Setting
 _HANDLE_BYTES = 64
 _SWITCHES = ("log_info", "log_warning", "log_error")
 _TRACE_NUMBERS = ("trace_rate", "trace_count", "log_frequency")
-_TRACES = ("trace_level", *_TRACE_NUMBERS, "trace_file", "trace_mode")
 
 
 def server_object(server: ServerMetadata) -> dict[str, Any]:
@@ -128,9 +127,10 @@ def cuda_region_object(region: CudaRegion) -> dict[str, Any]:
 
 
 def trace_object(settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Converts trace settings, in Triton's order; only levels are a list."""
+    """Converts trace settings; levels are a list, and so is what was given several times."""
     return {
-        name: list(settings[name]) if name == "trace_level" else "".join(settings[name]) for name in _TRACES
+        name: list(values) if name == "trace_level" or len(values) > 1 else "".join(values)
+        for name, values in settings.items()
     }
 
 

@@ -1,0 +1,389 @@
+"""`SpanEncoder`: makes export requests of OpenTelemetry's protocol out of trees of traces.
+
+A request is the root ``InferRequest``; below it each trace is a span named as its model, with a span
+``compute`` if it ran, and the spans of its subrequests. Most spans differ from earlier ones in ids and times
+only: they are copies of templates, which is far cheaper than to build their events and attributes.
+Owns templates and the offset of the wall clock. Threads: the exporter's only. Used by: `otlp_exporter`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from operator import itemgetter
+from struct import pack
+from typing import NamedTuple
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+
+from conch import __version__
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import ConchError
+from conch.observability.tracing.otlp_options import SEMCONV_LAYOUT, OtlpOptions
+from conch.observability.tracing.span_template import PARENT_ID, SPAN_ID, SpanTemplate
+from conch.observability.tracing.trace import Trace
+from conch.observability.tracing.trace_records import stamps
+
+_OK = 200
+_FRAMING = 12  # bytes around a message: tags, and lengths up to 2**35
+_OFFSET_NS = 60 * 10**9
+_MOST_EVENTS = 128
+"""Of one span; OpenTelemetry's default limit."""
+
+_MOST_SHAPES = 1024
+_MOST_TEXT = 1024
+_RPC_METHODS = {
+    "grpc": "inference.GRPCInferenceService/ModelInfer",
+    "grpc-stream": "inference.GRPCInferenceService/ModelStreamInfer",
+}
+_ROUTE = re.compile("/v2/models/[^/]+(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
+_GENERATED = ("max_tokens", "temperature", "top_k", "top_p")
+"""Parameters of requests for text that the conventions name."""
+
+_RPC_STATUS = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""Names of gRPC's status codes, by number."""
+
+_RPC_FAULTS = frozenset({2, 4, 12, 13, 14, 15})
+"""gRPC statuses that are the server's fault, by the conventions."""
+
+_UNKNOWN = 2
+_RESOURCE_SPANS, _SCOPE_SPANS, _SPANS, _ATTRIBUTES = b"\x0a", b"\x12", b"\x12", b"\x4a"
+"""Tags: field 1 of the request, 2 of `ResourceSpans` and of `ScopeSpans`, 9 of `Span`."""
+
+_OWN_NUMBER = KeyValue(key="triton.trace_id").SerializeToString()
+_PARENT_NUMBER = KeyValue(key="triton.trace_parent_id").SerializeToString()
+_ROOT, _MODEL, _COMPUTE = range(3)
+_PARTS = {
+    "REQUEST_START": _MODEL,
+    "QUEUE_START": _MODEL,
+    "REQUEST_END": _MODEL,
+    "COMPUTE_START": _COMPUTE,
+    "COMPUTE_INPUT_END": _COMPUTE,
+    "COMPUTE_OUTPUT_START": _COMPUTE,
+    "COMPUTE_END": _COMPUTE,
+}
+"""Events that belong to the spans of a model; all others are the root's."""
+
+_name_of = itemgetter(0)
+
+
+def span_count(root: Trace) -> int:
+    """The number of spans of a tree."""
+    return 1 + _model_spans(root)
+
+
+def _model_spans(trace: Trace) -> int:
+    if not trace.started_ns:
+        return 0
+    number = 2 if _ran(trace) else 1
+    for child in trace.children:
+        number += _model_spans(child)
+    return number
+
+
+def _ran(trace: Trace) -> bool:
+    return trace.times is not None and trace.times.start_ns != 0
+
+
+class _Shape(NamedTuple):
+    """Spans that traces with the same model, events and result share, but for times, ids and numbers."""
+
+    root: SpanTemplate | None
+    model: SpanTemplate | None
+    compute: SpanTemplate | None
+
+
+class SpanEncoder:
+    """Makes export requests.
+
+    Args:
+        options: Resource and layout.
+        clock: Monotonic time in nanoseconds.
+        wall: Time since 1970 in nanoseconds.
+    """
+
+    def __init__(self, options: OtlpOptions, clock: Clock = monotonic_ns, wall: Clock = time.time_ns) -> None:
+        self._semconv = options.layout == SEMCONV_LAYOUT
+        self._clock = clock
+        self._wall = wall
+        self._offset_ns = self._renew_ns = 0
+        self._shapes: dict[tuple[object, ...], _Shape] = {}
+        scope = InstrumentationScope(name="triton-server")
+        if self._semconv:
+            scope = InstrumentationScope(name="conch", version=__version__)
+        resource = Resource(attributes=[_attribute(*pair) for pair in options.resource.items()])
+        self._resource = ResourceSpans(resource=resource).SerializeToString()
+        self._scope = ScopeSpans(scope=scope).SerializeToString()
+
+    def requests(
+        self, roots: Iterable[Trace], most_spans: int, most_bytes: int
+    ) -> Iterator[tuple[bytes, int]]:
+        """Requests within limits, and their numbers of spans; one span may be above the limit of bytes."""
+        spans: list[bytes] = []
+        for root in roots:
+            caller = root.caller
+            parent_id = b"" if caller is None else caller.span_id.to_bytes(8, "big")
+            state = Span(trace_state=caller.state).SerializeToString() if caller and caller.state else b""
+            self._add(spans, root, root.trace_id.to_bytes(16, "big"), parent_id, state, self._offset())
+        room = most_bytes - len(self._resource) - len(self._scope) - 2 * _FRAMING
+        place = 0
+        while place < len(spans):
+            left, last = room - len(spans[place]), place + 1
+            while last < len(spans) and last - place < most_spans:
+                left -= len(spans[last])
+                if left < 0:
+                    break
+                last += 1
+            scoped = _field(_SCOPE_SPANS, self._scope + b"".join(spans[place:last]))
+            yield _field(_RESOURCE_SPANS, self._resource + scoped), last - place
+            place = last
+
+    def _add(
+        self, spans: list[bytes], trace: Trace, trace_id: bytes, parent_id: bytes, state: bytes, offset: int
+    ) -> None:
+        """Adds the spans of a trace and of its subrequests, parents first.
+
+        Args:
+            spans: Gets fields of `ScopeSpans`.
+            trace: The trace.
+            trace_id: That of the tree.
+            parent_id: The span above; empty for none.
+            state: Bytes of the caller's state, for each span.
+            offset: What to add to times.
+        """
+        own = stamps(trace)
+        is_root = trace.parent is None
+        status = _status(trace) if is_root else 0
+        protocol = trace.protocol if is_root else ""
+        route = _route(trace.path) if is_root else ""
+        names = map(_name_of, own)
+        key = (protocol, route, status, trace.cancelled, bool(parent_id), trace.model, trace.version, *names)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shape(trace, own, status, route, bool(parent_id))
+            if len(self._shapes) < _MOST_SHAPES and len(own) <= _MOST_EVENTS:
+                self._shapes[key] = shape
+        number = len(own)
+        times = pack(f"<{number}Q", *[ns + offset for _, ns in own])
+        packed = [times[place : place + 8] for place in range(0, 8 * number, 8)]
+        if shape.root is not None:
+            span_id = os.urandom(8)
+            values = [trace_id, span_id, parent_id, *packed]
+            spans.append(_field(_SPANS, shape.root(values) + state + self._of_root(trace)))
+            parent_id = span_id
+        if shape.model is None:
+            return
+        model_id = trace.span_id.to_bytes(8, "big")
+        values = [trace_id, model_id, parent_id, *packed]
+        spans.append(_field(_SPANS, shape.model(values) + state + self._of_model(trace)))
+        if shape.compute is not None:
+            values[SPAN_ID], values[PARENT_ID] = os.urandom(8), model_id
+            spans.append(_field(_SPANS, shape.compute(values) + state))
+        for child in trace.children:
+            self._add(spans, child, trace_id, model_id, state, offset)
+
+    def _of_root(self, root: Trace) -> bytes:
+        """What became of a request, and whose it was."""
+        found = _caller_attributes(root.path, root.client, root.agent)
+        span = Span()
+        if root.error is not None:
+            self._fail(span, root, root.error)
+        elif root.cancelled:
+            span.attributes.append(_attribute("error.type", "CANCELLED"))
+        elif root.reason == "sampled" and "/generate" not in root.path:
+            return found
+        if "/generate" in root.path and root.parameters:
+            for name in _GENERATED:
+                value = root.parameters.get(name)
+                if isinstance(value, (int, float)):
+                    span.attributes.append(_attribute(f"gen_ai.request.{name}", value))
+        if root.reason != "sampled":
+            span.attributes.append(_attribute("conch.sampled", root.reason))
+        return found + span.SerializeToString()
+
+    def _of_model(self, trace: Trace) -> bytes:
+        """Which request it was."""
+        parent = trace.parent
+        found = _number(_OWN_NUMBER, trace.number)
+        found += _number(_PARENT_NUMBER, 0 if parent is None else parent.number)
+        if not trace.request_id and trace.error is None:
+            return found
+        span = Span()
+        if trace.request_id:
+            span.attributes.append(_attribute("triton.request_id", trace.request_id))
+        if trace.error is not None:
+            self._fail(span, trace, trace.error)
+        return found + span.SerializeToString()
+
+    def _shape(
+        self, trace: Trace, own: list[tuple[str, int]], status: int, route: str, has_parent: bool
+    ) -> _Shape:
+        """The spans of a trace without what differs between requests."""
+        parts: dict[int, list[int]] = {_ROOT: [], _MODEL: [], _COMPUTE: []}
+        for place, (name, _) in enumerate(own):
+            parts[_PARTS.get(name, _ROOT)].append(place)
+        if trace.cancelled:  # as in Triton: nothing of the response
+            del parts[_ROOT][2 if trace.over_network else 0 :]
+
+        def template(span: Span, part: int, parented: bool) -> SpanTemplate:
+            places = parts[part]
+            span.events.extend(Span.Event(name=own[place][0]) for place in places[:_MOST_EVENTS])
+            span.dropped_events_count = max(len(places) - _MOST_EVENTS, 0)
+            # The model may be done with a request after its response was sent.
+            ends = list(range(len(own))) if part == _ROOT else places
+            start, end = (ends[0], ends[-1]) if ends else (None, 0)
+            return SpanTemplate(span, start, end, places[:_MOST_EVENTS], parented)
+
+        root = model = compute = None
+        if trace.parent is None:
+            root = template(self._root_template(trace, status, route), _ROOT, has_parent)
+        if trace.started_ns:  # a refused request has no span but the root
+            internal = Span.SPAN_KIND_INTERNAL if self._semconv else Span.SPAN_KIND_SERVER
+            span = Span(name=_short(trace.model) or "unknown", kind=internal)
+            span.attributes.append(_attribute("triton.model_name", trace.model))
+            span.attributes.append(_attribute("triton.model_version", trace.version))
+            model = template(span, _MODEL, True)
+            if _ran(trace):
+                compute = template(Span(name="compute", kind=internal), _COMPUTE, True)
+        return _Shape(root, model, compute)
+
+    def _root_template(self, trace: Trace, status: int, route: str) -> Span:
+        span = Span(name="InferRequest", kind=Span.SPAN_KIND_SERVER)
+        method = _RPC_METHODS.get(trace.protocol)
+        if method is not None:
+            span.attributes.append(_attribute("rpc.system.name", "grpc"))
+            span.attributes.append(_attribute("rpc.method", method))
+            name = _RPC_STATUS[status if status < len(_RPC_STATUS) else _UNKNOWN]
+            span.attributes.append(_attribute("rpc.response.status_code", name))
+        elif trace.protocol == "http":
+            method = f"POST {route}".strip()
+            span.attributes.append(_attribute("http.request.method", "POST"))
+            if route:
+                span.attributes.append(_attribute("http.route", route))
+            if "/generate" in route:
+                span.attributes.append(_attribute("gen_ai.operation.name", "text_completion"))
+                span.attributes.append(_attribute("gen_ai.request.model", trace.model))
+            if status:
+                span.attributes.append(_attribute("http.response.status_code", status))
+        if self._semconv and method is not None:
+            span.name = method
+        elif self._semconv:  # no server was called
+            span.kind = Span.SPAN_KIND_INTERNAL
+        return span
+
+    def _fail(self, span: Span, trace: Trace, error: ConchError) -> None:
+        """Marks a span as failed; by the conventions, only what is the server's fault fails its span."""
+        span.attributes.append(_attribute("error.type", error.code))
+        span.attributes.append(_attribute("conch.error.stage", _stage(trace)))
+        if not self._semconv or error.grpc_status in _RPC_FAULTS:
+            span.status.code = Status.STATUS_CODE_ERROR
+            span.status.message = _short(error.message)
+
+    def _offset(self) -> int:
+        """Wall clock minus monotonic clock: one for all, so that parents and children agree."""
+        now = self._clock()
+        if now >= self._renew_ns:
+            self._offset_ns, self._renew_ns = self._wall() - now, now + _OFFSET_NS
+        return self._offset_ns
+
+
+def _stage(trace: Trace) -> str:
+    """Where a request failed; of an ensemble, where its step did."""
+    if not trace.queued_ns:
+        return "admission"
+    if _ran(trace):
+        return "compute"
+    for child in trace.children:
+        if child.error is not None:
+            return _stage(child)
+    return "ensemble" if trace.children else "queue"
+
+
+def _route(path: str) -> str:
+    """The route of a path, which does not name the model; empty for gRPC."""
+    found = _ROUTE.fullmatch(path)
+    if found is None:
+        return path
+    return f"/v2/models/{{model}}{'/versions/{version}' if found[1] else ''}/{found[2]}"
+
+
+@lru_cache(maxsize=256)
+def _caller_attributes(path: str, client: str, agent: str) -> bytes:
+    """Attributes of a call; `client` is such as ``127.0.0.1:50000`` or ``ipv6:[::1]:50000``."""
+    span = Span()
+    if path:
+        span.attributes.append(_attribute("url.path", path))
+    if agent:
+        span.attributes.append(_attribute("user_agent.original", agent))
+    address, _, port = client.removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")
+    if port.isdecimal():
+        span.attributes.append(_attribute("network.peer.address", address.strip("[]")))
+        span.attributes.append(_attribute("network.peer.port", int(port)))
+    elif client:
+        span.attributes.append(_attribute("network.peer.address", client))
+    return span.SerializeToString()
+
+
+def _status(root: Trace) -> int:
+    """The status that a protocol answered with; 0 if the client left."""
+    error = root.error
+    if root.protocol in _RPC_METHODS:
+        return error.grpc_status if error is not None else int(root.cancelled)
+    if error is not None:
+        return error.http_status
+    return 0 if root.cancelled else _OK
+
+
+def _short(text: str) -> str:
+    return text[:_MOST_TEXT].encode(errors="backslashreplace").decode()
+
+
+def _attribute(name: str, value: str | int | float) -> KeyValue:
+    if isinstance(value, float):
+        return KeyValue(key=name, value=AnyValue(double_value=value))
+    if isinstance(value, int):
+        return KeyValue(key=name, value=AnyValue(int_value=value))
+    return KeyValue(key=name, value=AnyValue(string_value=_short(value)))
+
+
+def _varint(number: int) -> bytes:
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
+
+
+def _field(tag: bytes, content: bytes) -> bytes:
+    """A field of a message, whose content is bytes."""
+    return tag + _varint(len(content)) + content
+
+
+def _number(head: bytes, number: int) -> bytes:
+    """An attribute with a number, as a field of `Span`; `head` is its key."""
+    value = b"\x18" + _varint(number)  # AnyValue.int_value
+    return _field(_ATTRIBUTES, head + _field(b"\x12", value))  # KeyValue.value

@@ -1,0 +1,288 @@
+"""`HttpTransport`, `GrpcTransport`: send one export request to a collector, and say what became of it.
+
+Each keeps its connection. Threads: `send` by the exporter's; `abort` ends a send from another thread.
+Used by: `otlp_exporter`.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import socket
+import ssl
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError, Message
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from conch import __version__
+from conch.core.clock import wall_seconds
+from conch.core.errors import InvalidArgumentError
+from conch.observability.tracing.otlp_options import GRPC, HTTP_JSON, OtlpOptions
+
+_RETRIED_STATUS = frozenset({429, 502, 503, 504})
+_RETRIED_CODES = frozenset(
+    {
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+_MOST_ANSWER = 64 * 1024
+_GZIP_ABOVE = 1024
+_SHOWN = 200
+_IDS = ("traceId", "spanId", "parentSpanId")
+_GRPC_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_RETRY_INFO = b"google.rpc.RetryInfo\x12"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a request.
+
+    Attributes:
+        error: Why it was not taken, or what the collector remarks; empty if all is well.
+        taken: Whether the collector took it.
+        rejected: Spans of it that the collector refused.
+        again: Whether another try may succeed.
+        after_s: How long the collector wants to be left alone; 0 if it does not say.
+    """
+
+    error: str = ""
+    taken: bool = True
+    rejected: int = 0
+    again: bool = False
+    after_s: float = 0.0
+
+
+def _failed(error: str, again: bool, after_s: float = 0.0) -> Outcome:
+    return Outcome(error[:_SHOWN], False, 0, again, after_s)
+
+
+def _taken(response: ExportTraceServiceResponse) -> Outcome:
+    partial = response.partial_success
+    return Outcome(partial.error_message[:_SHOWN], True, max(partial.rejected_spans, 0))
+
+
+class Transport(Protocol):
+    """Sends export requests."""
+
+    def send(self, request: bytes, timeout_s: float) -> Outcome:
+        """Sends a request, serialised; never raises because of the collector."""
+
+    def abort(self) -> None:
+        """Ends a send that waits; from any thread. What is sent later fails."""
+
+    def close(self) -> None:
+        """Closes the connection."""
+
+
+def open_transport(options: OtlpOptions) -> Transport:
+    """The transport of a protocol; connects with the first request."""
+    return GrpcTransport(options) if options.protocol == GRPC else HttpTransport(options)
+
+
+class HttpTransport:
+    """Posts protobuf or JSON over a connection that is kept."""
+
+    def __init__(self, options: OtlpOptions) -> None:
+        url = options.url
+        self._json = options.protocol == HTTP_JSON
+        self._gzip = options.gzip
+        self._target = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        self._address = url.hostname or "", url.port
+        self._tls = _tls(options) if url.scheme == "https" else None
+        self._headers = {
+            "Content-Type": "application/json" if self._json else "application/x-protobuf",
+            "User-Agent": f"conch/{__version__}",
+            **dict(options.headers),
+        }
+        self._connection: HTTPConnection | None = None
+        self._aborted = False
+
+    def send(self, request: bytes, timeout_s: float) -> Outcome:
+        """Posts a request; see `Transport`."""
+        body = _as_json(ExportTraceServiceRequest.FromString(request)) if self._json else request
+        headers = self._headers
+        if self._gzip and len(body) > _GZIP_ABOVE:
+            body = gzip.compress(body, 1)
+            headers = {**headers, "Content-Encoding": "gzip"}
+        deadline_s = time.monotonic() + timeout_s
+        kept = self._connection is not None
+        try:
+            try:
+                return self._post(body, headers, timeout_s)
+            except (ConnectionError, HTTPException):
+                # A collector may close a kept connection at any time: that says nothing of the request.
+                if not kept or self._aborted:
+                    raise
+                self.close()
+                return self._post(body, headers, max(deadline_s - time.monotonic(), 0.001))
+        except (OSError, HTTPException) as error:
+            self.close()
+            return _failed(f"{type(error).__name__}: {error}", again=True)
+
+    def _post(self, body: bytes, headers: dict[str, str], timeout_s: float) -> Outcome:
+        connection = self._connected(timeout_s)
+        connection.request("POST", self._target, body, headers)
+        response = connection.getresponse()
+        answer = response.read(_MOST_ANSWER)
+        if response.will_close or not response.isclosed():
+            self.close()
+        if response.status == 200:
+            return self._accepted(answer)
+        text = f"HTTP {response.status} {response.reason}"
+        return _failed(text, response.status in _RETRIED_STATUS, _retry_after_s(response))
+
+    def _accepted(self, answer: bytes) -> Outcome:
+        try:
+            if not self._json:
+                return _taken(ExportTraceServiceResponse.FromString(answer))
+            partial = json.loads(answer or b"{}").get("partialSuccess") or {}
+            rejected = max(int(partial.get("rejectedSpans", 0)), 0)
+            return Outcome(str(partial.get("errorMessage", ""))[:_SHOWN], True, rejected)
+        except (DecodeError, ValueError, AttributeError, TypeError):
+            return Outcome("the collector's answer can't be read")
+
+    def _connected(self, timeout_s: float) -> HTTPConnection:
+        connection = self._connection
+        if connection is None:
+            host, port = self._address
+            if self._tls is None:
+                connection = HTTPConnection(host, port, timeout=timeout_s)
+            else:
+                connection = HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+            connection.connect()
+            self._connection = connection
+        elif connection.sock is not None:
+            connection.sock.settimeout(timeout_s)
+        if self._aborted:
+            raise ConnectionAbortedError("stopped")
+        return connection
+
+    def abort(self) -> None:
+        """Ends a post that waits; see `Transport`."""
+        self._aborted = True
+        connection = self._connection
+        sock = None if connection is None else connection.sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the connection; see `Transport`."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class GrpcTransport:
+    """Calls the collector's service on one channel."""
+
+    def __init__(self, options: OtlpOptions) -> None:
+        url = options.url
+        host = url.hostname or ""
+        target = f"{f'[{host}]' if ':' in host else host}:{url.port or 4317}"
+        if url.scheme == "https":
+            _tls(options)  # refuses what is no certificate
+            root = None
+            if options.certificate:
+                with open(options.certificate, "rb") as file:
+                    root = file.read()
+            self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(root))
+        else:
+            self._channel = grpc.insecure_channel(target)
+        self._export = self._channel.unary_unary(
+            _GRPC_METHOD, response_deserializer=ExportTraceServiceResponse.FromString
+        )
+        self._headers = options.headers
+        self._compression = grpc.Compression.Gzip if options.gzip else None
+
+    def send(self, request: bytes, timeout_s: float) -> Outcome:
+        """Calls the service; see `Transport`."""
+        try:
+            response = self._export(
+                request, timeout=timeout_s, metadata=self._headers, compression=self._compression
+            )
+        except grpc.RpcError as error:
+            code = error.code()
+            if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                after_s = _retry_info_s(error)
+                again = after_s is not None
+            else:
+                after_s, again = _retry_info_s(error), code in _RETRIED_CODES
+            return _failed(f"gRPC {code.name}: {error.details()}", again, after_s or 0.0)
+        except ValueError:  # the channel is closed
+            return _failed("stopped", again=True)
+        return _taken(response)
+
+    def abort(self) -> None:
+        """Cancels a call that waits; see `Transport`."""
+        self._channel.close()
+
+    def close(self) -> None:
+        """Closes the channel; see `Transport`."""
+        self._channel.close()
+
+
+def _tls(options: OtlpOptions) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=options.certificate or None)
+    except (ssl.SSLError, OSError) as error:
+        raise InvalidArgumentError(
+            f'Bad option: "--trace-config opentelemetry,certificate".\n{options.certificate} is no file of '
+            f"certificates in PEM: {error}"
+        ) from None
+
+
+def _retry_after_s(response: HTTPResponse) -> float:
+    text = (response.getheader("Retry-After") or "").strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(parsedate_to_datetime(text).timestamp() - wall_seconds(), 0.0)
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _retry_info_s(error: Any) -> float | None:
+    """The wait of a ``RetryInfo`` among the details of an error; None without one."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            # In its message `Any`, the name of the type is followed by the value: a length, and `RetryInfo`
+            # with its one field, again with a length. Both are below 128.
+            _, found, rest = value.partition(_RETRY_INFO)
+            if found:
+                try:
+                    duration = Duration.FromString(rest[3 : 3 + rest[2]])
+                except (DecodeError, IndexError):
+                    return 0.0
+                return max(duration.seconds + duration.nanos / 1e9, 0.0)
+    return None
+
+
+def _as_json(request: Message) -> bytes:
+    """OTLP's JSON: that of protobuf, but with numbers for enumerations and hexadecimal ids."""
+    content = MessageToDict(request, use_integers_for_enums=True)
+    for of_resource in content["resourceSpans"]:
+        for of_scope in of_resource["scopeSpans"]:
+            for span in of_scope.get("spans", ()):
+                for name in _IDS:
+                    if name in span:
+                        span[name] = base64.b64decode(span[name]).hex()
+    return json.dumps(content, separators=(",", ":")).encode()

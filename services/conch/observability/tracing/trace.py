@@ -1,0 +1,153 @@
+"""`Trace`: times of one request of one model; the traces of a request and its subrequests are a tree.
+
+The request path records numbers and references only; names, texts and spans are made of them later, on the
+tracer's thread.
+
+Threads and locks: threads that handle the request write, each field once; lists only grow. The tracer's
+thread reads a tree after its root has ended. Used by: `tracer`, `request_watch`, `trace_file`, `otlp_spans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from conch.core.errors import ConchError
+from conch.core.request import RunTimes
+from conch.observability.tracing.trace_setting import TraceSetting
+
+
+class TraceParent(NamedTuple):
+    """A caller's span, as W3C Trace Context has it.
+
+    Attributes:
+        trace_id: 128 bits.
+        span_id: 64 bits.
+        sampled: Whether the caller recorded its span.
+        state: The header ``tracestate``, or empty.
+    """
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+    state: str
+
+
+class TensorRecord(NamedTuple):
+    """The bytes of a tensor when it was queued, or made.
+
+    Attributes:
+        activity: ``TENSOR_QUEUE_INPUT`` or ``TENSOR_BACKEND_OUTPUT``.
+        name: The tensor's name.
+        datatype: Its datatype, as ``FP32``.
+        shape: With the batch dimension.
+        data: Row-major, in the encoding of the protocol.
+    """
+
+    activity: str
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class Trace:
+    """The trace of one request; all times are monotonic nanoseconds, 0 while unknown.
+
+    Attributes:
+        number: Triton's id: counts up from 1 in the process.
+        setting: What it was sampled by.
+        parent: The trace of the ensemble or model that made the request; None for a client's.
+        children: Traces of the requests that were made for this one.
+        protocol: ``http``, ``grpc``, ``grpc-stream``, ``direct``, ``ensemble-step`` or ``model-call``.
+        model: The model's name.
+        version: Its version; 0 if none was found.
+        request_id: The client's request id, or empty.
+        trace_id: 128 bits, the same in a tree.
+        span_id: 64 bits, of the model's span.
+        path: Path of an HTTP request. Of the root of an exported trace only, as the next two.
+        client: Address of the client.
+        agent: What the client calls itself.
+        parameters: Those of the request; None for none.
+        caller: The client's span; None without one. Of the root only.
+        received_ns: First byte of the request; of the root only, as the next two.
+        read_ns: All of the request was there.
+        sends: Start and end of each send, in this order.
+        started_ns: The request was handed to the core.
+        queued_ns: The scheduler took it.
+        times: Those of its batch; None if it did not run.
+        responded_ns: Its first response, or the end of a request without one, was handed over.
+        ended_ns: The core let go of the request.
+        error: The error of the last response.
+        cancelled: Whether the client left.
+        reason: Why it is kept: ``sampled``, ``slow`` or ``failed``; empty if it is not.
+        tensors: Only with level ``TENSORS``.
+        rows: Rows of the request.
+    """
+
+    __slots__ = (
+        "agent",
+        "caller",
+        "cancelled",
+        "children",
+        "client",
+        "ended_ns",
+        "error",
+        "model",
+        "number",
+        "parameters",
+        "parent",
+        "path",
+        "protocol",
+        "queued_ns",
+        "read_ns",
+        "reason",
+        "received_ns",
+        "request_id",
+        "responded_ns",
+        "rows",
+        "sends",
+        "setting",
+        "span_id",
+        "started_ns",
+        "tensors",
+        "times",
+        "trace_id",
+        "version",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        setting: TraceSetting,
+        parent: Trace | None,
+        protocol: str,
+        trace_id: int,
+        span_id: int,
+    ) -> None:
+        self.number = number
+        self.setting = setting
+        self.parent = parent
+        self.protocol = protocol
+        self.trace_id = trace_id
+        self.span_id = span_id
+        self.children: list[Trace] = []
+        self.path = self.client = self.agent = ""
+        self.parameters: Mapping[str, object] | None = None
+        self.caller: TraceParent | None = None
+        self.model = self.request_id = self.reason = ""
+        self.version = self.rows = 0
+        self.received_ns = self.read_ns = self.started_ns = self.queued_ns = self.ended_ns = 0
+        self.sends: list[int] = []
+        self.responded_ns = 0
+        self.times: RunTimes | None = None
+        self.error: ConchError | None = None
+        self.cancelled = False
+        self.tensors: list[TensorRecord] = []
+        if parent is not None:
+            parent.children.append(self)
+
+    @property
+    def over_network(self) -> bool:
+        """Whether a front end received it, so that it is sent, too."""
+        return self.parent is None and self.protocol != "direct"

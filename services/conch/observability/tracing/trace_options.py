@@ -1,0 +1,212 @@
+"""Options of tracing, out of ``--trace-config`` and Triton's older flags. Used by: `server_options`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from conch.core.errors import InvalidArgumentError
+from conch.observability.tracing.trace_setting import TraceValues
+from conch.observability.tracing.trace_settings import OPENTELEMETRY, TRITON
+from conch.observability.tracing.tracer import TailRules
+
+_MODES = (TRITON, OPENTELEMETRY)
+_GLOBAL = ("mode", "level", "rate", "count", "slow", "failed", "limit")
+_FILE = ("file", "log-frequency")
+_FORMAT = "--trace-config option format is '<trace mode>,<setting>=<value>'. Got "
+_NO_MODE = (
+    "No trace mode specified. --trace-config option format is <trace mode>,<setting>=<value> or "
+    "<setting>=<value>. Got "
+)
+_ON = frozenset({"true", "on", "min", "max", "timestamps"})
+_OFF = frozenset({"false", "off"})
+_UNITS_NS = {"us": 10**3, "ms": 10**6, "s": 10**9}
+_MOST = {"rate": 2**32 - 1, "count": 2**31 - 1, "log-frequency": 2**32 - 1, "limit": 10**6}
+
+OLD_FLAGS: Mapping[str, str] = {
+    "trace-file": "file",
+    "trace-level": "level",
+    "trace-rate": "rate",
+    "trace-count": "count",
+    "trace-log-frequency": "log-frequency",
+}
+"""Triton's older flags, and the settings of ``--trace-config`` that replace them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """What is traced from the start, and where it goes.
+
+    Attributes:
+        mode: ``triton`` or ``opentelemetry``.
+        values: The global setting.
+        exporter: Settings of the mode ``opentelemetry``, in order.
+        tail: Requests that are kept after the fact.
+        warnings: What is to be said of the flags.
+    """
+
+    mode: str = TRITON
+    values: TraceValues = field(default_factory=TraceValues)
+    exporter: tuple[tuple[str, str], ...] = ()
+    tail: TailRules = field(default_factory=TailRules)
+    warnings: tuple[str, ...] = ()
+
+
+def trace_options(configs: Iterable[str], old: Mapping[str, Sequence[str]]) -> TraceOptions:
+    """The options of flags.
+
+    Args:
+        configs: Values of ``--trace-config``.
+        old: Values of `OLD_FLAGS` that were given, by flag.
+
+    Raises:
+        InvalidArgumentError: One of them is wrong; the text is Triton's where it has one.
+    """
+    given: dict[str, list[str]] = {}
+    exporter: list[tuple[str, str]] = []
+    for text in configs:
+        mode, key, value = _split(text)
+        if mode == OPENTELEMETRY:
+            exporter.append((key, value))
+        else:
+            known = _FILE if mode == TRITON else _GLOBAL
+            if key not in known:
+                raise InvalidArgumentError(_unknown(text, key, known))
+            given.setdefault(key, []).append(value)
+    mode = _mode(given)
+    warnings = _add_old(given, old, mode)
+    if mode == TRITON and exporter:
+        warnings.append("settings of the trace mode 'opentelemetry' have no effect with mode=triton")
+    levels = [_level(level) for level in given.get("level", ())]
+    timestamps = any("timestamps" in level for level in levels)
+    tensors = any("tensors" in level for level in levels)
+    if (timestamps or tensors) and any(not level for level in levels):
+        warnings.append("--trace-config level=OFF has no effect beside other levels")
+    values = TraceValues(
+        timestamps,
+        tensors,
+        _number(given, "rate", 0, 1000),
+        _number(given, "count", -1, -1),
+        _number(given, "log-frequency", 0, 0) if mode == TRITON else 0,
+        given.get("file", [""])[-1] if mode == TRITON else "",
+    )
+    tail = TailRules(
+        _duration_ns(given, "slow"), _flag(given, "failed"), _number(given, "limit", 1, TailRules().limit)
+    )
+    _check(mode, values, tail, warnings)
+    return TraceOptions(mode, values, tuple(exporter), tail, tuple(warnings))
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    """Mode (empty for a global setting), key and value."""
+    mode, comma, rest = text.partition(",")
+    if not comma or ("=" in mode and "=" not in rest):
+        mode, rest = "", text
+    elif not mode:
+        raise InvalidArgumentError(_NO_MODE + text)
+    key, equals, value = rest.partition("=")
+    if not (equals and key and value):
+        raise InvalidArgumentError(_FORMAT + text)
+    if mode:
+        mode = _known_mode(mode)
+    return mode, key, value
+
+
+def _known_mode(text: str) -> str:
+    mode = text.lower()
+    if mode not in _MODES:
+        raise InvalidArgumentError(
+            f'invalid value for trace mode option: {text}. Available options are "triton" and "opentelemetry"'
+        )
+    return mode
+
+
+def _mode(given: Mapping[str, list[str]]) -> str:
+    return _known_mode(given["mode"][-1]) if "mode" in given else TRITON
+
+
+def _unknown(text: str, key: str, known: Sequence[str]) -> str:
+    nearest = get_close_matches(key, known, 1)
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+    return f"--trace-config {text}: unknown setting '{key}', known are {', '.join(known)}{hint}"
+
+
+def _add_old(given: dict[str, list[str]], old: Mapping[str, Sequence[str]], mode: str) -> list[str]:
+    """Adds values of older flags where no newer one has them; returns warnings."""
+    warnings = []
+    for flag, values in old.items():
+        key = OLD_FLAGS[flag]
+        if mode == OPENTELEMETRY and key in _FILE:
+            warnings.append(f"'--{flag}' is deprecated and will be ignored with opentelemetry tracing mode.")
+            continue
+        warnings.append(f"'--{flag}' has been deprecated and will be removed; use --trace-config")
+        if key in given:
+            what = f"{key} value in" if key == "rate" else f"{key} in"
+            warnings.append(f"Overriding deprecated '--{flag}' in favor of provided {what} --trace-config!")
+        elif key == "level" and any(not _level(value) for value in values):
+            given[key] = ["OFF"]  # one OFF wins, unlike with the newer flag
+        else:
+            given[key] = list(values)
+    return warnings
+
+
+def _level(text: str) -> tuple[str, ...]:
+    lower = text.lower()
+    if lower in _ON:
+        return ("timestamps",)
+    if lower == "tensors":
+        return ("tensors",)
+    if lower not in _OFF:
+        raise InvalidArgumentError(f"invalid value for trace level option: {text}")
+    return ()
+
+
+def _number(given: Mapping[str, list[str]], key: str, least: int, default: int) -> int:
+    if key not in given:
+        return default
+    text = given[key][-1]
+    if not re.fullmatch("[+-]?[0-9]{1,12}", text, re.ASCII) or not least <= int(text) <= _MOST[key]:
+        prefix = "triton," if key in _FILE else ""
+        raise InvalidArgumentError(
+            f'Bad option: "--trace-config {prefix}{key}".\n'
+            f"it must be a whole number from {least} to {_MOST[key]}, got: {text}"
+        )
+    return int(text)
+
+
+def _duration_ns(given: Mapping[str, list[str]], key: str) -> int:
+    if key not in given:
+        return 0
+    text = given[key][-1]
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|s)", text, re.ASCII)
+    if found is None or not float(found[1]):
+        raise InvalidArgumentError(
+            f'Bad option: "--trace-config {key}".\nit must be a time as 250ms or 1.5s, got: {text}'
+        )
+    return round(float(found[1]) * _UNITS_NS[found[2]])
+
+
+def _flag(given: Mapping[str, list[str]], key: str) -> bool:
+    text = given.get(key, ["false"])[-1].lower()
+    if text not in ("true", "false"):
+        raise InvalidArgumentError(
+            f'Bad option: "--trace-config {key}".\nit must be true or false, got: {text}'
+        )
+    return text == "true"
+
+
+def _check(mode: str, values: TraceValues, tail: TailRules, warnings: list[str]) -> None:
+    """Refuses what can't be traced, and warns of what would trace nothing."""
+    if values.tensors and mode == OPENTELEMETRY:
+        raise InvalidArgumentError(
+            "Tensor level tracing is not supported by the mode: opentelemetry; use level=TIMESTAMPS"
+        )
+    if values.on and mode == TRITON:
+        if not values.file:
+            raise InvalidArgumentError("trace file name is not given: --trace-config triton,file=PATH")
+        if not values.rate:
+            raise InvalidArgumentError("sample rate must be non-zero: --trace-config rate=1")
+    if not values.on and (mode == OPENTELEMETRY or tail):
+        warnings.append("nothing is traced until a level is set: --trace-config level=TIMESTAMPS")

@@ -1,0 +1,228 @@
+"""`Tracer`: samples requests, and hands what has ended to the sinks.
+
+The request path makes `Trace` objects and appends ended trees to a queue. The thread `conch-trace` looks at
+the queue every `_INTERVAL_S`, keeps trees whose subrequests have not ended for up to `_MOST_WAIT_NS`, and
+writes the others. A full queue drops the newest; drops are counted.
+
+Threads and locks: `begin`, `child` and `end` from any thread, without locks; a lock guards starting and
+closing. Used by: `request_watch`, `server`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from random import getrandbits
+
+from conch.core.request import InferenceRequest
+from conch.core.request_log import Caller
+from conch.observability.tracing.trace import Trace
+from conch.observability.tracing.trace_context import parse_traceparent
+from conch.observability.tracing.trace_setting import TraceSetting
+from conch.observability.tracing.trace_settings import TraceSettings
+from conch.observability.tracing.trace_sink import DropCounter, TraceSink
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S = 0.1
+_MOST_WAIT_NS = 10**9
+_MOST_QUEUED = 8192
+_SECOND_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class TailRules:
+    """Which requests are kept although they were not sampled.
+
+    Attributes:
+        slow_ns: Those that take longer; 0 for none.
+        failed: Those that end with an error, refused ones included.
+        limit: Most of them in a second.
+    """
+
+    slow_ns: int = 0
+    failed: bool = False
+    limit: int = 100
+
+    def __bool__(self) -> bool:
+        return self.failed or self.slow_ns > 0
+
+
+class Tracer:
+    """Traces the requests of a server.
+
+    Args:
+        settings: What is traced of which model.
+        sinks: Where it goes.
+        drops: Counts what is lost.
+        tail: Which requests are kept after the fact.
+        propagates: Whether callers' spans are continued, as in mode ``opentelemetry``.
+        follows_unsampled: Whether a caller's span that is not sampled traces the request, as in Triton.
+
+    Attributes:
+        propagates: As given.
+        drops: As given.
+    """
+
+    def __init__(
+        self,
+        settings: TraceSettings,
+        sinks: Sequence[TraceSink] = (),
+        drops: DropCounter | None = None,
+        tail: TailRules | None = None,
+        propagates: bool = False,
+        follows_unsampled: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._sinks = sinks
+        self.drops = drops or DropCounter()
+        self._tail = tail or TailRules()
+        self._keeps_some = bool(self._tail)
+        self.propagates = propagates
+        self._follows_unsampled = follows_unsampled
+        self._number = count(1).__next__
+        self._queue: deque[Trace | TraceSetting] = deque()
+        self._waiting: list[Trace] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._second = self._in_second = 0
+        settings.on_replaced = self._queue.append
+
+    @property
+    def on(self) -> bool:
+        """Whether any model is traced."""
+        return self._settings.on
+
+    def on_switched(self, call: Callable[[bool], None]) -> None:
+        """Has a function called with `on` when settings have changed."""
+        self._settings.on_changed = call
+
+    def begin(
+        self, request: InferenceRequest, model: str, protocol: str, caller: Caller | None
+    ) -> Trace | None:
+        """The trace of a client's request; None if it is not traced."""
+        setting = self._settings.of(model)
+        if not setting.on:
+            return None
+        span = None
+        if self.propagates and caller is not None and (text := caller.header("traceparent")):
+            span = parse_traceparent(text, caller.header("tracestate"))
+        sampled = setting.sample()
+        if span is not None and (span.sampled or self._follows_unsampled):
+            sampled = True
+        if not sampled and not self._keeps_some:
+            return None
+        trace_id = getrandbits(128) if span is None else span.trace_id
+        trace = Trace(self._number(), setting, None, protocol, trace_id, getrandbits(64))
+        trace.caller = span
+        if caller is not None:
+            trace.read_ns = caller.read_ns
+            if self.propagates:
+                trace.path, trace.client, trace.agent = (
+                    caller.path,
+                    caller.client,
+                    caller.header("user-agent"),
+                )
+        if sampled:
+            trace.reason = "sampled"
+        return trace
+
+    def child(self, parent: Trace, protocol: str) -> Trace:
+        """The trace of a subrequest."""
+        trace = Trace(self._number(), parent.setting, parent, protocol, parent.trace_id, getrandbits(64))
+        trace.reason = parent.reason
+        return trace
+
+    def end(self, trace: Trace, now_ns: int) -> None:
+        """Ends a trace; a root that is kept is written soon."""
+        if trace.parent is not None:
+            trace.ended_ns = now_ns
+            return
+        if not trace.reason:
+            tail = self._tail
+            if tail.failed and trace.error is not None:
+                trace.reason = "failed"
+            elif tail.slow_ns and now_ns - trace.received_ns > tail.slow_ns:
+                trace.reason = "slow"
+            else:
+                return
+            if not self._within_limit(now_ns):
+                self.drops.add("limit", 1)
+                return
+        trace.ended_ns = now_ns
+        if len(self._queue) >= _MOST_QUEUED:
+            self.drops.add("queue_full", 1)
+            return
+        self._queue.append(trace)
+        if self._thread is None:
+            self._start()
+
+    def close(self, timeout_s: float) -> None:
+        """Writes what has ended, and closes the sinks, within a time."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            self._closing.set()
+            thread = self._thread
+        if thread is not None:
+            thread.join(max(deadline_s - time.monotonic(), 0.0))
+            if thread.is_alive():
+                self.drops.add("shutdown", len(self._queue) + len(self._waiting))
+                return
+        self._write(final=True)
+        for sink in self._sinks:
+            sink.close(deadline_s)
+
+    def _within_limit(self, now_ns: int) -> bool:
+        # Without a lock: a few too many in a second do no harm.
+        second = now_ns // _SECOND_NS
+        if second != self._second:
+            self._second, self._in_second = second, 0
+        self._in_second += 1
+        return self._in_second <= self._tail.limit
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._run, name="conch-trace", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(_INTERVAL_S):
+            try:
+                self._write(final=False)
+            except Exception:  # the thread must go on
+                log.exception("traces could not be written")
+
+    def _write(self, final: bool) -> None:
+        """Writes trees that are complete, or have waited long enough."""
+        queue = self._queue
+        items = [*self._waiting, *(queue.popleft() for _ in range(len(queue)))]
+        self._waiting = []
+        ready: list[Trace] = []
+        now = time.monotonic_ns()
+        for item in items:
+            if isinstance(item, TraceSetting):
+                self._hand_over(ready)
+                ready = []
+                for sink in self._sinks:
+                    sink.replaced(item)
+            elif final or now - item.ended_ns > _MOST_WAIT_NS or _complete(item):
+                ready.append(item)
+            else:
+                self._waiting.append(item)
+        self._hand_over(ready)
+
+    def _hand_over(self, roots: list[Trace]) -> None:
+        if roots:
+            for sink in self._sinks:
+                sink.write(roots)
+
+
+def _complete(trace: Trace) -> bool:
+    return bool(trace.ended_ns) and all(_complete(child) for child in trace.children)

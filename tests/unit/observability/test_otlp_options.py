@@ -1,0 +1,100 @@
+"""Where spans go: flags, variables and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conch.core.errors import InvalidArgumentError
+from conch.observability.tracing.otlp_options import OtlpOptions, otlp_options
+
+Pairs = list[tuple[str, str]]
+
+
+def options(pairs: Pairs, **variables: str) -> OtlpOptions:
+    return otlp_options(pairs, {f"OTEL_{name}": value for name, value in variables.items()})
+
+
+@pytest.mark.parametrize(
+    ("pairs", "variables", "url"),
+    [
+        ([], {}, "http://localhost:4318/v1/traces"),
+        ([("protocol", "grpc")], {}, "http://localhost:4317"),
+        ([("url", "collector:99")], {}, "http://collector:99"),
+        ([("url", "https://c/x?y=1")], {}, "https://c/x?y=1"),
+        ([], {"EXPORTER_OTLP_ENDPOINT": "http://c:1/base/"}, "http://c:1/base/v1/traces"),
+        (
+            [],
+            {"EXPORTER_OTLP_ENDPOINT": "http://a", "EXPORTER_OTLP_TRACES_ENDPOINT": "http://b/x"},
+            "http://b/x",
+        ),
+        ([("url", "http://c")], {"EXPORTER_OTLP_TRACES_ENDPOINT": "http://b/x"}, "http://c"),
+        ([], {"EXPORTER_OTLP_ENDPOINT": "http://c:1", "EXPORTER_OTLP_PROTOCOL": "grpc"}, "http://c:1"),
+        ([], {"EXPORTER_OTLP_ENDPOINT": " "}, "http://localhost:4318/v1/traces"),
+    ],
+)
+def test_addresses(pairs: Pairs, variables: dict[str, str], url: str) -> None:
+    assert options(pairs, **variables).url.geturl() == url
+
+
+@pytest.mark.parametrize(
+    ("pairs", "variables", "attribute", "value"),
+    [
+        ([("encoding", "json")], {"EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "protocol", "http/json"),
+        ([("header", "A=b=c"), ("header", "D=e")], {}, "headers", (("a", "b=c"), ("d", "e"))),
+        ([], {"EXPORTER_OTLP_HEADERS": "x=1%2C2, y=3"}, "headers", (("x", "1,2"), ("y", "3"))),
+        ([], {"EXPORTER_OTLP_TRACES_TIMEOUT": "250"}, "timeout_s", 0.25),
+        ([], {"EXPORTER_OTLP_COMPRESSION": "gzip"}, "gzip", True),
+        ([("compression", "none")], {"EXPORTER_OTLP_COMPRESSION": "gzip"}, "gzip", False),
+        ([], {"BSP_MAX_QUEUE_SIZE": "100"}, "batch_size", 100),
+        ([("bsp_schedule_delay", "0")], {"BSP_SCHEDULE_DELAY": "9"}, "delay_s", 0.0),
+        ([("parent", "always")], {}, "follows_unsampled", True),
+        ([("layout", "SemConv")], {}, "layout", "semconv"),
+    ],
+)
+def test_settings(pairs: Pairs, variables: dict[str, str], attribute: str, value: Any) -> None:
+    assert getattr(options(pairs, **variables), attribute) == value
+
+
+def test_what_describes_the_server() -> None:
+    given = options(
+        [("resource", "a=flag=1")],
+        RESOURCE_ATTRIBUTES="service.name=list,a=list,b=x%20y",
+        SERVICE_NAME="own",
+    )
+    wanted = {"service.name": "own", "a": "flag=1", "b": "x y"}
+    assert {name: given.resource[name] for name in wanted} == wanted
+    flagged = options([("resource", "service.name=flag")], SERVICE_NAME="own")
+    assert flagged.resource["service.name"] == "flag"
+    assert dict(flagged.shown)["resource"] == ("service.name=flag",)
+    assert options([]).resource["service.name"] == "conch"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "variables", "text"),
+    [
+        ([("urll", "x")], {}, "did you mean 'url'?"),
+        ([("url", "ftp://x")], {}, "opentelemetry,url"),
+        ([("url", "http://x:0")], {}, "opentelemetry,url"),
+        ([("protocol", "http")], {}, "http/protobuf, http/json, grpc"),
+        ([("protocol", "grpc"), ("encoding", "json")], {}, "it contradicts protocol=grpc"),
+        ([("bsp_max_queue_size", "x")], {}, 'Bad option: "--trace-config opentelemetry,bsp_max_queue_size"'),
+        ([("bsp_max_queue_size", "5"), ("bsp_max_export_batch_size", "6")], {}, "not be above"),
+        ([], {"BSP_MAX_QUEUE_SIZE": "-1"}, 'Bad option: "OTEL_BSP_MAX_QUEUE_SIZE"'),
+        ([], {"EXPORTER_OTLP_TIMEOUT": "1s"}, "OTEL_EXPORTER_OTLP_TIMEOUT"),
+        ([("certificate", "/nowhere")], {}, "the file can't be read"),
+        ([("resource", "novalue")], {}, "<name>=<value>"),
+        ([("layout", "x")], {}, "triton, semconv"),
+    ],
+)
+def test_what_is_refused(pairs: Pairs, variables: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        options(pairs, **variables)
+    assert text in refused.value.message
+
+
+def test_secrets_are_not_shown() -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        options([("header", "Key=sécret")])
+    assert "cret" not in refused.value.message
