@@ -1,8 +1,9 @@
 """Types of the API that Python models import; see docs/python-models.md."""
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, ClassVar, Literal, overload
+from types import TracebackType
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ __all__ = [
     "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "span",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",
@@ -48,6 +50,7 @@ __all__ = [
 
 _Array = NDArray[Any]
 _Parameter = bool | int | float | str
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: int
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: int
@@ -62,6 +65,14 @@ class MemoryType(IntEnum):
 
 TRITONSERVER_MEMORY_GPU: Literal[MemoryType.TRITONSERVER_MEMORY_GPU]
 TRITONSERVER_MEMORY_CPU: Literal[MemoryType.TRITONSERVER_MEMORY_CPU]
+
+class _Span:
+    def set_attribute(self, name: str, value: object) -> None: ...
+    def __enter__(self) -> _Span: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def __call__(self, function: _Function) -> _Function: ...
 
 class PreferredMemory:
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None: ...
@@ -236,6 +247,7 @@ def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bo
 def triton_string_to_numpy(triton_type_string: str) -> type[Any]: ...
 def triton_to_numpy_type(data_type: int) -> type[Any] | None: ...
 def numpy_to_triton_type(data_type: Any) -> int | None: ...
+def span(name: str, /, **attributes: object) -> _Span: ...
 def serialize_byte_tensor(input_tensor: _Array) -> bytes | tuple[()] | None: ...
 def deserialize_bytes_tensor(
     encoded_tensor: bytes | bytearray | memoryview,

@@ -24,6 +24,7 @@ _MODULES = {
     ),
     "conch.api.client": ("Client",),
     "conch.api.async_client": ("AsyncClient",),
+    "conch.core.model_spans": ("span",),
     "conch.cli.settings.setting": ("FlagError",),
     "conch.core.errors": (
         "AlreadyExistsError",

@@ -27,5 +27,6 @@ from conch.core.errors import NotFoundError as NotFoundError
 from conch.core.errors import ResourceExhaustedError as ResourceExhaustedError
 from conch.core.errors import UnavailableError as UnavailableError
 from conch.core.errors import UnsupportedError as UnsupportedError
+from conch.core.model_spans import span as span
 
 __version__: str

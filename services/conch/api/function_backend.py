@@ -23,6 +23,7 @@ from conch.backends.gather import gather
 from conch.backends.scatter import rows_of, scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
+from conch.core.current_span import enter_span
 from conch.core.errors import (
     ConchError,
     DeadlineExceededError,
@@ -145,6 +146,7 @@ class FunctionInstance(BackendInstance):
         cores = batch.requests
         requests = [self._seen(batch, core) for core in cores]
         batch.compute_input_end_ns = monotonic_ns()
+        span = enter_span(cores)
         try:
             with use_context(self._context), self._coroutines.current():
                 returned = resolve_awaitable(self._function(requests))
@@ -158,6 +160,9 @@ class FunctionInstance(BackendInstance):
             ]
         except BaseException as error:  # a function may raise anything; the thread must survive
             raise self._shown(error) from error
+        finally:
+            if span is not None:
+                span.leave()
 
     def close(self) -> None:
         """Returns the function."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from conch.core.errors import ConchError
 from conch.core.spec import ModelSpec
@@ -130,6 +130,30 @@ class RunTimes:
         return times
 
 
+class SpanRecord(NamedTuple):
+    """A span that model code made; see `conch.core.model_spans.span`.
+
+    Attributes:
+        name: What it did.
+        span_id: 64 bits.
+        parent_id: Of the span around it, or of the model's span.
+        start_ns: Monotonic nanoseconds.
+        end_ns: Monotonic nanoseconds.
+        attributes: By their names.
+        error_type: The class of the exception that ended it; empty without one.
+        error: Its message.
+    """
+
+    name: str
+    span_id: int
+    parent_id: int
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, str | bool | int | float]
+    error_type: str
+    error: str
+
+
 class Watch(Protocol):
     """What is logged and traced of one request.
 
@@ -146,6 +170,9 @@ class Watch(Protocol):
 
     def refused(self, request: InferenceRequest, error: ConchError) -> None:
         """Ends the entry of a request that was not admitted and gets no response."""
+
+    def add_span(self, span: SpanRecord) -> None:
+        """Adds a span of the model's own; one that ends after the request is lost."""
 
     @property
     def trace_context(self) -> str:

@@ -12,11 +12,18 @@ import json
 
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import ConchError
-from conch.core.request import InferenceRequest, InferenceResponse, RequestModel, Responder, RunTimes
+from conch.core.request import (
+    InferenceRequest,
+    InferenceResponse,
+    RequestModel,
+    Responder,
+    RunTimes,
+    SpanRecord,
+)
 from conch.core.request_log import Caller
 from conch.core.tensor import Tensor
 from conch.observability.logging.access_log import OK, AccessLog, AccessRecord
-from conch.observability.tracing.trace import TensorRecord, Trace
+from conch.observability.tracing.trace import MOST_SPANS, TensorRecord, Trace
 from conch.observability.tracing.trace_context import format_traceparent
 from conch.observability.tracing.tracer import Tracer
 
@@ -167,6 +174,16 @@ class RequestWatch:
         if not self._done:
             self._responses += 1
             self._end(request, error)
+
+    def add_span(self, span: SpanRecord) -> None:
+        """Adds a span of the model's own; see `Watch`."""
+        trace = self.trace
+        if trace is None:
+            return
+        if len(trace.spans) < MOST_SPANS:
+            trace.spans.append(span)
+        elif trace.reason:
+            self._watches.tracer.drops.add("limit", 1)
 
     @property
     def trace_context(self) -> str:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.current_trace import span_fields
+from conch.core.current_span import span_fields
 from conch.core.request_log import REQUESTS
 from conch.observability.logging.line_writer import LineWriter
 from conch.observability.logging.log_settings import LogOptions

@@ -24,6 +24,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from conch import __version__
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
+from conch.core.request import SpanRecord
 from conch.observability.tracing.otlp_options import SEMCONV_LAYOUT, OtlpOptions
 from conch.observability.tracing.span_template import PARENT_ID, SPAN_ID, SpanTemplate
 from conch.observability.tracing.trace import Trace
@@ -98,7 +99,7 @@ def span_count(root: Trace) -> int:
 def _model_spans(trace: Trace) -> int:
     if not trace.started_ns:
         return 0
-    number = 2 if _ran(trace) else 1
+    number = (2 if _ran(trace) else 1) + len(trace.spans)
     for child in trace.children:
         number += _model_spans(child)
     return number
@@ -202,6 +203,8 @@ class SpanEncoder:
         if shape.compute is not None:
             values[SPAN_ID], values[PARENT_ID] = os.urandom(8), model_id
             spans.append(_field(_SPANS, shape.compute(values) + state))
+        for record in trace.spans:
+            spans.append(_field(_SPANS, _of_model_code(record, trace_id, offset) + state))
         for child in trace.children:
             self._add(spans, child, trace_id, model_id, state, offset)
 
@@ -310,6 +313,25 @@ class SpanEncoder:
         return self._offset_ns
 
 
+def _of_model_code(record: SpanRecord, trace_id: bytes, offset: int) -> bytes:
+    """A span that the model made."""
+    span = Span(
+        trace_id=trace_id,
+        span_id=record.span_id.to_bytes(8, "big"),
+        parent_span_id=record.parent_id.to_bytes(8, "big"),
+        name=_short(record.name) or "unknown",
+        kind=Span.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=record.start_ns + offset,
+        end_time_unix_nano=record.end_ns + offset,
+        attributes=[_attribute(_short(name), value) for name, value in record.attributes.items()],
+    )
+    if record.error_type:
+        span.attributes.append(_attribute("error.type", record.error_type))
+        span.status.code = Status.STATUS_CODE_ERROR
+        span.status.message = _short(record.error)
+    return span.SerializeToString()
+
+
 def _stage(trace: Trace) -> str:
     """Where a request failed; of an ensemble, where its step did."""
     if not trace.queued_ns:
@@ -364,9 +386,11 @@ def _short(text: str) -> str:
 def _attribute(name: str, value: str | int | float) -> KeyValue:
     if isinstance(value, float):
         return KeyValue(key=name, value=AnyValue(double_value=value))
-    if isinstance(value, int):
+    if isinstance(value, bool):
+        return KeyValue(key=name, value=AnyValue(bool_value=value))
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
         return KeyValue(key=name, value=AnyValue(int_value=value))
-    return KeyValue(key=name, value=AnyValue(string_value=_short(value)))
+    return KeyValue(key=name, value=AnyValue(string_value=_short(str(value))))
 
 
 def _varint(number: int) -> bytes:

@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from conch.core.errors import ConchError
-from conch.core.request import RunTimes
+from conch.core.request import RunTimes, SpanRecord
 from conch.observability.tracing.trace_setting import TraceSetting
+
+MOST_SPANS = 128
+"""Spans of model code that one trace keeps."""
 
 
 class TraceParent(NamedTuple):
@@ -83,6 +86,7 @@ class Trace:
         reason: Why it is kept: ``sampled``, ``slow`` or ``failed``; empty if it is not.
         tensors: Only with level ``TENSORS``.
         rows: Rows of the request.
+        spans: Those that the model's code made.
     """
 
     __slots__ = (
@@ -109,6 +113,7 @@ class Trace:
         "sends",
         "setting",
         "span_id",
+        "spans",
         "started_ns",
         "tensors",
         "times",
@@ -144,6 +149,7 @@ class Trace:
         self.error: ConchError | None = None
         self.cancelled = False
         self.tensors: list[TensorRecord] = []
+        self.spans: list[SpanRecord] = []
         if parent is not None:
             parent.children.append(self)
 

@@ -39,6 +39,7 @@ from conch.workers.protocol.devices import ServerDevices, use_on_server
 from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.request_columns import MOST_REQUESTS, encode_requests
 from conch.workers.protocol.response_columns import encode_credit
+from conch.workers.protocol.span_json import span_from_json
 from conch.workers.protocol.spec_json import placement_to_json, spec_to_json
 from conch.workers.protocol.tensor_transport import Payload, unmapped_error
 from conch.workers.protocol.wire import Kind, WireError
@@ -127,6 +128,7 @@ class WorkerConnection:
                 Kind.LOG: json_fields(lambda subject, fields: self._log.handle(fields)),
                 Kind.METRIC: json_fields(metrics.change),
                 Kind.NOTE: json_fields(self._on_note),
+                Kind.SPAN: json_fields(self._on_span),
                 Kind.READY: json_fields(self.checks.completed),
                 Kind.LOADED: json_fields(self._on_loaded),
                 Kind.FAILED: self._on_failed,
@@ -315,6 +317,12 @@ class WorkerConnection:
             raise WireError("a note is a text")
         self._notes.add(text)
 
+    def _on_span(self, number: int, fields: dict[str, Any]) -> None:
+        span = span_from_json(fields)
+        request = self.table.request(number)
+        if request is not None and request.watch is not None:
+            request.watch.add_span(span)
+
     def _on_message_lost(self, subject: int, received: ReceivedMessage) -> None:
         """Fails what a message that could not be read was about; the worker stays."""
         kind = wire.lost_kind(received.message.fields)
@@ -325,7 +333,7 @@ class WorkerConnection:
             self._results.response_lost(subject, error)
         elif kind is Kind.CALL or kind is Kind.QUERY:
             self._caller.lost(subject, kind, error)
-        elif kind not in (Kind.LOG, Kind.METRIC, Kind.NOTE):
+        elif kind not in (Kind.LOG, Kind.METRIC, Kind.NOTE, Kind.SPAN):
             raise WireError("a message was lost that can't be done without")
 
     def _on_failed(self, subject: int, received: ReceivedMessage) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import ClassVar
 
 from conch.core.errors import ConchError
-from conch.core.request import InferenceRequest, RequestModel, Responder, RunTimes
+from conch.core.request import InferenceRequest, RequestModel, Responder, RunTimes, SpanRecord
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -55,12 +56,21 @@ class HostedFiller(HostedRequest):
 
 
 class HostedRequests:
-    """Requests of executing batches, open and rescheduled ones; `responder` takes their responses."""
+    """Requests of executing batches, open and rescheduled ones.
 
-    def __init__(self, spec: ModelSpec, responder: Responder) -> None:
+    Args:
+        spec: The model version.
+        responder: Takes their responses.
+        add_span: Takes spans that the model makes, with the number of the request.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, responder: Responder, add_span: Callable[[int, SpanRecord], None]
+    ) -> None:
         self._name = spec.name
         self._version = str(spec.version)
         self.responder = responder
+        self._add_span = add_span
         self._batches: dict[int, Sequence[HostedRequest]] = {}
         self._left: dict[int, HostedRequest] = {}
 
@@ -139,7 +149,7 @@ class HostedRequests:
                 request.cancelled = flags & CANCELLED != 0
                 fillers += request.filler
             if options is not PLAIN:
-                _set_options(request, options, bool(former))
+                self._set_options(request, options, bool(former))
             requests.append(request)
             own.append(request)
         self._batches[number] = own
@@ -157,28 +167,28 @@ class HostedRequests:
         request.rescheduled = False
         return request
 
+    def _set_options(self, request: HostedRequest, options: Options, again: bool) -> None:
+        if options.parameters is not None and not again:
+            request.parameters = dict(options.parameters)
+        request.correlation_id = options.correlation_id
+        request.priority = options.priority
+        request.timeout_us = options.timeout_us
+        if options.trace:
+            request.watch = _HostedWatch(options.trace, partial(self._add_span, request.number))
+
 
 class _HostedWatch:
-    """A `Watch` of a worker: it knows the trace; all else is recorded in the server."""
+    """A `Watch` of a worker: it knows the trace, and sends spans; all else is recorded in the server."""
 
     times: RunTimes | None = None
     bytes_out = 0
 
-    def __init__(self, trace_context: str) -> None:
+    def __init__(self, trace_context: str, add_span: Callable[[SpanRecord], None]) -> None:
         self.trace_context = trace_context
+        self.add_span = add_span
 
     def step(self, request: InferenceRequest, model: RequestModel, kind: str = "") -> None:
         """Calls of a worker are recorded in the server."""
 
     def refused(self, request: InferenceRequest, error: ConchError) -> None:
         """Likewise."""
-
-
-def _set_options(request: HostedRequest, options: Options, again: bool) -> None:
-    if options.parameters is not None and not again:
-        request.parameters = dict(options.parameters)
-    request.correlation_id = options.correlation_id
-    request.priority = options.priority
-    request.timeout_us = options.timeout_us
-    if options.trace:
-        request.watch = _HostedWatch(options.trace)

@@ -6,11 +6,12 @@ Threads: batches on the main thread, responses on the senders'. Used by: worker_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import cast
 
 from conch.core.backend import Outcome
 from conch.core.errors import ConchError, InternalError, as_conch_error, message_of
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.response_errors import at_fault
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
@@ -28,8 +29,9 @@ from conch.workers.protocol.response_columns import (
     text_of,
     units,
 )
+from conch.workers.protocol.span_json import span_to_json
 from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import Kind
+from conch.workers.protocol.wire import Kind, encode_json
 
 Responses = Sequence[InferenceResponse | None]
 
@@ -46,7 +48,7 @@ class ResponseWriter:
         self._decoupled = spec.decoupled
         self._stream = stream
         self._reader = reader
-        self.requests = HostedRequests(spec, self._respond)
+        self.requests = HostedRequests(spec, self._respond, self._send_span)
 
     # --- batches ------------------------------------------------------------------------------------------
 
@@ -119,6 +121,11 @@ class ResponseWriter:
         self.requests.end(number, left)
         batch.bytes_copied += payload.bytes_copied
         return encode_responses(len(responses), payload.fields, flags, texts, _times(batch)), payload
+
+    def _send_span(self, number: int, span: SpanRecord) -> None:
+        """Sends a span of a request's model; it arrives before what the model sends later."""
+        with suppress(ChannelClosedError):  # the thread that reads notices, and ends the process
+            self._stream.send(Kind.SPAN, number, encode_json(span_to_json(span)))
 
     # --- senders ------------------------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ class Kind(IntEnum):
     UNMAPPED = 26  # B: blocks that can't be mapped: returned, and not to be used again
     LOST = 27  # made by the receiver: stands for a message whose file can't be read
     NOTE = 28  # W: JSON: a conflict between the model and its config
+    SPAN = 29  # W, of a request: JSON: a span that the model made
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from conch.core.current_trace import span_fields
+from conch.core.current_span import span_fields
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.protocol import wire
 from conch.workers.protocol.wire import WireError

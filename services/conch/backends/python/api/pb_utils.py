@@ -49,6 +49,7 @@ from conch.backends.python.calls.response_iterator import ResponseIterator
 from conch.backends.python.runtime.module_loading import directory_of
 from conch.core.errors import ConchError
 from conch.core.model_control import LoadParameter
+from conch.core.model_spans import span
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
@@ -83,6 +84,7 @@ __all__ = [
     "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "span",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",

@@ -25,11 +25,11 @@ from conch.backends.python.runtime.event_loop import EventLoop, Outcome
 from conch.backends.python.runtime.generator_execution import GeneratorExecution
 from conch.backends.python.runtime.module_loading import ModelCode
 from conch.backends.python.runtime.readiness_check import ReadinessCheck
-from conch.backends.python.runtime.trace_scope import enter_trace
 from conch.backends.python.runtime.tracebacks import describe, failure_text, model_exc_info
 from conch.core.backend import BackendInstance
 from conch.core.bls import ServerCalls
 from conch.core.clock import monotonic_ns
+from conch.core.current_span import enter_span
 from conch.core.errors import (
     CancelledError,
     ConchError,
@@ -215,7 +215,7 @@ class PythonInstance(BackendInstance):
             for request in requests:
                 request._pad(self._padder)
         batch.compute_input_end_ns = monotonic_ns()
-        trace = enter_trace(batch.requests)
+        span = enter_span(batch.requests)
         try:
             returned = self._execute(requests)
             if type(returned) is not list and returned is not None:
@@ -235,8 +235,8 @@ class PythonInstance(BackendInstance):
             return [None] * len(requests)  # their senders have failed those without a response
         finally:
             caller.running = None
-            if trace is not None:
-                trace.leave()
+            if span is not None:
+                span.leave()
 
     def leave_shaping(self, spec: ModelSpec) -> None:
         """Leaves responses of senders unshaped; the receiver shapes them for clients."""
