@@ -131,6 +131,38 @@ def test_models_get_the_context_of_their_span(tmp_path: Path, placement: str) ->
     assert {span.trace_state for span in spans} == {"a=b"}
 
 
+def test_a_batch_has_a_span_that_is_linked_with_its_requests(tmp_path: Path) -> None:
+    batching = "max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 20000000 }"
+    write_model(tmp_path, "context", _CONTEXT_CONFIG + batching, {"model.py": _CONTEXT})
+    given = triton.InferInput("IN", [1, 1], "INT32")
+    given.set_data_from_numpy(np.array([[1]], np.int32))
+    settings = ("rate=1000", "opentelemetry,batch-spans=true")
+    with exporting(tmp_path, *settings) as (server, collector), client_of(server) as client:
+        answered: SimpleQueue[Any] = SimpleQueue()
+        for flags in ("01", "00", "01", "01"):  # a full batch
+            headers = {"traceparent": parent(flags)}
+            client.async_infer("context", [given], lambda result, error: answered.put(error), headers=headers)
+        for _ in range(4):
+            assert answered.get(timeout=WAIT_S) is None
+        spans = collector.wait_spans(3 * 3 + 1)
+    (batch,) = (span for span in spans if span.name == "batch context")
+    models = [span for span in spans if span.name == "context"]
+    assert sorted((link.trace_id, link.span_id) for link in batch.links) == sorted(
+        (span.trace_id, span.span_id) for span in models
+    )
+    assert len(models) == 3
+    assert batch.trace_id != models[0].trace_id and not batch.parent_span_id
+    attributes = {each.key: each.value for each in batch.attributes}
+    assert attributes["conch.batch.requests"].int_value == attributes["conch.batch.size"].int_value == 4
+    for span in spans:
+        if span.name == "compute":
+            assert [(link.trace_id, link.span_id) for link in span.links] == [(batch.trace_id, batch.span_id)]
+            assert span.start_time_unix_nano == batch.start_time_unix_nano
+            assert span.end_time_unix_nano == batch.end_time_unix_nano
+        elif span is not batch:
+            assert not span.links
+
+
 @pytest.mark.parametrize("policy", ["sampled", "always"])
 def test_callers_decide_what_is_sampled(tmp_path: Path, policy: str) -> None:
     write_models(tmp_path)

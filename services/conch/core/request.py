@@ -113,19 +113,44 @@ class RequestModel(Protocol):
         """Cancels a request; see `Servable.cancel`."""
 
 
+class TracedBatch(NamedTuple):
+    """The span of a batch of several requests.
+
+    Attributes:
+        trace_id: 128 bits, of its own trace.
+        span_id: 64 bits.
+        requests: How many requests ran together.
+        members: Trace and span ids of those that are sampled.
+    """
+
+    trace_id: int
+    span_id: int
+    requests: int
+    members: list[tuple[int, int]]
+
+
 class RunTimes:
-    """Times of a batch, without a reference to it; monotonic nanoseconds, 0 while unknown."""
+    """Times of a batch, without a reference to it; monotonic nanoseconds, 0 while unknown.
 
-    __slots__ = ("end_ns", "input_end_ns", "output_start_ns", "size", "start_ns")
+    Attributes:
+        size: Rows of the batch.
+        requests: Its requests.
+        batch: Its span; None without one.
+    """
 
-    def __init__(self, size: int, start_ns: int) -> None:
+    __slots__ = ("batch", "end_ns", "input_end_ns", "output_start_ns", "requests", "size", "start_ns")
+
+    def __init__(self, size: int, start_ns: int, requests: int = 1) -> None:
         self.size = size
+        self.requests = requests
+        self.batch: TracedBatch | None = None
         self.start_ns = start_ns
         self.input_end_ns = self.output_start_ns = self.end_ns = 0
 
     def unfinished(self) -> RunTimes:
         """A copy for a request that goes on."""
-        times = RunTimes(self.size, self.start_ns)
+        times = RunTimes(self.size, self.start_ns, self.requests)
+        times.batch = self.batch
         times.input_end_ns = self.input_end_ns
         return times
 
@@ -164,6 +189,9 @@ class Watch(Protocol):
 
     times: RunTimes | None
     bytes_out: int
+
+    def run(self, times: RunTimes) -> None:
+        """Takes the times of the batch that the request runs in now, before the model runs."""
 
     def step(self, request: InferenceRequest, model: RequestModel, kind: str = "ensemble-step") -> None:
         """Begins the entry of a nested request; `kind` is ``ensemble-step`` or ``model-call``."""

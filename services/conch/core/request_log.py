@@ -98,12 +98,12 @@ def note_open(request: InferenceRequest) -> None:
 
 def note_run(batch: Batch) -> RunTimes:
     """Gives the watches of a batch's requests its times, which may be completed later."""
-    times = RunTimes(batch.size, batch.compute_start_ns)
+    times = RunTimes(batch.size, batch.compute_start_ns, len(batch.requests) - batch.fillers)
     complete_run(batch, times)
     for request in batch.requests:
         watch = request.watch
         if watch is not None:
-            watch.times = times
+            watch.run(times)
     return times
 
 

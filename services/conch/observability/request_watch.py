@@ -158,6 +158,13 @@ class RequestWatch:
             if final:
                 self._end(request, None if response is None else response.error, now)
 
+    def run(self, times: RunTimes) -> None:
+        """Takes the times of the request's batch; see `Watch`."""
+        self.times = times
+        trace = self.trace
+        if trace is not None and times.requests > 1 and trace.reason:
+            self._watches.tracer.join_batch(trace, times)
+
     def step(self, request: InferenceRequest, model: RequestModel, kind: str = "ensemble-step") -> None:
         """Watches a subrequest if it is traced or logged; see `Watch`."""
         access = self._access

@@ -52,7 +52,8 @@ def open_tracing(options: TraceOptions, exemplars: Exemplars | None = None) -> T
             sinks.append(ExemplarSink(exemplars))
         settings = TraceSettings(options.values, options.mode, exporter_options.shown)
         follows = exporter_options.follows_unsampled
-        tracer = Tracer(settings, sinks, drops, options.tail, True, follows)
+        spans = exporter_options.batch_spans
+        tracer = Tracer(settings, sinks, drops, options.tail, True, follows, spans)
         return Tracing(settings, tracer, exporter.counts)
     from conch.observability.tracing.trace_file import TraceFile
 

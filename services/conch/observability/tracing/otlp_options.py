@@ -42,6 +42,7 @@ _KEYS = (
     "resource",
     "layout",
     "parent",
+    "batch-spans",
 )
 
 
@@ -62,6 +63,7 @@ class OtlpOptions:
         resource: Attributes of the server.
         layout: ``triton`` for the span names and kinds of Triton, ``semconv`` for those of OpenTelemetry.
         follows_unsampled: Whether the span of a caller that is not sampled traces the request.
+        batch_spans: Whether a batch of several requests has a span of its own.
         shown: The settings as Triton's trace setting RPC shows them.
     """
 
@@ -77,6 +79,7 @@ class OtlpOptions:
     resource: Mapping[str, str | int]
     layout: str
     follows_unsampled: bool
+    batch_spans: bool
     shown: Mapping[str, tuple[str, ...]]
 
 
@@ -123,6 +126,7 @@ def otlp_options(
         resource={**_resource(environment), **dict(resources)},
         layout=pick("layout", (), TRITON_LAYOUT, (TRITON_LAYOUT, SEMCONV_LAYOUT)),
         follows_unsampled=pick("parent", (), "sampled", ("sampled", "always")) == "always",
+        batch_spans=pick("batch-spans", (), "false", ("true", "false")) == "true",
         shown={**shown, **{key: (str(number),) for key, number in numbers.items()}},
     )
 

@@ -17,15 +17,24 @@ from operator import itemgetter
 from struct import pack
 from typing import NamedTuple
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from conch import __version__
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
-from conch.core.request import SpanRecord
+from conch.core.request import TracedBatch
 from conch.observability.tracing.otlp_options import SEMCONV_LAYOUT, OtlpOptions
+from conch.observability.tracing.span_parts import (
+    attribute,
+    batch_span,
+    field,
+    link,
+    model_code_span,
+    number_attribute,
+    short,
+)
 from conch.observability.tracing.span_template import PARENT_ID, SPAN_ID, SpanTemplate
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_records import stamps
@@ -37,7 +46,6 @@ _MOST_EVENTS = 128
 """Of one span; OpenTelemetry's default limit."""
 
 _MOST_SHAPES = 1024
-_MOST_TEXT = 1024
 _RPC_METHODS = {
     "grpc": "inference.GRPCInferenceService/ModelInfer",
     "grpc-stream": "inference.GRPCInferenceService/ModelStreamInfer",
@@ -71,8 +79,8 @@ _RPC_FAULTS = frozenset({2, 4, 12, 13, 14, 15})
 """gRPC statuses that are the server's fault, by the conventions."""
 
 _UNKNOWN = 2
-_RESOURCE_SPANS, _SCOPE_SPANS, _SPANS, _ATTRIBUTES = b"\x0a", b"\x12", b"\x12", b"\x4a"
-"""Tags: field 1 of the request, 2 of `ResourceSpans` and of `ScopeSpans`, 9 of `Span`."""
+_RESOURCE_SPANS, _SCOPE_SPANS, _SPANS = b"\x0a", b"\x12", b"\x12"
+"""Tags: field 1 of the request, 2 of `ResourceSpans` and of `ScopeSpans`."""
 
 _OWN_NUMBER = KeyValue(key="triton.trace_id").SerializeToString()
 _PARENT_NUMBER = KeyValue(key="triton.trace_parent_id").SerializeToString()
@@ -99,7 +107,7 @@ def span_count(root: Trace) -> int:
 def _model_spans(trace: Trace) -> int:
     if not trace.started_ns:
         return 0
-    number = (2 if _ran(trace) else 1) + len(trace.spans)
+    number = (2 if _ran(trace) else 1) + len(trace.spans) + (_first_of_batch(trace) is not None)
     for child in trace.children:
         number += _model_spans(child)
     return number
@@ -107,6 +115,14 @@ def _model_spans(trace: Trace) -> int:
 
 def _ran(trace: Trace) -> bool:
     return trace.times is not None and trace.times.start_ns != 0
+
+
+def _first_of_batch(trace: Trace) -> TracedBatch | None:
+    """The batch whose span is exported with this trace: that of the batch's first sampled request."""
+    batch = None if trace.times is None else trace.times.batch
+    if batch is None or batch.members[0] != (trace.trace_id, trace.span_id):
+        return None
+    return batch
 
 
 class _Shape(NamedTuple):
@@ -135,7 +151,7 @@ class SpanEncoder:
         scope = InstrumentationScope(name="triton-server")
         if self._semconv:
             scope = InstrumentationScope(name="conch", version=__version__)
-        resource = Resource(attributes=[_attribute(*pair) for pair in options.resource.items()])
+        resource = Resource(attributes=[attribute(*pair) for pair in options.resource.items()])
         self._resource = ResourceSpans(resource=resource).SerializeToString()
         self._scope = ScopeSpans(scope=scope).SerializeToString()
 
@@ -158,8 +174,8 @@ class SpanEncoder:
                 if left < 0:
                     break
                 last += 1
-            scoped = _field(_SCOPE_SPANS, self._scope + b"".join(spans[place:last]))
-            yield _field(_RESOURCE_SPANS, self._resource + scoped), last - place
+            scoped = field(_SCOPE_SPANS, self._scope + b"".join(spans[place:last]))
+            yield field(_RESOURCE_SPANS, self._resource + scoped), last - place
             place = last
 
     def _add(
@@ -193,18 +209,26 @@ class SpanEncoder:
         if shape.root is not None:
             span_id = os.urandom(8)
             values = [trace_id, span_id, parent_id, *packed]
-            spans.append(_field(_SPANS, shape.root(values) + state + self._of_root(trace)))
+            spans.append(field(_SPANS, shape.root(values) + state + self._of_root(trace)))
             parent_id = span_id
         if shape.model is None:
             return
         model_id = trace.span_id.to_bytes(8, "big")
         values = [trace_id, model_id, parent_id, *packed]
-        spans.append(_field(_SPANS, shape.model(values) + state + self._of_model(trace)))
+        spans.append(field(_SPANS, shape.model(values) + state + self._of_model(trace)))
         if shape.compute is not None:
             values[SPAN_ID], values[PARENT_ID] = os.urandom(8), model_id
-            spans.append(_field(_SPANS, shape.compute(values) + state))
+            batch = None if trace.times is None else trace.times.batch
+            links = (
+                b""
+                if batch is None
+                else Span(links=[link(batch.trace_id, batch.span_id)]).SerializeToString()
+            )
+            spans.append(field(_SPANS, shape.compute(values) + state + links))
+        if (batch := _first_of_batch(trace)) is not None:
+            spans.append(field(_SPANS, batch_span(batch, trace, offset)))
         for record in trace.spans:
-            spans.append(_field(_SPANS, _of_model_code(record, trace_id, offset) + state))
+            spans.append(field(_SPANS, model_code_span(record, trace_id, offset) + state))
         for child in trace.children:
             self._add(spans, child, trace_id, model_id, state, offset)
 
@@ -215,28 +239,28 @@ class SpanEncoder:
         if root.error is not None:
             self._fail(span, root, root.error)
         elif root.cancelled:
-            span.attributes.append(_attribute("error.type", "CANCELLED"))
+            span.attributes.append(attribute("error.type", "CANCELLED"))
         elif root.reason == "sampled" and "/generate" not in root.path:
             return found
         if "/generate" in root.path and root.parameters:
             for name in _GENERATED:
                 value = root.parameters.get(name)
                 if isinstance(value, (int, float)):
-                    span.attributes.append(_attribute(f"gen_ai.request.{name}", value))
+                    span.attributes.append(attribute(f"gen_ai.request.{name}", value))
         if root.reason != "sampled":
-            span.attributes.append(_attribute("conch.sampled", root.reason))
+            span.attributes.append(attribute("conch.sampled", root.reason))
         return found + span.SerializeToString()
 
     def _of_model(self, trace: Trace) -> bytes:
         """Which request it was."""
         parent = trace.parent
-        found = _number(_OWN_NUMBER, trace.number)
-        found += _number(_PARENT_NUMBER, 0 if parent is None else parent.number)
+        found = number_attribute(_OWN_NUMBER, trace.number)
+        found += number_attribute(_PARENT_NUMBER, 0 if parent is None else parent.number)
         if not trace.request_id and trace.error is None:
             return found
         span = Span()
         if trace.request_id:
-            span.attributes.append(_attribute("triton.request_id", trace.request_id))
+            span.attributes.append(attribute("triton.request_id", trace.request_id))
         if trace.error is not None:
             self._fail(span, trace, trace.error)
         return found + span.SerializeToString()
@@ -265,9 +289,9 @@ class SpanEncoder:
             root = template(self._root_template(trace, status, route), _ROOT, has_parent)
         if trace.started_ns:  # a refused request has no span but the root
             internal = Span.SPAN_KIND_INTERNAL if self._semconv else Span.SPAN_KIND_SERVER
-            span = Span(name=_short(trace.model) or "unknown", kind=internal)
-            span.attributes.append(_attribute("triton.model_name", trace.model))
-            span.attributes.append(_attribute("triton.model_version", trace.version))
+            span = Span(name=short(trace.model) or "unknown", kind=internal)
+            span.attributes.append(attribute("triton.model_name", trace.model))
+            span.attributes.append(attribute("triton.model_version", trace.version))
             model = template(span, _MODEL, True)
             if _ran(trace):
                 compute = template(Span(name="compute", kind=internal), _COMPUTE, True)
@@ -277,20 +301,20 @@ class SpanEncoder:
         span = Span(name="InferRequest", kind=Span.SPAN_KIND_SERVER)
         method = _RPC_METHODS.get(trace.protocol)
         if method is not None:
-            span.attributes.append(_attribute("rpc.system.name", "grpc"))
-            span.attributes.append(_attribute("rpc.method", method))
+            span.attributes.append(attribute("rpc.system.name", "grpc"))
+            span.attributes.append(attribute("rpc.method", method))
             name = _RPC_STATUS[status if status < len(_RPC_STATUS) else _UNKNOWN]
-            span.attributes.append(_attribute("rpc.response.status_code", name))
+            span.attributes.append(attribute("rpc.response.status_code", name))
         elif trace.protocol == "http":
             method = f"POST {route}".strip()
-            span.attributes.append(_attribute("http.request.method", "POST"))
+            span.attributes.append(attribute("http.request.method", "POST"))
             if route:
-                span.attributes.append(_attribute("http.route", route))
+                span.attributes.append(attribute("http.route", route))
             if "/generate" in route:
-                span.attributes.append(_attribute("gen_ai.operation.name", "text_completion"))
-                span.attributes.append(_attribute("gen_ai.request.model", trace.model))
+                span.attributes.append(attribute("gen_ai.operation.name", "text_completion"))
+                span.attributes.append(attribute("gen_ai.request.model", trace.model))
             if status:
-                span.attributes.append(_attribute("http.response.status_code", status))
+                span.attributes.append(attribute("http.response.status_code", status))
         if self._semconv and method is not None:
             span.name = method
         elif self._semconv:  # no server was called
@@ -299,11 +323,11 @@ class SpanEncoder:
 
     def _fail(self, span: Span, trace: Trace, error: ConchError) -> None:
         """Marks a span as failed; by the conventions, only what is the server's fault fails its span."""
-        span.attributes.append(_attribute("error.type", error.code))
-        span.attributes.append(_attribute("conch.error.stage", _stage(trace)))
+        span.attributes.append(attribute("error.type", error.code))
+        span.attributes.append(attribute("conch.error.stage", _stage(trace)))
         if not self._semconv or error.grpc_status in _RPC_FAULTS:
             span.status.code = Status.STATUS_CODE_ERROR
-            span.status.message = _short(error.message)
+            span.status.message = short(error.message)
 
     def _offset(self) -> int:
         """Wall clock minus monotonic clock: one for all, so that parents and children agree."""
@@ -311,25 +335,6 @@ class SpanEncoder:
         if now >= self._renew_ns:
             self._offset_ns, self._renew_ns = self._wall() - now, now + _OFFSET_NS
         return self._offset_ns
-
-
-def _of_model_code(record: SpanRecord, trace_id: bytes, offset: int) -> bytes:
-    """A span that the model made."""
-    span = Span(
-        trace_id=trace_id,
-        span_id=record.span_id.to_bytes(8, "big"),
-        parent_span_id=record.parent_id.to_bytes(8, "big"),
-        name=_short(record.name) or "unknown",
-        kind=Span.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=record.start_ns + offset,
-        end_time_unix_nano=record.end_ns + offset,
-        attributes=[_attribute(_short(name), value) for name, value in record.attributes.items()],
-    )
-    if record.error_type:
-        span.attributes.append(_attribute("error.type", record.error_type))
-        span.status.code = Status.STATUS_CODE_ERROR
-        span.status.message = _short(record.error)
-    return span.SerializeToString()
 
 
 def _stage(trace: Trace) -> str:
@@ -357,15 +362,15 @@ def _caller_attributes(path: str, client: str, agent: str) -> bytes:
     """Attributes of a call; `client` is such as ``127.0.0.1:50000`` or ``ipv6:[::1]:50000``."""
     span = Span()
     if path:
-        span.attributes.append(_attribute("url.path", path))
+        span.attributes.append(attribute("url.path", path))
     if agent:
-        span.attributes.append(_attribute("user_agent.original", agent))
+        span.attributes.append(attribute("user_agent.original", agent))
     address, _, port = client.removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")
     if port.isdecimal():
-        span.attributes.append(_attribute("network.peer.address", address.strip("[]")))
-        span.attributes.append(_attribute("network.peer.port", int(port)))
+        span.attributes.append(attribute("network.peer.address", address.strip("[]")))
+        span.attributes.append(attribute("network.peer.port", int(port)))
     elif client:
-        span.attributes.append(_attribute("network.peer.address", client))
+        span.attributes.append(attribute("network.peer.address", client))
     return span.SerializeToString()
 
 
@@ -377,37 +382,3 @@ def _status(root: Trace) -> int:
     if error is not None:
         return error.http_status
     return 0 if root.cancelled else _OK
-
-
-def _short(text: str) -> str:
-    return text[:_MOST_TEXT].encode(errors="backslashreplace").decode()
-
-
-def _attribute(name: str, value: str | int | float) -> KeyValue:
-    if isinstance(value, float):
-        return KeyValue(key=name, value=AnyValue(double_value=value))
-    if isinstance(value, bool):
-        return KeyValue(key=name, value=AnyValue(bool_value=value))
-    if isinstance(value, int) and -(2**63) <= value < 2**63:
-        return KeyValue(key=name, value=AnyValue(int_value=value))
-    return KeyValue(key=name, value=AnyValue(string_value=_short(str(value))))
-
-
-def _varint(number: int) -> bytes:
-    made = bytearray()
-    while number > 127:
-        made.append(number & 127 | 128)
-        number >>= 7
-    made.append(number)
-    return bytes(made)
-
-
-def _field(tag: bytes, content: bytes) -> bytes:
-    """A field of a message, whose content is bytes."""
-    return tag + _varint(len(content)) + content
-
-
-def _number(head: bytes, number: int) -> bytes:
-    """An attribute with a number, as a field of `Span`; `head` is its key."""
-    value = b"\x18" + _varint(number)  # AnyValue.int_value
-    return _field(_ATTRIBUTES, head + _field(b"\x12", value))  # KeyValue.value

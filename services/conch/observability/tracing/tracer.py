@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 from random import getrandbits
 
-from conch.core.request import InferenceRequest
+from conch.core.request import InferenceRequest, RunTimes, TracedBatch
 from conch.core.request_log import Caller
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import parse_traceparent
@@ -63,6 +63,7 @@ class Tracer:
         tail: Which requests are kept after the fact.
         propagates: Whether callers' spans are continued, as in mode ``opentelemetry``.
         follows_unsampled: Whether a caller's span that is not sampled traces the request, as in Triton.
+        batch_spans: Whether a batch of several requests has a span.
 
     Attributes:
         propagates: As given.
@@ -77,6 +78,7 @@ class Tracer:
         tail: TailRules | None = None,
         propagates: bool = False,
         follows_unsampled: bool = False,
+        batch_spans: bool = False,
     ) -> None:
         self._settings = settings
         self._sinks = sinks
@@ -85,6 +87,7 @@ class Tracer:
         self._keeps_some = bool(self._tail)
         self.propagates = propagates
         self._follows_unsampled = follows_unsampled
+        self._batch_spans = batch_spans
         self._number = count(1).__next__
         self._queue: deque[Trace | TraceSetting] = deque()
         self._waiting: list[Trace] = []
@@ -138,6 +141,14 @@ class Tracer:
         trace = Trace(self._number(), parent.setting, parent, protocol, parent.trace_id, getrandbits(64))
         trace.reason = parent.reason
         return trace
+
+    def join_batch(self, trace: Trace, times: RunTimes) -> None:
+        """Links a sampled request and the span of its batch; called by the thread that runs the batch."""
+        if not self._batch_spans:
+            return
+        if times.batch is None:
+            times.batch = TracedBatch(getrandbits(128), getrandbits(64), times.requests, [])
+        times.batch.members.append((trace.trace_id, trace.span_id))
 
     def end(self, trace: Trace, now_ns: int) -> None:
         """Ends a trace; a root that is kept is written soon."""

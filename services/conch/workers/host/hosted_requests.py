@@ -187,6 +187,9 @@ class _HostedWatch:
         self.trace_context = trace_context
         self.add_span = add_span
 
+    def run(self, times: RunTimes) -> None:
+        """Times are recorded in the server."""
+
     def step(self, request: InferenceRequest, model: RequestModel, kind: str = "") -> None:
         """Calls of a worker are recorded in the server."""
 
