@@ -177,6 +177,7 @@ class Server:
                 lambda: self.core.loaded,
                 tracing,
                 exemplars,
+                self.logs.exporter,
             )
         )
         self.metrics_port: int | None = None
@@ -318,6 +319,8 @@ class Server:
             self._planner.stop(0.0)  # starts no more loads; the agent ends running ones
         self._finish_sequences(end)
         ended = self._stop_listening(left())
+        if self._metrics is not None:
+            self._metrics.finish_export(left())
         ended = self.agent.close(left()) and ended
         if self._planner is not None:
             # A planner that hangs in storage holds nothing to finish.

@@ -26,6 +26,13 @@ from conch.frontends.http.http_server import HttpOptions, HttpTls
 from conch.frontends.http.infer.infer_headers import forwarder
 from conch.observability.logging.log_settings import AccessLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
+from conch.observability.otlp.endpoint import (
+    LOGS,
+    METRICS,
+    OtlpEndpoint,
+    metrics_interval_s,
+    signal_endpoint,
+)
 from conch.observability.tracing.trace_options import OLD_FLAGS, TraceOptions, trace_options
 from conch_control.control_options import ControlMode, ControlOptions, StorageOptions
 from conch_control.planner.planner_loop import PlannerOptions
@@ -201,6 +208,7 @@ def _log(settings: Settings) -> LogOptions:
         file=settings.log_file,
         repeat_limit=settings.log_rate_limit,
         escape=os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
+        export=_export(LOGS, settings.otlp_logs_url),
     )
 
 
@@ -213,6 +221,10 @@ def _access_log(settings: Settings) -> AccessLogOptions | None:
 
 def _metrics(settings: Settings, http: HttpOptions | None) -> MetricsOptions | None:
     if not settings.allow_metrics:
+        if settings.otlp_metrics_url is not None:
+            raise FlagError(
+                "--otlp-metrics-url exports what the metrics port shows: it needs --allow-metrics"
+            )
         return None
     tls = None
     if settings.metrics_use_ssl:
@@ -225,6 +237,13 @@ def _metrics(settings: Settings, http: HttpOptions | None) -> MetricsOptions | N
         config = read_settings(settings.metrics_config)
     except ValueError as error:
         raise FlagError(str(error)) from None
+    export = _export(METRICS, settings.otlp_metrics_url)
+    interval_s = 60.0
+    if export is not None:
+        try:
+            interval_s = metrics_interval_s()
+        except InvalidArgumentError as error:
+            raise FlagError(str(error)) from None
     return MetricsOptions(
         address=settings.metrics_address or settings.http_address,
         port=settings.metrics_port,
@@ -235,7 +254,16 @@ def _metrics(settings: Settings, http: HttpOptions | None) -> MetricsOptions | N
         first_responses=config.first_responses,
         quantiles=config.quantiles,
         tls=tls,
+        export=export,
+        export_interval_s=interval_s,
     )
+
+
+def _export(signal: str, url: str | None) -> OtlpEndpoint | None:
+    try:
+        return None if url is None else signal_endpoint(signal, url)
+    except InvalidArgumentError as error:
+        raise FlagError(str(error)) from None
 
 
 def _grpc(settings: Settings) -> GrpcOptions | None:

@@ -37,7 +37,7 @@ from tests.support.servers import (
 from tritonclient.utils import InferenceServerException
 
 CACHE = "--cache-config=local,size=1000000"
-EXPORT = "--trace-config=mode=opentelemetry"
+EXPORTS = ("--trace-config=mode=opentelemetry", "--otlp-metrics-url=http://127.0.0.1:1")  # to nobody
 MODEL = """
 import triton_python_backend_utils as pb_utils
 
@@ -100,7 +100,7 @@ def everything(
     write_probe(repository, "batches", "dynamic_batching { }")
     write_hazards(repository)
     write_model(repository, "broken", CONFIG.format(extra=""), {"model.py": "nonsense("})
-    flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", CACHE, EXPORT]
+    flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", CACHE, *EXPORTS]
     with nvml(modules), serving(repository, flags=flags) as server:
         # gRPC and HTTP keep some file descriptors and threads from their first calls on.
         with client_of(server) as client:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,7 +19,7 @@ import grpc
 from google.protobuf import json_format
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 WAIT_S = 20.0
@@ -29,6 +30,11 @@ _KINDS: dict[str, tuple[Any, Any]] = {
         metrics_service_pb2.ExportMetricsServiceResponse,
     ),
     "logs": (logs_service_pb2.ExportLogsServiceRequest, logs_service_pb2.ExportLogsServiceResponse),
+}
+_SERVICES = {
+    "traces": "trace.v1.TraceService",
+    "metrics": "metrics.v1.MetricsService",
+    "logs": "logs.v1.LogsService",
 }
 _IDS = ("traceId", "spanId", "parentSpanId")
 
@@ -59,7 +65,11 @@ class Collector:
     @property
     def url(self) -> str:
         """The address of traces."""
-        return f"http://127.0.0.1:{self.port}/v1/traces"
+        return self.address("traces")
+
+    def address(self, kind: str) -> str:
+        """The address of a signal."""
+        return f"http://127.0.0.1:{self.port}/v1/{kind}"
 
     @property
     def spans(self) -> list[Span]:
@@ -185,27 +195,32 @@ def http_collector(port: int = 0) -> Iterator[Collector]:
 
 @contextmanager
 def grpc_collector() -> Iterator[Collector]:
-    """A collector over gRPC, of traces."""
+    """A collector over gRPC."""
     collector = Collector()
 
-    class Service(trace_service_pb2_grpc.TraceServiceServicer):
-        def Export(self, request: Any, context: grpc.ServicerContext) -> Any:
-            metadata: Sequence[tuple[str, str]] = context.invocation_metadata()
-            answer = collector.take("traces", dict(metadata), request)
-            if answer == "hang":
-                collector.ended.wait()
-            if isinstance(answer, tuple):
-                code, trailing = answer
-                context.set_trailing_metadata(tuple(trailing.items()))
-                context.abort(code, "not now")
-            response = trace_service_pb2.ExportTraceServiceResponse()
-            if isinstance(answer, int):
-                response.partial_success.rejected_spans = answer
-            return response
+    def export(kind: str, request: Any, context: grpc.ServicerContext) -> Any:
+        metadata: Sequence[tuple[str, str]] = context.invocation_metadata()
+        answer = collector.take(kind, dict(metadata), request)
+        if answer == "hang":
+            collector.ended.wait()
+        if isinstance(answer, tuple):
+            code, trailing = answer
+            context.set_trailing_metadata(tuple(trailing.items()))
+            context.abort(code, "not now")
+        response = _KINDS[kind][1]()
+        if isinstance(answer, int):
+            response.partial_success.rejected_spans = answer
+        return response
 
     pool = ThreadPoolExecutor(2)
+    pool.submit(int).result()  # its thread is there before what is tested
     server = grpc.server(pool)
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
+    for kind, (request, response) in _KINDS.items():
+        name = f"opentelemetry.proto.collector.{_SERVICES[kind]}"
+        handler = grpc.unary_unary_rpc_method_handler(
+            partial(export, kind), request.FromString, response.SerializeToString
+        )
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, {"Export": handler})])
     collector.port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

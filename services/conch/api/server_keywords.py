@@ -106,4 +106,5 @@ class ServerKeywords(TypedDict, total=False):
     metrics_port: int | str | None
     metrics_use_ssl: bool | str | None
     metrics_interval_ms: int | str | None
+    otlp_metrics_url: str | None
     metrics_config: str | Sequence[str] | None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.load_statistics import LoadStatistics
@@ -14,15 +16,19 @@ from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.observability.metrics.machine_metrics import MachineMetrics
 from conch.observability.metrics.metrics_app import MetricsApp
+from conch.observability.metrics.metrics_export import MetricsExport
 from conch.observability.metrics.metrics_exposition import Exposition, Polled, Source
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.observability.metrics.model_metrics import ModelMetrics
 from conch.observability.metrics.server_metrics import CustomMetrics, RegionSizes, StateMetrics
-from conch.observability.metrics.trace_metrics import TraceMetrics
+from conch.observability.metrics.trace_metrics import ExportMetrics, TraceMetrics
+from conch.observability.otlp.batch_exporter import BatchExporter
+from conch.observability.otlp.endpoint import LOGS, METRICS
 from conch.observability.tracing.open_tracing import Tracing
 from conch.process.gpu_discovery import gpu_uuids
 
 _NS_PER_MS = 1_000_000
+_EXPORT_S = 5.0  # for a last export
 
 
 class MetricsPort:
@@ -40,6 +46,7 @@ class MetricsPort:
         ready: Callable[[], bool] = lambda: True,
         tracing: Tracing | None = None,
         exemplars: Exemplars | None = None,
+        log_exporter: BatchExporter[Any] | None = None,
     ) -> None:
         self._options = options
         self._thread = thread
@@ -68,6 +75,13 @@ class MetricsPort:
             exemplars=exemplars,
         )
         self._app = MetricsApp(Exposition(models, sources).render)
+        self._export: MetricsExport | None = None
+        exporters = {} if log_exporter is None else {LOGS: log_exporter}
+        if options.export is not None:
+            self._export = MetricsExport(options.export, options.export_interval_s, self._app.text)
+            exporters[METRICS] = self._export.exporter
+        if exporters:
+            sources.append(ExportMetrics(exporters))
         self._listener: Listener | None = None
 
     def start(self) -> int:
@@ -79,13 +93,22 @@ class MetricsPort:
         options = self._options
         tls = None if options.tls is None else options.tls()
         self._listener = self._thread.listen(self._app, options.address.strip("[]"), options.port, tls)
+        if self._export is not None:
+            self._export.start()
         return self._listener.port
+
+    def finish_export(self, timeout_s: float) -> None:
+        """Exports the last numbers, if metrics are exported; before the models are unloaded."""
+        if self._export is not None:
+            self._export.finish(min(_EXPORT_S, timeout_s))
 
     def stop(self, grace_s: float) -> bool:
         """Stops listening; returns whether all scrapes were answered in time."""
         ended = True
         if self._listener is not None:
             ended, self._listener = self._listener.close(grace_s), None
+        if self._export is not None:
+            self._export.close(time.monotonic() + min(_EXPORT_S, grace_s))
         self._app.close()
         if self._gpus is not None:
             self._gpus.close()

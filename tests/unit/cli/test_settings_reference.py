@@ -65,7 +65,7 @@ def test_the_help_is_grouped_with_types_choices_units_and_defaults() -> None:
 def test_every_listed_setting_is_described() -> None:
     for each in SETTINGS:
         assert bool(each.help or each.replaced_by) == each.listed, each.name
-        assert (each.scope == "process") == each.name.startswith("log-")
+        assert (each.scope == "process") == each.name.startswith(("log-", "otlp-logs-"))
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from tests.support.tracing import TraceMaker, setting_of
 
 from conch.cli import main
+from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.trace_file import TraceFile
-from conch.observability.tracing.trace_sink import DropCounter
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from tests.support.servers import eventually, free_port
 from tests.support.tracing import TraceMaker, setting_of
 
 from conch.core.errors import InvalidArgumentError
+from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.otlp_exporter import OtlpExporter
 from conch.observability.tracing.otlp_options import otlp_options
 from conch.observability.tracing.trace import Trace, TraceParent
-from conch.observability.tracing.trace_sink import DropCounter
 
 WAIT_S = 20.0
 SPANS = 3
@@ -43,7 +43,7 @@ class Exporting:
 
     def settled(self) -> int:
         """Spans whose fate is known."""
-        return self.exporter.counts().spans + sum(self.lost().values())
+        return self.exporter.counts().taken + sum(self.lost().values())
 
     def close(self, seconds: float = WAIT_S) -> float:
         """Closes the exporter; returns the seconds that it took."""
@@ -84,7 +84,7 @@ def test_collectors_get_all_spans(protocol: str, compression: str) -> None:
             assert resource["team"] == "ä"
             assert resource["service.name"] == "conch"
     counts = made.exporter.counts()
-    assert (counts.spans, counts.queued, made.lost()) == (10 * SPANS, 0, {})
+    assert (counts.taken, counts.queued, made.lost()) == (10 * SPANS, 0, {})
 
 
 HTTP_TROUBLE: list[tuple[list[Any], int, dict[str, int]]] = [
@@ -107,9 +107,9 @@ def test_what_a_collector_answers(answers: list[Any], taken: int, lost: dict[str
             made.write(1)
             collector.wait_seen(len(answers))
             eventually(
-                lambda: made.exporter.counts().spans + sum(made.lost().values()) == SPANS, "it is settled"
+                lambda: made.exporter.counts().taken + sum(made.lost().values()) == SPANS, "it is settled"
             )
-        assert (made.exporter.counts().spans, made.lost()) == (taken, lost)
+        assert (made.exporter.counts().taken, made.lost()) == (taken, lost)
 
 
 GRPC_TROUBLE = [
@@ -127,9 +127,9 @@ def test_what_a_collector_answers_over_grpc(answers: list[Any], taken: int, lost
         with exporting(collector.url, ("protocol", "grpc")) as made:
             made.write(1)
             eventually(
-                lambda: made.exporter.counts().spans + sum(made.lost().values()) == SPANS, "it is settled"
+                lambda: made.exporter.counts().taken + sum(made.lost().values()) == SPANS, "it is settled"
             )
-        assert (made.exporter.counts().spans, made.lost()) == (taken, lost)
+        assert (made.exporter.counts().taken, made.lost()) == (taken, lost)
 
 
 def test_a_pause_that_the_collector_asks_for_is_kept() -> None:
@@ -171,7 +171,7 @@ def test_a_collector_that_hangs_holds_up_nothing(protocol: str) -> None:
         assert made.close(0.3) < 3
         counts, lost = made.exporter.counts(), made.lost()
         assert lost["queue_full"] == (traces - 3) * SPANS, "three traces of three spans fit"
-        assert counts.spans + sum(lost.values()) == (traces + 1) * SPANS
+        assert counts.taken + sum(lost.values()) == (traces + 1) * SPANS
         assert counts.queued == 0
 
 
@@ -186,7 +186,7 @@ def test_a_collector_that_goes_and_comes_back() -> None:
     with http_collector(port) as collector:
         collector.wait_spans(2 * SPANS)
         made.close()
-    assert made.exporter.counts().spans == 3 * SPANS
+    assert made.exporter.counts().taken == 3 * SPANS
     assert made.lost() == {}
 
 

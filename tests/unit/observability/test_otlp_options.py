@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -35,26 +36,31 @@ def options(pairs: Pairs, **variables: str) -> OtlpOptions:
     ],
 )
 def test_addresses(pairs: Pairs, variables: dict[str, str], url: str) -> None:
-    assert options(pairs, **variables).url.geturl() == url
+    assert options(pairs, **variables).endpoint.url.geturl() == url
 
 
 @pytest.mark.parametrize(
     ("pairs", "variables", "attribute", "value"),
     [
-        ([("encoding", "json")], {"EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "protocol", "http/json"),
-        ([("header", "A=b=c"), ("header", "D=e")], {}, "headers", (("a", "b=c"), ("d", "e"))),
-        ([], {"EXPORTER_OTLP_HEADERS": "x=1%2C2, y=3"}, "headers", (("x", "1,2"), ("y", "3"))),
-        ([], {"EXPORTER_OTLP_TRACES_TIMEOUT": "250"}, "timeout_s", 0.25),
-        ([], {"EXPORTER_OTLP_COMPRESSION": "gzip"}, "gzip", True),
-        ([("compression", "none")], {"EXPORTER_OTLP_COMPRESSION": "gzip"}, "gzip", False),
-        ([], {"BSP_MAX_QUEUE_SIZE": "100"}, "batch_size", 100),
-        ([("bsp_schedule_delay", "0")], {"BSP_SCHEDULE_DELAY": "9"}, "delay_s", 0.0),
+        (
+            [("encoding", "json")],
+            {"EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+            "endpoint.protocol",
+            "http/json",
+        ),
+        ([("header", "A=b=c"), ("header", "D=e")], {}, "endpoint.headers", (("a", "b=c"), ("d", "e"))),
+        ([], {"EXPORTER_OTLP_HEADERS": "x=1%2C2, y=3"}, "endpoint.headers", (("x", "1,2"), ("y", "3"))),
+        ([], {"EXPORTER_OTLP_TRACES_TIMEOUT": "250"}, "endpoint.timeout_s", 0.25),
+        ([], {"EXPORTER_OTLP_COMPRESSION": "gzip"}, "endpoint.gzip", True),
+        ([("compression", "none")], {"EXPORTER_OTLP_COMPRESSION": "gzip"}, "endpoint.gzip", False),
+        ([], {"BSP_MAX_QUEUE_SIZE": "100"}, "limits.batch_size", 100),
+        ([("bsp_schedule_delay", "0")], {"BSP_SCHEDULE_DELAY": "9"}, "limits.delay_s", 0.0),
         ([("parent", "always")], {}, "follows_unsampled", True),
         ([("layout", "SemConv")], {}, "layout", "semconv"),
     ],
 )
 def test_settings(pairs: Pairs, variables: dict[str, str], attribute: str, value: Any) -> None:
-    assert getattr(options(pairs, **variables), attribute) == value
+    assert attrgetter(attribute)(options(pairs, **variables)) == value
 
 
 def test_what_describes_the_server() -> None:

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import pytest
 from tests.support.tracing import TraceMaker, setting_of, tensor, triton_summary
 
+from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_file import TraceFile
 from conch.observability.tracing.trace_reader import ReadTrace, TraceFileError, read_traces
 from conch.observability.tracing.trace_setting import TraceSetting
-from conch.observability.tracing.trace_sink import DropCounter
 from conch.observability.tracing.trace_summary import slowest, stages, summarize
 from conch.observability.tracing.waterfall import as_svg, as_text, title, waterfall
 

@@ -14,11 +14,11 @@ from tests.support.servers import eventually
 
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.request import InferenceRequest
+from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent
 from conch.observability.tracing.trace_setting import TraceSetting, TraceValues
 from conch.observability.tracing.trace_settings import OPENTELEMETRY, TraceSettings
-from conch.observability.tracing.trace_sink import DropCounter
 from conch.observability.tracing.tracer import TailRules, Tracer
 
 ON = TraceValues(timestamps=True, rate=1, file="trace.json")

@@ -99,6 +99,11 @@ class LogSettings(SettingGroup):
         "Python model; the rest is counted and the count is logged; 0 for no limit",
         scope="process",
     )
+    otlp_logs_url = optional(
+        TEXT,
+        "OpenTelemetry collector to send the log to as well, such as http://localhost:4318/v1/logs",
+        scope="process",
+    )
 
 
 class AccessLogSettings(SettingGroup):
@@ -143,6 +148,11 @@ class MetricsSettings(SettingGroup):
     )
     metrics_interval_ms = setting(
         POSITIVE, 2000, "minimum time between reads of processors, memory and GPUs", unit="milliseconds"
+    )
+    otlp_metrics_url = optional(
+        TEXT,
+        "OpenTelemetry collector to send metrics to as well, such as http://localhost:4318/v1/metrics; every "
+        "60 s, or as OTEL_METRIC_EXPORT_INTERVAL says",
     )
     metrics_config = repeatable(
         TEXT,

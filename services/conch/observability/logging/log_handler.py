@@ -17,6 +17,7 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.current_span import span_fields
 from conch.core.request_log import REQUESTS
 from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.log_export import LogExport
 from conch.observability.logging.log_settings import LogOptions
 from conch.observability.logging.log_sinks import FileSink, Sink, sink_of
 from conch.observability.logging.repeat_limit import Fate, RepeatLimit
@@ -92,7 +93,10 @@ class LogHandler(logging.Handler):
 
     Attributes:
         json: Whether lines are JSON.
+        export: Gets each record that is written, too; None for none.
     """
+
+    export: LogExport | None = None
 
     def __init__(self, options: LogOptions, sink: Sink, as_json: bool, clock: Clock = monotonic_ns) -> None:
         super().__init__()
@@ -140,6 +144,8 @@ class LogHandler(logging.Handler):
                 return
         line = self._line(record)
         self._writer.put(line, _LINE_BYTES + len(line))
+        if self.export is not None and os.getpid() == self._process:
+            self.export.put(record)
 
     def announce(self, text: str, level: int = logging.INFO) -> None:
         """Writes text for people at any log level: verbatim, or as a JSON message."""
@@ -165,7 +171,11 @@ class LogHandler(logging.Handler):
 
     def summaries(self, now_ns: int | None) -> list[str]:
         """Summary lines of suppressed messages; see `Delayed`."""
-        return [self._line(_summary(repeats.first, repeats.count)) for repeats in self._limit.due(now_ns)]
+        found = [_summary(repeats.first, repeats.count) for repeats in self._limit.due(now_ns)]
+        if self.export is not None:
+            for record in found:
+                self.export.put(record)
+        return [self._line(record) for record in found]
 
     @property
     def summary_ns(self) -> int | None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
+from conch.observability.otlp.batch_exporter import BatchExporter
+from conch.observability.otlp.endpoint import OtlpEndpoint
 
 Setting = bool | int | str
 """A value of a setting."""
@@ -36,6 +38,7 @@ class LogOptions:
         repeat_limit: Maximum warnings or errors per second of one place in the code, or messages of one place
             in a Python model; further ones are counted. 0 for no limit.
         escape: Whether the message of a text line is quoted and escaped as in JSON.
+        export: Where lines are also exported to; None for nowhere.
     """
 
     info: bool = True
@@ -47,6 +50,7 @@ class LogOptions:
     file: Path | None = None
     repeat_limit: int = 100
     escape: bool = True
+    export: OtlpEndpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,19 @@ class LogControl:
         options: The initial settings.
         apply: Applies changed settings; None if logging belongs to the program around the server, which makes
             settings read-only.
+        exporter: Exports the log; None for none.
+
+    Attributes:
+        exporter: As given.
     """
 
-    def __init__(self, options: LogOptions, apply: Callable[[LogOptions], None] | None) -> None:
+    def __init__(
+        self,
+        options: LogOptions,
+        apply: Callable[[LogOptions], None] | None,
+        exporter: BatchExporter[Any] | None = None,
+    ) -> None:
+        self.exporter = exporter
         self._options = options
         self._apply = apply
         self._lock = threading.Lock()

@@ -13,7 +13,9 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import Protocol
 
+from conch.core.errors import ConchError
 from conch.observability.logging.access_log import AccessLog
+from conch.observability.logging.log_export import LogExport
 from conch.observability.logging.log_handler import LogHandler, configure, unconfigure
 from conch.observability.logging.log_settings import AccessLogOptions, LogControl, LogOptions
 
@@ -94,8 +96,14 @@ class Logs:
         if self.access is not None:
             self.access.close()
         self._handler.close()
+        self._close_export()
+
+    def _close_export(self) -> None:
+        if self._handler.export is not None:
+            self._handler.export.close()
 
     def __enter__(self) -> Logs:
+        self._stack.callback(self._close_export)  # last: it sends what the others log
         self._stack.callback(unconfigure, self._handler)
         if self.access is not None:
             self._stack.callback(self.access.close)  # first: it logs its dropped lines
@@ -114,7 +122,14 @@ def open_logs(options: LogOptions, access: AccessLogOptions | None) -> Logs:
         handler = configure(options)
     except OSError as error:
         raise LogFileError(f"--log-file can't be opened: {error}") from None
-    control = LogControl(options, handler.apply)
+    if options.export is not None:
+        try:
+            handler.export = LogExport(options.export)
+        except ConchError as error:
+            unconfigure(handler)
+            raise LogFileError(f"--otlp-logs-url: {error}") from None
+    exporter = None if handler.export is None else handler.export.exporter
+    control = LogControl(options, handler.apply, exporter)
     files: list[Reopenable] = [] if options.file is None else [handler]
     if access is None:
         return Logs(handler, control, None, tuple(files), bool(files))

@@ -60,6 +60,10 @@ class MetricsApp:
         else:
             await self._metrics(exchange)
 
+    def text(self) -> str:
+        """Prometheus' text, rendered on the thread; blocks."""
+        return b"".join(self._thread.submit(self._render, Format()).result()).decode(errors="replace")
+
     def close(self) -> None:
         """Ends the thread; call without open requests."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,1 +1,1 @@
-"""Trace settings of the protocols; requests are not traced yet."""
+"""Traces: which requests have one, what is recorded, files and spans of it."""

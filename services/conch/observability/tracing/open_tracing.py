@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from conch.observability.metrics.exemplars import Exemplars
-from conch.observability.metrics.trace_metrics import ExportCounts
+from conch.observability.otlp.batch_exporter import ExportCounts
+from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.exemplar_sink import ExemplarSink
 from conch.observability.tracing.trace_options import TraceOptions
 from conch.observability.tracing.trace_settings import OPENTELEMETRY, TraceSettings
-from conch.observability.tracing.trace_sink import DropCounter, TraceSink
+from conch.observability.tracing.trace_sink import TraceSink
 from conch.observability.tracing.tracer import Tracer
 
 

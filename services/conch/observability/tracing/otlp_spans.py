@@ -25,15 +25,14 @@ from conch import __version__
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request import TracedBatch
+from conch.observability.otlp.attributes import attribute, attributes_of, short
 from conch.observability.tracing.otlp_options import SEMCONV_LAYOUT, OtlpOptions
 from conch.observability.tracing.span_parts import (
-    attribute,
     batch_span,
     field,
     link,
     model_code_span,
     number_attribute,
-    short,
 )
 from conch.observability.tracing.span_template import PARENT_ID, SPAN_ID, SpanTemplate
 from conch.observability.tracing.trace import Trace
@@ -151,7 +150,7 @@ class SpanEncoder:
         scope = InstrumentationScope(name="triton-server")
         if self._semconv:
             scope = InstrumentationScope(name="conch", version=__version__)
-        resource = Resource(attributes=[attribute(*pair) for pair in options.resource.items()])
+        resource = Resource(attributes=attributes_of(options.resource))
         self._resource = ResourceSpans(resource=resource).SerializeToString()
         self._scope = ScopeSpans(scope=scope).SerializeToString()
 

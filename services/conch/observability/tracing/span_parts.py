@@ -5,13 +5,12 @@ No state. Used by: `otlp_spans`.
 
 from __future__ import annotations
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from conch.core.request import SpanRecord, TracedBatch
+from conch.observability.otlp.attributes import attribute, attributes_of, short
 from conch.observability.tracing.trace import Trace
 
-_MOST_TEXT = 1024
 _MOST_LINKS = 128
 """Of one span; OpenTelemetry's default limit."""
 
@@ -58,29 +57,13 @@ def model_code_span(record: SpanRecord, trace_id: bytes, offset: int) -> bytes:
         kind=Span.SPAN_KIND_INTERNAL,
         start_time_unix_nano=record.start_ns + offset,
         end_time_unix_nano=record.end_ns + offset,
-        attributes=[attribute(short(name), value) for name, value in record.attributes.items()],
+        attributes=attributes_of(record.attributes),
     )
     if record.error_type:
         span.attributes.append(attribute("error.type", record.error_type))
         span.status.code = Status.STATUS_CODE_ERROR
         span.status.message = short(record.error)
     return span.SerializeToString()
-
-
-def short(text: str) -> str:
-    """A text within the limit, as UTF-8 can have it."""
-    return text[:_MOST_TEXT].encode(errors="backslashreplace").decode()
-
-
-def attribute(name: str, value: str | int | float) -> KeyValue:
-    """An attribute of a span or a resource."""
-    if isinstance(value, float):
-        return KeyValue(key=name, value=AnyValue(double_value=value))
-    if isinstance(value, bool):
-        return KeyValue(key=name, value=AnyValue(bool_value=value))
-    if isinstance(value, int) and -(2**63) <= value < 2**63:
-        return KeyValue(key=name, value=AnyValue(int_value=value))
-    return KeyValue(key=name, value=AnyValue(string_value=short(str(value))))
 
 
 def _varint(number: int) -> bytes:

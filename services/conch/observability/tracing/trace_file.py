@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_records import tree_text
 from conch.observability.tracing.trace_setting import TraceSetting
-from conch.observability.tracing.trace_sink import DropCounter
 
 log = logging.getLogger(__name__)
 

@@ -1,21 +1,15 @@
-"""`TraceSink`: where finished traces go; `DropCounter`: how many were lost, and why.
+"""`TraceSink`: where finished traces go.
 
-Threads and locks: the tracer's thread calls sinks; any thread adds drops, a lock guards the numbers.
-Used by: `tracer`, `trace_file`, the exporter.
+Threads: the tracer's thread calls sinks. Used by: `tracer`, `trace_file`, `otlp_exporter`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_setting import TraceSetting
-
-REASONS = ("queue_full", "limit", "disk", "export_failed", "rejected", "shutdown")
-"""Why traces and spans are lost."""
 
 
 class TraceSink(Protocol):
@@ -29,21 +23,3 @@ class TraceSink(Protocol):
 
     def close(self, deadline_s: float) -> None:
         """Writes what is held back and closes, until a monotonic time."""
-
-
-class DropCounter:
-    """Lost traces and spans by reason, one of `REASONS`; from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts = Counter(dict.fromkeys(REASONS, 0))
-
-    def add(self, reason: str, number: int) -> None:
-        """Counts some."""
-        with self._lock:
-            self._counts[reason] += number
-
-    def counts(self) -> dict[str, int]:
-        """All counts."""
-        with self._lock:
-            return dict(self._counts)

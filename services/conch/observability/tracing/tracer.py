@@ -21,11 +21,12 @@ from random import getrandbits
 
 from conch.core.request import InferenceRequest, RunTimes, TracedBatch
 from conch.core.request_log import Caller
+from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import parse_traceparent
 from conch.observability.tracing.trace_setting import TraceSetting
 from conch.observability.tracing.trace_settings import TraceSettings
-from conch.observability.tracing.trace_sink import DropCounter, TraceSink
+from conch.observability.tracing.trace_sink import TraceSink
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """`HttpTransport`, `GrpcTransport`: send one export request to a collector, and say what became of it.
 
 Each keeps its connection. Threads: `send` by the exporter's; `abort` ends a send from another thread.
-Used by: `otlp_exporter`.
+Used by: `batch_exporter`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError, Message
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
 
 from conch import __version__
 from conch.core.clock import wall_seconds
 from conch.core.errors import InvalidArgumentError
-from conch.observability.tracing.otlp_options import GRPC, HTTP_JSON, OtlpOptions
+from conch.observability.otlp.endpoint import GRPC, HTTP_JSON, LOGS, METRICS, TRACES, OtlpEndpoint
 
 _RETRIED_STATUS = frozenset({429, 502, 503, 504})
 _RETRIED_CODES = frozenset(
@@ -47,8 +46,39 @@ _MOST_ANSWER = 64 * 1024
 _GZIP_ABOVE = 1024
 _SHOWN = 200
 _IDS = ("traceId", "spanId", "parentSpanId")
-_GRPC_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _RETRY_INFO = b"google.rpc.RetryInfo\x12"
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """The messages of a signal; `items` is what a response may reject, in protobuf and in JSON."""
+
+    method: str
+    request: type[Message]
+    response: type[Message]
+    items: tuple[str, str]
+
+
+_SERVICES = {
+    TRACES: _Service(
+        "trace.v1.TraceService",
+        traces.ExportTraceServiceRequest,
+        traces.ExportTraceServiceResponse,
+        ("rejected_spans", "rejectedSpans"),
+    ),
+    METRICS: _Service(
+        "metrics.v1.MetricsService",
+        metrics.ExportMetricsServiceRequest,
+        metrics.ExportMetricsServiceResponse,
+        ("rejected_data_points", "rejectedDataPoints"),
+    ),
+    LOGS: _Service(
+        "logs.v1.LogsService",
+        logs.ExportLogsServiceRequest,
+        logs.ExportLogsServiceResponse,
+        ("rejected_log_records", "rejectedLogRecords"),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +88,7 @@ class Outcome:
     Attributes:
         error: Why it was not taken, or what the collector remarks; empty if all is well.
         taken: Whether the collector took it.
-        rejected: Spans of it that the collector refused.
+        rejected: Items of it that the collector refused, such as spans.
         again: Whether another try may succeed.
         after_s: How long the collector wants to be left alone; 0 if it does not say.
     """
@@ -74,9 +104,9 @@ def _failed(error: str, again: bool, after_s: float = 0.0) -> Outcome:
     return Outcome(error[:_SHOWN], False, 0, again, after_s)
 
 
-def _taken(response: ExportTraceServiceResponse) -> Outcome:
+def _taken(service: _Service, response: Any) -> Outcome:
     partial = response.partial_success
-    return Outcome(partial.error_message[:_SHOWN], True, max(partial.rejected_spans, 0))
+    return Outcome(partial.error_message[:_SHOWN], True, max(getattr(partial, service.items[0]), 0))
 
 
 class Transport(Protocol):
@@ -92,32 +122,33 @@ class Transport(Protocol):
         """Closes the connection."""
 
 
-def open_transport(options: OtlpOptions) -> Transport:
+def open_transport(endpoint: OtlpEndpoint) -> Transport:
     """The transport of a protocol; connects with the first request."""
-    return GrpcTransport(options) if options.protocol == GRPC else HttpTransport(options)
+    return GrpcTransport(endpoint) if endpoint.protocol == GRPC else HttpTransport(endpoint)
 
 
 class HttpTransport:
     """Posts protobuf or JSON over a connection that is kept."""
 
-    def __init__(self, options: OtlpOptions) -> None:
-        url = options.url
-        self._json = options.protocol == HTTP_JSON
-        self._gzip = options.gzip
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
+        url = endpoint.url
+        self._service = _SERVICES[endpoint.signal]
+        self._json = endpoint.protocol == HTTP_JSON
+        self._gzip = endpoint.gzip
         self._target = (url.path or "/") + (f"?{url.query}" if url.query else "")
         self._address = url.hostname or "", url.port
-        self._tls = _tls(options) if url.scheme == "https" else None
+        self._tls = _tls(endpoint) if url.scheme == "https" else None
         self._headers = {
             "Content-Type": "application/json" if self._json else "application/x-protobuf",
             "User-Agent": f"conch/{__version__}",
-            **dict(options.headers),
+            **dict(endpoint.headers),
         }
         self._connection: HTTPConnection | None = None
         self._aborted = False
 
     def send(self, request: bytes, timeout_s: float) -> Outcome:
         """Posts a request; see `Transport`."""
-        body = _as_json(ExportTraceServiceRequest.FromString(request)) if self._json else request
+        body = _as_json(self._service.request.FromString(request)) if self._json else request
         headers = self._headers
         if self._gzip and len(body) > _GZIP_ABOVE:
             body = gzip.compress(body, 1)
@@ -152,9 +183,9 @@ class HttpTransport:
     def _accepted(self, answer: bytes) -> Outcome:
         try:
             if not self._json:
-                return _taken(ExportTraceServiceResponse.FromString(answer))
+                return _taken(self._service, self._service.response.FromString(answer))
             partial = json.loads(answer or b"{}").get("partialSuccess") or {}
-            rejected = max(int(partial.get("rejectedSpans", 0)), 0)
+            rejected = max(int(partial.get(self._service.items[1], 0)), 0)
             return Outcome(str(partial.get("errorMessage", ""))[:_SHOWN], True, rejected)
         except (DecodeError, ValueError, AttributeError, TypeError):
             return Outcome("the collector's answer can't be read")
@@ -194,24 +225,26 @@ class HttpTransport:
 class GrpcTransport:
     """Calls the collector's service on one channel."""
 
-    def __init__(self, options: OtlpOptions) -> None:
-        url = options.url
+    def __init__(self, endpoint: OtlpEndpoint) -> None:
+        url = endpoint.url
+        self._service = _SERVICES[endpoint.signal]
         host = url.hostname or ""
         target = f"{f'[{host}]' if ':' in host else host}:{url.port or 4317}"
         if url.scheme == "https":
-            _tls(options)  # refuses what is no certificate
+            _tls(endpoint)  # refuses what is no certificate
             root = None
-            if options.certificate:
-                with open(options.certificate, "rb") as file:
+            if endpoint.certificate:
+                with open(endpoint.certificate, "rb") as file:
                     root = file.read()
             self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(root))
         else:
             self._channel = grpc.insecure_channel(target)
         self._export = self._channel.unary_unary(
-            _GRPC_METHOD, response_deserializer=ExportTraceServiceResponse.FromString
+            f"/opentelemetry.proto.collector.{self._service.method}/Export",
+            response_deserializer=self._service.response.FromString,
         )
-        self._headers = options.headers
-        self._compression = grpc.Compression.Gzip if options.gzip else None
+        self._headers = endpoint.headers
+        self._compression = grpc.Compression.Gzip if endpoint.gzip else None
 
     def send(self, request: bytes, timeout_s: float) -> Outcome:
         """Calls the service; see `Transport`."""
@@ -229,7 +262,7 @@ class GrpcTransport:
             return _failed(f"gRPC {code.name}: {error.details()}", again, after_s or 0.0)
         except ValueError:  # the channel is closed
             return _failed("stopped", again=True)
-        return _taken(response)
+        return _taken(self._service, response)
 
     def abort(self) -> None:
         """Cancels a call that waits; see `Transport`."""
@@ -240,12 +273,12 @@ class GrpcTransport:
         self._channel.close()
 
 
-def _tls(options: OtlpOptions) -> ssl.SSLContext:
+def _tls(endpoint: OtlpEndpoint) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=options.certificate or None)
+        return ssl.create_default_context(cafile=endpoint.certificate or None)
     except (ssl.SSLError, OSError) as error:
         raise InvalidArgumentError(
-            f'Bad option: "--trace-config opentelemetry,certificate".\n{options.certificate} is no file of '
+            f"certificate of the collector of {endpoint.signal}: {endpoint.certificate} is no file of "
             f"certificates in PEM: {error}"
         ) from None
 
@@ -279,10 +312,18 @@ def _retry_info_s(error: Any) -> float | None:
 def _as_json(request: Message) -> bytes:
     """OTLP's JSON: that of protobuf, but with numbers for enumerations and hexadecimal ids."""
     content = MessageToDict(request, use_integers_for_enums=True)
-    for of_resource in content["resourceSpans"]:
-        for of_scope in of_resource["scopeSpans"]:
-            for span in of_scope.get("spans", ()):
-                for name in _IDS:
-                    if name in span:
-                        span[name] = base64.b64decode(span[name]).hex()
+    _write_ids(content)
     return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _write_ids(value: Any) -> None:
+    """Writes all ids below a value as hexadecimal digits."""
+    if isinstance(value, dict):
+        for name in _IDS:
+            if name in value:
+                value[name] = base64.b64decode(value[name]).hex()
+        value = value.values()
+    elif not isinstance(value, list):
+        return
+    for each in value:
+        _write_ids(each)

@@ -1,0 +1,149 @@
+"""Metrics as OpenTelemetry has them, made of the text of a scrape.
+
+Names are those of the scrape. All counts are cumulative, from the start of the server. No state.
+Used by: `metrics_export`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TextIO, cast
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from prometheus_client import Metric
+from prometheus_client.parser import text_fd_to_metric_families
+from prometheus_client.samples import Sample
+
+from conch import __version__
+from conch.observability.otlp.attributes import attributes_of
+
+_CUMULATIVE = otlp.AGGREGATION_TEMPORALITY_CUMULATIVE
+_TYPE = "# TYPE "
+_MOST_POINTS = 5000
+"""Of one message of a metric; larger families are several."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def otlp_metrics(
+    text: str, start_ns: int, now_ns: int, pause: Callable[[], None] = lambda: None
+) -> Iterator[tuple[otlp.Metric, int]]:
+    """The metrics of a scrape in Prometheus' text format.
+
+    Args:
+        text: The scrape.
+        start_ns: Since when counters count, nanoseconds since 1970.
+        now_ns: When the scrape was made.
+        pause: Called often; may let other threads run.
+
+    Yields:
+        Metrics, each with the number of its data points.
+    """
+    declared: set[str] = set()
+
+    def lines() -> Iterator[str]:
+        for line in text.splitlines(keepends=True):
+            if line.startswith(_TYPE):
+                declared.add(line.split(" ", 3)[2])
+            pause()
+            yield line
+
+    for family in text_fd_to_metric_families(cast("TextIO", lines())):
+        # The parser takes `_total` from the names of counters.
+        name = family.name if family.name in declared else f"{family.name}_total"
+        points: Iterator[Any]
+        if family.type == "histogram":
+            points = _histograms(family, start_ns, now_ns)
+        elif family.type == "summary":
+            points = _summaries(family, start_ns, now_ns)
+        else:
+            points = _numbers(family, start_ns if family.type == "counter" else 0, now_ns)
+        while some := list(islice(points, _MOST_POINTS)):
+            metric = otlp.Metric(name=name, description=family.documentation)
+            if family.type == "counter":
+                metric.sum.CopyFrom(otlp.Sum(aggregation_temporality=_CUMULATIVE, is_monotonic=True))
+            elif family.type == "histogram":
+                metric.histogram.aggregation_temporality = _CUMULATIVE
+            kind = {"counter": "sum", "histogram": "histogram", "summary": "summary"}.get(
+                family.type, "gauge"
+            )
+            getattr(metric, kind).data_points.extend(some)
+            yield metric, len(some)
+
+
+def export_request(metrics: Iterable[otlp.Metric], resource: Mapping[str, str | int]) -> bytes:
+    """A request with metrics, serialised.
+
+    Args:
+        metrics: The metrics.
+        resource: Attributes of the server.
+    """
+    scope = InstrumentationScope(name="conch", version=__version__)
+    found = otlp.ResourceMetrics(
+        resource=Resource(attributes=attributes_of(resource)),
+        scope_metrics=[otlp.ScopeMetrics(scope=scope, metrics=metrics)],
+    )
+    return ExportMetricsServiceRequest(resource_metrics=[found]).SerializeToString()
+
+
+def _numbers(family: Metric, start_ns: int, now_ns: int) -> Iterator[otlp.NumberDataPoint]:
+    for sample in family.samples:
+        yield otlp.NumberDataPoint(
+            attributes=attributes_of(sample.labels),
+            start_time_unix_nano=start_ns,
+            time_unix_nano=now_ns,
+            as_double=sample.value,
+        )
+
+
+def _histograms(family: Metric, start_ns: int, now_ns: int) -> Iterator[otlp.HistogramDataPoint]:
+    for labels, samples in _grouped(family, "le"):
+        below = sorted((float(each.labels["le"]), int(each.value)) for each in samples if "le" in each.labels)
+        counts = [count for _, count in below]
+        yield otlp.HistogramDataPoint(
+            attributes=attributes_of(dict(labels)),
+            start_time_unix_nano=start_ns,
+            time_unix_nano=now_ns,
+            count=counts[-1] if counts else 0,
+            sum=_value(samples, f"{family.name}_sum"),
+            bucket_counts=[
+                count - less for count, less in zip(counts, (0, *counts), strict=False)
+            ],  # the parser's are cumulative
+            explicit_bounds=[bound for bound, _ in below if not math.isinf(bound)],
+        )
+
+
+def _summaries(family: Metric, start_ns: int, now_ns: int) -> Iterator[otlp.SummaryDataPoint]:
+    for labels, samples in _grouped(family, "quantile"):
+        yield otlp.SummaryDataPoint(
+            attributes=attributes_of(dict(labels)),
+            start_time_unix_nano=start_ns,
+            time_unix_nano=now_ns,
+            count=int(_value(samples, f"{family.name}_count")),
+            sum=_value(samples, f"{family.name}_sum"),
+            quantile_values=[
+                otlp.SummaryDataPoint.ValueAtQuantile(
+                    quantile=float(each.labels["quantile"]), value=each.value
+                )
+                for each in samples
+                if "quantile" in each.labels
+            ],
+        )
+
+
+def _grouped(family: Metric, own: str) -> Iterable[tuple[Labels, list[Sample]]]:
+    """The samples of each point: those that differ in one label only, and sum and count."""
+    found: dict[Labels, list[Sample]] = {}
+    for sample in family.samples:
+        key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != own))
+        found.setdefault(key, []).append(sample)
+    return found.items()
+
+
+def _value(samples: Sequence[Sample], name: str) -> float:
+    return next((sample.value for sample in samples if sample.name == name), 0.0)

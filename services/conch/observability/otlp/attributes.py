@@ -1,0 +1,33 @@
+"""Attributes of spans, metrics, logs and the server, as messages.
+
+No state. Used by: the encoders of all signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+_MOST_TEXT = 1024
+
+
+def attributes_of(pairs: Mapping[str, str | int | float]) -> list[KeyValue]:
+    """Attributes by their names."""
+    return [attribute(short(name), value) for name, value in pairs.items()]
+
+
+def short(text: str) -> str:
+    """A text within the limit, as UTF-8 can have it."""
+    return text[:_MOST_TEXT].encode(errors="backslashreplace").decode()
+
+
+def attribute(name: str, value: str | int | float) -> KeyValue:
+    """An attribute of a span or a resource."""
+    if isinstance(value, float):
+        return KeyValue(key=name, value=AnyValue(double_value=value))
+    if isinstance(value, bool):
+        return KeyValue(key=name, value=AnyValue(bool_value=value))
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return KeyValue(key=name, value=AnyValue(int_value=value))
+    return KeyValue(key=name, value=AnyValue(string_value=short(str(value))))
