@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from conch.api.client_common import LOOK_S, STREAM_HEADERS, ClientBase, Signature, translated_errors
 from conch.api.function_io import Result
+from conch.core.current_span import outgoing_headers
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 
@@ -105,7 +106,7 @@ class AsyncClient(ClientBase):
         signature, request = await self._asked(inputs, named, parameters, sample)
         with translated_errors(self._timeout_s):
             async with asyncio.timeout(self._timeout_s):
-                response = await self._client.infer(**request)
+                response = await self._client.infer(**request, headers=outgoing_headers())
         return signature.result(response, sample)
 
     async def _stream(
@@ -117,7 +118,7 @@ class AsyncClient(ClientBase):
         async def requests() -> AsyncIterator[Any]:
             yield request  # the server ends the stream after the only request
 
-        stream = self._client.stream_infer(requests(), headers=STREAM_HEADERS)
+        stream = self._client.stream_infer(requests(), headers=STREAM_HEADERS | outgoing_headers())
         try:
             while True:
                 try:

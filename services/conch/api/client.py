@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from conch.api.client_common import LOOK_S, STREAM_HEADERS, ClientBase, Signature, is_final, translated_errors
 from conch.api.function_io import Result
+from conch.core.current_span import outgoing_headers
 from conch.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 
@@ -123,7 +124,7 @@ class Client(ClientBase):
         signature, request = self._asked(inputs, named, parameters, sample)
         limits = {} if self._timeout_s is None or not self._url.grpc else {"client_timeout": self._timeout_s}
         with translated_errors(self._timeout_s):
-            response = self._client.infer(**request, **limits)
+            response = self._client.infer(**request, headers=outgoing_headers(), **limits)
         return signature.result(response, sample)
 
     def _stream(
@@ -140,7 +141,10 @@ class Client(ClientBase):
         ended = False
         try:
             with translated_errors():
-                client.start_stream(lambda result, error: come.put((result, error)), headers=STREAM_HEADERS)
+                client.start_stream(
+                    lambda result, error: come.put((result, error)),
+                    headers=STREAM_HEADERS | outgoing_headers(),
+                )
                 client.async_stream_infer(**request, enable_empty_final_response=True)
             while not ended:
                 try:

@@ -20,6 +20,7 @@ from conch.api.function_io import Result
 from conch.api.response_queue import AsyncResponseQueue, ResponseQueue, raise_error
 from conch.core.admission import Admission
 from conch.core.clock import monotonic_ns
+from conch.core.current_span import outgoing_headers
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.servable import Servable
@@ -176,7 +177,8 @@ class InProcessRequests:
         with self._lock:
             self._open.add(queue)
         nbytes = sum(tensor.nbytes for tensor in request.inputs.values())
-        admission.admit(request, False, found, None, nbytes)
+        headers = outgoing_headers()
+        admission.admit(request, False, found, _Program(headers) if headers else None, nbytes)
         return request, spec.name
 
     @staticmethod
@@ -188,6 +190,21 @@ class InProcessRequests:
                     f"unexpected inference output '{name}' for model '{request.model_name}'; it has "
                     f"{', '.join(known)}"
                 )
+
+
+class _Program:
+    """The `Caller` of a request of this process, within a trace of it."""
+
+    read_ns = 0
+    path = ""
+    client = ""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+
+    def header(self, name: str) -> str:
+        """A header of the trace."""
+        return self._headers.get(name, "")
 
 
 class _OpenStream:

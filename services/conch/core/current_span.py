@@ -60,6 +60,11 @@ class CurrentSpan:
         """The ids, for a log line."""
         return {"trace_id": self._trace_id, "span_id": self.span_id}
 
+    def headers(self) -> dict[str, str]:
+        """``traceparent`` and ``tracestate`` for what the code calls."""
+        headers = {"traceparent": f"00-{self._trace_id}-{self.span_id}-{self._flags}"}
+        return {**headers, "tracestate": self._state} if self._state else headers
+
     def _attach(self) -> Any:
         """Makes it current for OpenTelemetry's API; None if this process has not imported that."""
         trace, context = (sys.modules.get(f"opentelemetry.{name}") for name in ("trace", "context"))
@@ -88,6 +93,23 @@ def enter_span(requests: Sequence[InferenceRequest]) -> CurrentSpan | None:
             _, trace_id, span_id, flags = headers["traceparent"].split("-")
             return CurrentSpan(watch, trace_id, span_id, flags, headers.get("tracestate", ""))
     return None
+
+
+def outgoing_headers() -> dict[str, str]:
+    """Headers that continue the trace of the code that calls; empty without one.
+
+    They are those of OpenTelemetry's current span, if this process has imported its API, as its propagators
+    write them; else those of the request that the code serves.
+    """
+    headers: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.propagate import inject
+
+        inject(headers)
+    span = _CURRENT.get()
+    if not headers and span is not None:
+        headers = span.headers()
+    return headers
 
 
 def span_fields() -> dict[str, str]:
