@@ -27,7 +27,7 @@ MODES = {
 IN_EACH_MODE = pytest.mark.parametrize(
     "mode", [pytest.param(mode, marks=() if mode == "poll" else pytest.mark.slow) for mode in MODES]
 )
-DELAY_S = 1.5
+DELAY_S = 3.0
 
 
 @dataclass

@@ -104,7 +104,13 @@ def test_collectors_get_what_a_scrape_shows(
             with client_of(server) as client:
                 for _ in range(3):
                     probe(client)
-            shown = scraped(get(server.metrics_url)[2].decode())
+
+            def at_rest() -> Values | None:
+                found = scraped(get(server.metrics_url)[2].decode())
+                running = {value for (name, _), value in found.items() if name == "conch_running_requests"}
+                return found if running == {0} else None
+
+            shown: Values = eventually(at_rest, "all requests have ended")
         found = exported(collector)
     ours = {key for key in shown if key[0].startswith(("nv_", "conch_"))}
     assert len({name for name, _ in ours}) > 30

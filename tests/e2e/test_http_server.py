@@ -152,7 +152,8 @@ def test_other_processes_may_listen_too(tmp_path: Path) -> None:
 
 
 def test_what_is_in_flight_is_finished_and_what_is_new_refused(tmp_path: Path) -> None:
-    write_probe(tmp_path)
+    # Two instances: what is still taken as the server stops must not wait for what is in flight.
+    write_probe(tmp_path, "probe", "instance_group { count: 2 kind: KIND_CPU }")
     begun, go = tmp_path / "begun", tmp_path / "go"
     answers: list[tuple[int, Any]] = []
     with serving_process(tmp_path) as server, ExitStack() as stack:
