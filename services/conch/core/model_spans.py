@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from numbers import Integral, Real
-from random import getrandbits
+from random import SystemRandom
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from conch.core.errors import message_of
 from conch.core.request import SpanRecord
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_bits = SystemRandom().getrandbits  # models may seed the generator of `random`, and workers are forked
 _MOST_ATTRIBUTES = 128
 """Of one span; OpenTelemetry's default limit."""
 
@@ -76,7 +77,7 @@ class ModelSpan:
         self._start_ns = monotonic_ns()
         parent = self._parent = current_span()
         if parent is not None:
-            self._entered = parent.child(f"{getrandbits(64) or 1:016x}")
+            self._entered = parent.child(f"{_bits(64) or 1:016x}")
         return self
 
     def __exit__(

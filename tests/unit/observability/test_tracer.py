@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.servers import eventually
 
 from conch.core.errors import InternalError, InvalidArgumentError
-from conch.core.request import InferenceRequest
+from conch.core.request import InferenceRequest, RunTimes
 from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent
@@ -135,6 +136,20 @@ def test_settings_that_would_trace_nothing(
     with pytest.raises(InvalidArgumentError, match=f"^Attempting to set invalid trace setting :{reason}"):
         made.update(change)
     assert made.settings() == before
+
+
+def test_models_that_seed_random_repeat_no_id() -> None:
+    tracer = Tracer(TraceSettings(ON), batch_spans=True)
+    ids: list[int | str] = []
+    for _ in range(2):
+        random.seed(7)
+        trace, times = begun(tracer), RunTimes(0, 2)
+        assert trace is not None
+        child = tracer.child(trace, "model-call")
+        tracer.join_batch(trace, times)
+        assert times.batch is not None
+        ids += trace.trace_id, trace.span_id, child.span_id, times.batch.trace_id, times.batch.span_id
+    assert len(set(ids)) == len(ids)
 
 
 def test_callers_decide_in_mode_opentelemetry() -> None:

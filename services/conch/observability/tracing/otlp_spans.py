@@ -8,12 +8,12 @@ Owns templates and the offset of the wall clock. Threads: the exporter's only. U
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from operator import itemgetter
+from random import Random
 from struct import pack
 from typing import NamedTuple
 
@@ -146,6 +146,8 @@ class SpanEncoder:
         self._clock = clock
         self._wall = wall
         self._offset_ns = self._renew_ns = 0
+        # Not `os.urandom`: it releases the GIL, and waits for it again, once a span.
+        self._bits = Random().getrandbits
         self._shapes: dict[tuple[object, ...], _Shape] = {}
         scope = InstrumentationScope(name="triton-server")
         if self._semconv:
@@ -206,7 +208,7 @@ class SpanEncoder:
         times = pack(f"<{number}Q", *[ns + offset for _, ns in own])
         packed = [times[place : place + 8] for place in range(0, 8 * number, 8)]
         if shape.root is not None:
-            span_id = os.urandom(8)
+            span_id = self._new_id()
             values = [trace_id, span_id, parent_id, *packed]
             spans.append(field(_SPANS, shape.root(values) + state + self._of_root(trace)))
             parent_id = span_id
@@ -216,7 +218,7 @@ class SpanEncoder:
         values = [trace_id, model_id, parent_id, *packed]
         spans.append(field(_SPANS, shape.model(values) + state + self._of_model(trace)))
         if shape.compute is not None:
-            values[SPAN_ID], values[PARENT_ID] = os.urandom(8), model_id
+            values[SPAN_ID], values[PARENT_ID] = self._new_id(), model_id
             batch = None if trace.times is None else trace.times.batch
             links = (
                 b""
@@ -327,6 +329,9 @@ class SpanEncoder:
         if not self._semconv or error.grpc_status in _RPC_FAULTS:
             span.status.code = Status.STATUS_CODE_ERROR
             span.status.message = short(error.message)
+
+    def _new_id(self) -> bytes:
+        return self._bits(64).to_bytes(8, "big")
 
     def _offset(self) -> int:
         """Wall clock minus monotonic clock: one for all, so that parents and children agree."""

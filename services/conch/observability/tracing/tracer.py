@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from random import getrandbits
+from random import Random
 
 from conch.core.request import InferenceRequest, RunTimes, TracedBatch
 from conch.core.request_log import Caller
@@ -90,6 +90,8 @@ class Tracer:
         self._follows_unsampled = follows_unsampled
         self._batch_spans = batch_spans
         self._number = count(1).__next__
+        # Its own, as models may seed the generator of `random`.
+        self._bits = Random().getrandbits
         self._queue: deque[Trace | TraceSetting] = deque()
         self._waiting: list[Trace] = []
         self._lock = threading.Lock()
@@ -122,8 +124,8 @@ class Tracer:
             sampled = True
         if not sampled and not self._keeps_some:
             return None
-        trace_id = getrandbits(128) if span is None else span.trace_id
-        trace = Trace(self._number(), setting, None, protocol, trace_id, getrandbits(64))
+        trace_id = self._bits(128) if span is None else span.trace_id
+        trace = Trace(self._number(), setting, None, protocol, trace_id, self._bits(64))
         trace.caller = span
         if caller is not None:
             trace.read_ns = caller.read_ns
@@ -139,7 +141,7 @@ class Tracer:
 
     def child(self, parent: Trace, protocol: str) -> Trace:
         """The trace of a subrequest."""
-        trace = Trace(self._number(), parent.setting, parent, protocol, parent.trace_id, getrandbits(64))
+        trace = Trace(self._number(), parent.setting, parent, protocol, parent.trace_id, self._bits(64))
         trace.reason = parent.reason
         return trace
 
@@ -148,7 +150,7 @@ class Tracer:
         if not self._batch_spans:
             return
         if times.batch is None:
-            times.batch = TracedBatch(getrandbits(128), getrandbits(64), times.requests, [])
+            times.batch = TracedBatch(self._bits(128), self._bits(64), times.requests, [])
         times.batch.members.append((trace.trace_id, trace.span_id))
 
     def end(self, trace: Trace, now_ns: int) -> None:
