@@ -107,6 +107,26 @@ def test_the_python_api_page_names_all_there_is() -> None:
     assert [name for name in (*names, *_public(conch.Server)) if name not in text] == []
 
 
+_CLIENTS = {
+    "go": "go/main.go",
+    "java": "java/Client.java",
+    "cpp": "cpp/client.cc",
+    "js": "node/client.js",
+    "rust": "rust/src/main.rs",
+    "csharp": "csharp/Client.cs",
+}
+
+
+def test_the_code_of_the_clients_page_is_that_of_the_clients() -> None:
+    """The page has no code of its own but Python's, which tests/e2e/test_examples.py runs."""
+    text = (_DOCS / "clients.md").read_text()
+    shown = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
+    assert shown.keys() == {*_CLIENTS, "python", "console"}
+    for language, name in _CLIENTS.items():
+        lines = [line.strip() for line in (_ROOT / "examples" / "clients" / name).read_text().splitlines()]
+        assert "\n".join(line.strip() for line in shown[language].splitlines()) in "\n".join(lines), name
+
+
 # Files of users and of builds.
 _FOREIGN = frozenset(
     {"Minference/grpc_service.proto", "backends/NAME/model.py", "dist/", "file.py", "helper.py", "m/1/"}
