@@ -30,6 +30,7 @@ from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_stage import Stage
 from conch.core.server_state import ServerState
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, GrpcOptions
+from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
 from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_server import HttpFrontEnd, HttpOptions
 from conch.frontends.operations.operation_handlers import Services
@@ -156,8 +157,8 @@ class Server:
         )
         self.grpc_port: int | None = None
         self._loop = LoopThread()  # shared by the HTTP and metrics ports
-        services = Services(self.regions, self.logs, self.traces, guarded_agent.check_changes)
-        self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, services)
+        self._services = Services(self.regions, self.logs, self.traces, guarded_agent.check_changes)
+        self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, self._services)
         self.http_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
         self._control_options = control_port
@@ -248,6 +249,13 @@ class Server:
         self._listen()
         if self._planner is not None:
             self._planner.start({failure.name: failure.error for failure in failures})
+
+    def grpc_methods(self) -> GrpcMethods:
+        """Makes handlers of all RPCs for a transport other than the gRPC port; the caller closes them.
+
+        Models run on their own threads: the transport's threads run nothing inline.
+        """
+        return GrpcMethods(self.core, self._services, MethodOptions(), lambda claim: claim.release())
 
     @property
     def endpoints(self) -> list[Endpoint]:

@@ -1,6 +1,6 @@
-"""The gRPC front end: options, methods, start and stop.
+"""The gRPC front end: options, port, start and stop.
 
-Owns: the C-core server, the pools of its operations and of decoding.
+Owns: the C-core server and the handlers of its methods.
 Threads and locks: polling threads, pools, a watcher; `start` and `stop` run on the main thread.
 Used by: `conch.server`.
 """
@@ -12,23 +12,15 @@ import time
 from dataclasses import dataclass, field
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import UnauthenticatedError, UnavailableError
+from conch.core.errors import UnavailableError
 from conch.core.process_setup import GRPC_SHARES, most_connections
-from conch.core.request_log import Caller
+from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
-from conch.frontends.access_policy import Restrictions, UploadRule
-from conch.frontends.grpc.adapter import ChannelArguments, Server, StreamHandler, TlsOptions, UnaryHandler
-from conch.frontends.grpc.health_watch import HealthWatch
-from conch.frontends.grpc.infer_rpc import InferHandler
-from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
-from conch.frontends.grpc.operation_rpcs import operation_handlers
-from conch.frontends.grpc.reflection import reflection_handlers
-from conch.frontends.grpc.response_encoder import ResponseEncoder
-from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
-from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN, StreamInferHandler
-from conch.frontends.operations import operation_table as table
+from conch.frontends.access_policy import Restrictions
+from conch.frontends.grpc.adapter import ChannelArguments, Server, TlsOptions
+from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
+from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN
 from conch.frontends.operations.operation_handlers import Services
-from conch.frontends.thread_pool import OperationPools, ThreadPool
 from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.tracing.trace_settings import TraceSettings
@@ -36,7 +28,6 @@ from conch.observability.tracing.trace_settings import TraceSettings
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
 
-_DECODE_THREADS = 2
 _QUIET_S = 0.1
 _MAX_WAIT_FOR_CALLS_S = 0.5
 _MAX_WAIT_FOR_STREAMS_S = 2.0
@@ -141,40 +132,21 @@ class GrpcFrontEnd:
         traces: TraceSettings | None = None,
         regions: Regions | None = None,
     ) -> None:
-        regions = regions or Regions()
         self._options = options
-        self._operations = OperationPools("conch-grpc")
-        self._decoding = ThreadPool(_DECODE_THREADS, "conch-grpc-decode")
-        encoder = ResponseEncoder()
-        forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
-        identified = options.mutual or "model-repository" in options.restrictions
-        uploads = UploadRule(options.allow_model_upload or identified)
-        services = Services(regions, logs or LogControl(LogOptions(), None), traces or TraceSettings())
-        unary: dict[str, UnaryHandler] = operation_handlers(core, services, self._operations, uploads)
-        shared = core, self._get_server, encoder, clock, self._decoding, forward, options.compression, regions
-        self._infer = InferHandler(*shared)
-        unary[table.INFER.grpc_method] = self._infer
-        self._streams = StreamInferHandler(*shared)
-        streams: dict[str, StreamHandler] = {
-            table.STREAM_INFER.grpc_method: self._streams,
-            table.HEALTH_WATCH.grpc_method: HealthWatch(core),
-        }
-        streams |= reflection_handlers(list(table.SERVICES))
-
-        def refused(text: str, call: Caller, size: int) -> None:
-            if core.request_log is not None:
-                core.request_log.refuse(None, UnauthenticatedError(text), "grpc", call, size, clock())
-
+        services = Services(
+            regions or Regions(), logs or LogControl(LogOptions(), None), traces or TraceSettings()
+        )
+        self._methods = GrpcMethods(core, services, method_options(options), self._queue_inline, clock)
         self._server = Server(
-            restrict(unary, options.restrictions, refused),
-            restrict_streams(streams, options.restrictions, refused),
+            self._methods.unary,
+            self._methods.streams,
             channel_arguments(options),
             options.pollers,
             max_metadata_bytes=options.limits.metadata_bytes,
         )
 
-    def _get_server(self) -> Server:
-        return self._server
+    def _queue_inline(self, claim: InlineClaim) -> None:
+        self._server.queue_inline(claim)
 
     def start(self) -> int:
         """Listens and starts to serve; returns the port.
@@ -197,13 +169,12 @@ class GrpcFrontEnd:
             True if everything has ended in time.
         """
         end = time.monotonic() + grace_s
-        self._infer.admission.close()
+        self._methods.refuse_requests()
         self._wait_for_quiet(grace_s)
         self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
         ended = self._server.stop(max(end - time.monotonic(), 0.0))
         # Work may hang with its storage for longer than its client has waited.
-        decoded = self._decoding.close(max(end - time.monotonic(), 0.0))
-        return self._operations.close(lambda: max(end - time.monotonic(), 0.0)) and decoded and ended
+        return self._methods.close(max(end - time.monotonic(), 0.0)) and ended
 
     def _wait_for_quiet(self, timeout_s: float) -> None:
         """Waits until no new calls are refused and no new stream messages arrive, with a limit for each.
@@ -215,12 +186,23 @@ class GrpcFrontEnd:
         begin = time.monotonic()
         before: tuple[int, int] | None = None
         while (waited := time.monotonic() - begin) < min(timeout_s, _MAX_WAIT_FOR_STREAMS_S):
-            refused = self._infer.admission.refused if waited < _MAX_WAIT_FOR_CALLS_S else 0
-            now = refused, self._streams.received
+            refused = self._methods.refused if waited < _MAX_WAIT_FOR_CALLS_S else 0
+            now = refused, self._methods.streamed
             if now == before:
                 return
             before = now
             never.wait(_QUIET_S)
+
+
+def method_options(options: GrpcOptions) -> MethodOptions:
+    """Converts the options to those of the handlers."""
+    identified = options.mutual or "model-repository" in options.restrictions
+    return MethodOptions(
+        options.compression,
+        options.restrictions,
+        options.header_forward_pattern,
+        options.allow_model_upload or identified,
+    )
 
 
 def channel_arguments(options: GrpcOptions) -> ChannelArguments:

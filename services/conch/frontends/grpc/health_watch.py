@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
 from conch.core.server_state import ServerState
-from conch.frontends.grpc.adapter import StreamCall
 from conch.frontends.grpc.operation_rpcs import MAX_REQUEST_BYTES
+from conch.frontends.grpc.rpc_calls import StreamRpc
 from conch.frontends.operations.operation_handlers import HEALTH_SERVICES
 from conch.protocol import health_pb2
 
@@ -31,15 +31,15 @@ class HealthWatch:
         self._core = core
         self._changed = threading.Condition()
         # By stream, the status that was sent last; None for none.
-        self._streams: dict[StreamCall, health_pb2.HealthCheckResponse.ServingStatus | None] = {}
+        self._streams: dict[StreamRpc, health_pb2.HealthCheckResponse.ServingStatus | None] = {}
         self._thread: threading.Thread | None = None
 
-    def __call__(self, call: StreamCall) -> None:
+    def __call__(self, call: StreamRpc) -> None:
         """Opens a stream."""
         call.on_drain = partial(self._drain, call)
         call.start(partial(self._take, call), partial(self._remove, call))
 
-    def _take(self, call: StreamCall, message: bytes | None) -> None:
+    def _take(self, call: StreamRpc, message: bytes | None) -> None:
         if message is None:
             call.close(InvalidArgumentError.grpc_status, "a watch takes exactly one request, none was sent")
             return
@@ -63,12 +63,12 @@ class HealthWatch:
                 self._thread.start()
             self._changed.notify()
 
-    def _remove(self, call: StreamCall) -> None:
+    def _remove(self, call: StreamRpc) -> None:
         with self._changed:
             self._streams.pop(call, None)
             self._changed.notify()
 
-    def _drain(self, call: StreamCall, status: int, details: str) -> None:
+    def _drain(self, call: StreamRpc, status: int, details: str) -> None:
         with self._changed:
             sent = self._streams.pop(call, _STATES.NOT_SERVING)
             self._changed.notify()
@@ -91,5 +91,5 @@ class HealthWatch:
                     self._changed.wait(_POLL_S)
 
 
-def _send(call: StreamCall, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+def _send(call: StreamRpc, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
     call.write(_STATES(status=status).SerializeToString())

@@ -2,7 +2,7 @@
 
 Threads and locks: requests arrive on polling threads; long messages are decoded on a pool; the thread that
 has a response sends it.
-Used by: the gRPC front end.
+Used by: `grpc_methods`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
+from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
-from conch.frontends.grpc.adapter import Server, UnaryCall
 from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder, retry_metadata
+from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.memory.regions import Regions
 
 _DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
@@ -28,7 +29,7 @@ class InferHandler:
     """Handles ModelInfer calls.
 
     Args:
-        server: Returns the server, which runs models inline.
+        queue_inline: Takes claims of models that the polling thread may run inline.
         clock: Monotonic time in nanoseconds.
         decoding: Decodes long messages, off the polling threads.
         forward: Copies call metadata to request parameters, or None.
@@ -42,7 +43,7 @@ class InferHandler:
     def __init__(
         self,
         core: ServerState,
-        server: Callable[[], Server],
+        queue_inline: Callable[[InlineClaim], None],
         encoder: ResponseEncoder,
         clock: Clock,
         decoding: Executor,
@@ -53,7 +54,7 @@ class InferHandler:
         self.admission = admission = core.admission("grpc")
         self._admit = admission.admit
         self._cancel = admission.cancel
-        self._server_of = server
+        self._queue_inline = queue_inline
         self._encoder = encoder
         self._clock = clock
         self._decode = RequestDecoder(regions)
@@ -61,7 +62,7 @@ class InferHandler:
         self._forward = forward
         self._compression = compression
 
-    def __call__(self, call: UnaryCall, message: bytes, polling: bool = True) -> None:
+    def __call__(self, call: UnaryRpc, message: bytes, polling: bool = True) -> None:
         """Submits one request; the responder replies.
 
         `polling` is True on a polling thread, which leaves long messages to a pool.
@@ -82,13 +83,13 @@ class InferHandler:
             call.watch(self._cancel, request)
             claim = self._admit(request, polling, None, call, len(message), single=_DECOUPLED)
             if claim is not None:
-                self._server_of().queue_inline(claim)
+                self._queue_inline(claim)
         except Exception as error:
             self._refuse(call, message, request, error, now_ns)
 
     def _refuse(
         self,
-        call: UnaryCall,
+        call: UnaryRpc,
         message: bytes,
         request: InferenceRequest | None,
         error: Exception,
@@ -99,8 +100,7 @@ class InferHandler:
         call.abort(shown.grpc_status, shown.message, retry_metadata(shown))
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        call = request.context
-        assert isinstance(call, UnaryCall)
+        call: UnaryRpc = request.context  # type: ignore[assignment]  # `__call__` has set it
         try:
             if response is not None and response.error is not None:
                 error = response.error

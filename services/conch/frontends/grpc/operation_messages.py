@@ -13,7 +13,7 @@ from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.statistics_snapshot import Duration
 from conch.frontends.access_policy import UploadRule, is_local_peer
-from conch.frontends.grpc.adapter import UnaryCall
+from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.wire_format import check_fields
 from conch.frontends.operations import operation_handlers as plain
 from conch.memory.region import CudaRegion
@@ -25,18 +25,18 @@ from conch.protocol import inference_pb2 as pb
 _LOAD_DEPTH = 3  # the request, the entries of its parameters, their values
 
 
-def read_model(message: Any, call: UnaryCall) -> plain.ModelRequest:
+def read_model(message: Any, call: UnaryRpc) -> plain.ModelRequest:
     """Reads a model's name and version."""
     return plain.ModelRequest(message.name, message.version)
 
 
-def read_name(message: Any, call: UnaryCall) -> str:
+def read_name(message: Any, call: UnaryRpc) -> str:
     """Reads a region's name."""
     name: str = message.name
     return name
 
 
-def read_service(message: health_pb2.HealthCheckRequest, call: UnaryCall) -> str:
+def read_service(message: health_pb2.HealthCheckRequest, call: UnaryRpc) -> str:
     """Reads the service whose health is requested."""
     return message.service
 
@@ -133,7 +133,7 @@ def _duration(duration: Duration) -> pb.StatisticDuration:
     return pb.StatisticDuration(count=duration.count, ns=duration.ns)
 
 
-def read_index(message: pb.RepositoryIndexRequest, call: UnaryCall) -> bool:
+def read_index(message: pb.RepositoryIndexRequest, call: UnaryRpc) -> bool:
     """Reads whether only ready models are listed."""
     plain.refuse_repository_name(message.repository_name)
     return message.ready
@@ -167,7 +167,7 @@ class LoadReader:
     def __init__(self, uploads: UploadRule) -> None:
         self._uploads = uploads
 
-    def __call__(self, message: pb.RepositoryModelLoadRequest, call: UnaryCall) -> plain.LoadRequest:
+    def __call__(self, message: pb.RepositoryModelLoadRequest, call: UnaryRpc) -> plain.LoadRequest:
         """Reads the parameters of a load.
 
         Raises:
@@ -194,7 +194,7 @@ def _load_parameter_kind(key: str) -> str:
     raise InvalidArgumentError(f"unrecognized load parameter '{key}'.")
 
 
-def read_unload(message: pb.RepositoryModelUnloadRequest, call: UnaryCall) -> plain.UnloadRequest:
+def read_unload(message: pb.RepositoryModelUnloadRequest, call: UnaryRpc) -> plain.UnloadRequest:
     """Reads an unload; for the errors see `LoadReader`."""
     plain.refuse_repository_name(message.repository_name)
     dependents = False
@@ -207,7 +207,7 @@ def read_unload(message: pb.RepositoryModelUnloadRequest, call: UnaryCall) -> pl
     return plain.UnloadRequest(message.model_name, dependents)
 
 
-def read_log_changes(message: pb.LogSettingsRequest, call: UnaryCall) -> dict[str, Setting | None]:
+def read_log_changes(message: pb.LogSettingsRequest, call: UnaryRpc) -> dict[str, Setting | None]:
     """Reads new values of log settings; None for an empty value."""
 
     def setting(value: pb.LogSettingsRequest.SettingValue) -> Setting | None:
@@ -230,7 +230,7 @@ def write_log_settings(settings: dict[str, Setting]) -> pb.LogSettingsResponse:
     return pb.LogSettingsResponse(settings={name: message(value) for name, value in settings.items()})
 
 
-def read_trace_changes(message: pb.TraceSettingRequest, call: UnaryCall) -> plain.TraceChanges:
+def read_trace_changes(message: pb.TraceSettingRequest, call: UnaryRpc) -> plain.TraceChanges:
     """Reads new values of trace settings."""
     changes = {key: tuple(setting.value) for key, setting in message.settings.items()}
     return plain.TraceChanges(message.model_name, changes)
@@ -243,14 +243,14 @@ def write_trace_settings(settings: dict[str, tuple[str, ...]]) -> pb.TraceSettin
 
 
 def read_system_registration(
-    message: pb.SystemSharedMemoryRegisterRequest, call: UnaryCall
+    message: pb.SystemSharedMemoryRegisterRequest, call: UnaryRpc
 ) -> plain.SystemRegistration:
     """Reads a system region to register."""
     return plain.SystemRegistration(message.name, message.key, message.offset, message.byte_size)
 
 
 def read_cuda_registration(
-    message: pb.CudaSharedMemoryRegisterRequest, call: UnaryCall
+    message: pb.CudaSharedMemoryRegisterRequest, call: UnaryRpc
 ) -> plain.CudaRegistration:
     """Reads a CUDA region to register."""
     return plain.CudaRegistration(message.name, message.raw_handle, message.device_id, message.byte_size)

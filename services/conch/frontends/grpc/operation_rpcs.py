@@ -17,7 +17,7 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError, R
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import UploadRule
 from conch.frontends.grpc import operation_messages as messages
-from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
+from conch.frontends.grpc.rpc_calls import UnaryMethod, UnaryRpc
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.operation_table import Operation, RunsOn
@@ -37,14 +37,14 @@ class _Rpc:
 
     operation: Operation[Any, Any]
     message_class: Any
-    read: Callable[[Any, UnaryCall], Any]
+    read: Callable[[Any, UnaryRpc], Any]
     write: Callable[[Any], Any]
     max_bytes: int | None = MAX_REQUEST_BYTES
 
 
 def operation_handlers(
     core: ServerState, services: Services, pools: OperationPools, uploads: UploadRule
-) -> dict[str, UnaryHandler]:
+) -> dict[str, UnaryMethod]:
     """Returns the handlers of all operations that have an RPC, by gRPC method."""
     return {rpc.operation.grpc_method: _handler(rpc, core, services, pools) for rpc in _rpcs(uploads)}
 
@@ -140,12 +140,12 @@ def _rpcs(uploads: UploadRule) -> tuple[_Rpc, ...]:
     )
 
 
-def _nothing(message: Any, call: UnaryCall) -> None:
+def _nothing(message: Any, call: UnaryRpc) -> None:
     """Reads a request without fields."""
 
 
-def _handler(rpc: _Rpc, core: ServerState, services: Services, pools: OperationPools) -> UnaryHandler:
-    def handle(call: UnaryCall, message: bytes) -> None:
+def _handler(rpc: _Rpc, core: ServerState, services: Services, pools: OperationPools) -> UnaryMethod:
+    def handle(call: UnaryRpc, message: bytes) -> None:
         if rpc.max_bytes is not None and len(message) > rpc.max_bytes:
             call.abort(
                 ResourceExhaustedError.grpc_status,
@@ -158,7 +158,7 @@ def _handler(rpc: _Rpc, core: ServerState, services: Services, pools: OperationP
         else:
             pool.submit(answer, call, message)
 
-    def answer(call: UnaryCall, message: bytes) -> None:
+    def answer(call: UnaryRpc, message: bytes) -> None:
         try:
             request = read(message_class.FromString(message), call)
             call.reply(write(run(core, services, request)).SerializeToString())

@@ -10,11 +10,11 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError, NotFoundError, UnsupportedError
-from conch.frontends.grpc.adapter import StreamCall, StreamHandler
+from conch.frontends.grpc.rpc_calls import StreamMethod, StreamRpc
 from conch.protocol import pool, reflection_pb2, reflection_v1alpha_pb2
 
 
-def reflection_handlers(services: list[str]) -> dict[str, StreamHandler]:
+def reflection_handlers(services: list[str]) -> dict[str, StreamMethod]:
     """Returns the handlers of both reflection services; `services` are listed, and reflection itself."""
     listed = sorted(
         [*services, "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"]
@@ -32,7 +32,7 @@ class _Reflection:
         self._messages = messages
         self._services = services
 
-    def __call__(self, call: StreamCall) -> None:
+    def __call__(self, call: StreamRpc) -> None:
         def on_message(message: bytes | None) -> None:
             if message is None:
                 call.close()

@@ -1,7 +1,7 @@
 """Wraps handlers of restricted RPCs in a check of the call's metadata.
 
 Source: Triton's ``--grpc-restricted-protocol``; see `access_policy.parse_restricted_protocols`. Used by:
-`grpc_front_end`.
+`grpc_methods`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from hmac import compare_digest
 from conch.core.errors import UnavailableError
 from conch.core.request_log import Caller
 from conch.frontends.access_policy import Restrictions
-from conch.frontends.grpc.adapter import Metadata, StreamCall, StreamHandler, UnaryCall, UnaryHandler
+from conch.frontends.grpc.adapter import Metadata
+from conch.frontends.grpc.rpc_calls import StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
 from conch.frontends.operations.operation_table import ACCESS_BY_RPC
 
 OnRefused = Callable[[str, Caller, int], None]
@@ -24,18 +25,18 @@ def _ignore(text: str, call: Caller, size: int) -> None:
 
 
 def restrict(
-    handlers: Mapping[str, UnaryHandler], restrictions: Restrictions, on_refused: OnRefused = _ignore
-) -> dict[str, UnaryHandler]:
+    handlers: Mapping[str, UnaryMethod], restrictions: Restrictions, on_refused: OnRefused = _ignore
+) -> dict[str, UnaryMethod]:
     """Returns the handlers by method, restricted ones wrapped, the others as they are."""
 
-    def guarded(method: str, handler: UnaryHandler) -> UnaryHandler:
+    def guarded(method: str, handler: UnaryMethod) -> UnaryMethod:
         secret = restrictions.get(ACCESS_BY_RPC.get(method, ""))
         if secret is None:
             return handler
         key, value = secret
         notify = on_refused if ACCESS_BY_RPC[method] == "inference" else _ignore
 
-        def handle(call: UnaryCall, message: bytes) -> None:
+        def handle(call: UnaryRpc, message: bytes) -> None:
             if _carries(call.metadata, key, value):
                 handler(call, message)
             else:
@@ -48,18 +49,18 @@ def restrict(
 
 
 def restrict_streams(
-    handlers: Mapping[str, StreamHandler], restrictions: Restrictions, on_refused: OnRefused = _ignore
-) -> dict[str, StreamHandler]:
+    handlers: Mapping[str, StreamMethod], restrictions: Restrictions, on_refused: OnRefused = _ignore
+) -> dict[str, StreamMethod]:
     """As `restrict`, for streams; checks the metadata once, when a stream opens."""
 
-    def guarded(method: str, handler: StreamHandler) -> StreamHandler:
+    def guarded(method: str, handler: StreamMethod) -> StreamMethod:
         secret = restrictions.get(ACCESS_BY_RPC.get(method, ""))
         if secret is None:
             return handler
         key, value = secret
         notify = on_refused if ACCESS_BY_RPC[method] == "inference" else _ignore
 
-        def handle(call: StreamCall) -> None:
+        def handle(call: StreamRpc) -> None:
             if _carries(call.metadata, key, value):
                 handler(call)
             else:

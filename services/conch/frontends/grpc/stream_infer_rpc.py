@@ -5,7 +5,7 @@ come. A model that sends faster than the client reads blocks. Errors are message
 unless the client sends the metadata ``triton_grpc_error: true``, which makes them gRPC errors.
 Owns: the slots of each stream's open requests.
 Threads and locks: one lock for each stream, held while a message is written, so that order is kept.
-Used by: the gRPC front end.
+Used by: `grpc_methods`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
+from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
-from conch.frontends.grpc.adapter import Server, StreamCall
 from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import (
@@ -31,6 +31,7 @@ from conch.frontends.grpc.response_encoder import (
     joined,
     retry_metadata,
 )
+from conch.frontends.grpc.rpc_calls import StreamRpc
 from conch.frontends.grpc.wire_format import length_header
 from conch.memory.regions import Regions
 from conch.protocol import inference_pb2
@@ -59,7 +60,7 @@ class _Slot:
 class InferStream:
     """The requests of one ModelStreamInfer call; `deadline_ns` is monotonic, None without a deadline."""
 
-    def __init__(self, call: StreamCall, handler: StreamInferHandler, real_errors: bool) -> None:
+    def __init__(self, call: StreamRpc, handler: StreamInferHandler, real_errors: bool) -> None:
         self._call = call
         self._handler = handler
         self._real_errors = real_errors
@@ -167,7 +168,7 @@ class StreamInferHandler:
     def __init__(
         self,
         core: ServerState,
-        server: Callable[[], Server],
+        queue_inline: Callable[[InlineClaim], None],
         encoder: ResponseEncoder,
         clock: Clock,
         decoding: Executor,
@@ -177,7 +178,7 @@ class StreamInferHandler:
     ) -> None:
         self.admission = core.admission("grpc-stream")
         self._compression = compression
-        self._server_of = server
+        self._queue_inline = queue_inline
         self._encoder = encoder
         self._clock = clock
         self._decode = RequestDecoder(regions)
@@ -185,7 +186,7 @@ class StreamInferHandler:
         self._forward = forward
         self.received = 0
 
-    def __call__(self, call: StreamCall) -> None:
+    def __call__(self, call: StreamRpc) -> None:
         """Opens a stream."""
         real_errors = any(key == "triton_grpc_error" and value == "true" for key, value in call.metadata)
         stream = InferStream(call, self, real_errors)
@@ -193,7 +194,7 @@ class StreamInferHandler:
         call.on_drain = stream.on_drain
         call.start(stream.on_message, stream.on_cancel, self._compression)
 
-    def submit(self, call: StreamCall, slot: _Slot, message: bytes, polling: bool = True) -> None:
+    def submit(self, call: StreamRpc, slot: _Slot, message: bytes, polling: bool = True) -> None:
         """Submits one request of a stream, then reads the next one.
 
         `polling` is True on a polling thread, which leaves long messages to a pool.
@@ -217,7 +218,7 @@ class StreamInferHandler:
                 slot.stream.order(slot)
             claim = self.admission.admit(request, polling, model, call, len(message))
             if claim is not None:
-                self._server_of().queue_inline(claim)
+                self._queue_inline(claim)
         except Exception as error:
             # A local variable for the error would be in a reference cycle with its traceback.
             self._send_error(slot, request, self.admission.refuse(request, error, call, len(message), now_ns))

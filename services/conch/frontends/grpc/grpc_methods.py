@@ -1,0 +1,115 @@
+"""The handlers of all RPCs of one server, without a transport.
+
+Owns: the pools of operations and of decoding.
+Threads and locks: handlers run on the transport's threads and return at once; pools do what may block.
+Used by: the gRPC front end, and `conch.ray` behind Ray Serve's proxy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import UnauthenticatedError
+from conch.core.request_log import Caller
+from conch.core.servable import InlineClaim
+from conch.core.server_state import ServerState
+from conch.frontends.access_policy import Restrictions, UploadRule
+from conch.frontends.grpc.health_watch import HealthWatch
+from conch.frontends.grpc.infer_rpc import InferHandler
+from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
+from conch.frontends.grpc.operation_rpcs import operation_handlers
+from conch.frontends.grpc.reflection import reflection_handlers
+from conch.frontends.grpc.response_encoder import ResponseEncoder
+from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
+from conch.frontends.grpc.rpc_calls import StreamMethod, UnaryMethod
+from conch.frontends.grpc.stream_infer_rpc import StreamInferHandler
+from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.operation_handlers import Services
+from conch.frontends.thread_pool import OperationPools, ThreadPool
+
+_DECODE_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MethodOptions:
+    """Settings of the handlers.
+
+    Attributes:
+        compression: gRPC algorithm for inference responses, or None.
+        restrictions: Categories of RPCs that need a secret.
+        header_forward_pattern: RE2 pattern of call metadata that become request parameters; empty for none.
+        any_upload: Whether remote clients may load models from files in the request.
+    """
+
+    compression: str | None = None
+    restrictions: Restrictions = field(default_factory=dict)
+    header_forward_pattern: str = ""
+    any_upload: bool = False
+
+
+class GrpcMethods:
+    """The handlers of one server.
+
+    Args:
+        queue_inline: Takes claims of models that a handler's thread may run after the call.
+        clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        unary: Handlers of unary methods, by full name such as ``/package.Service/Method``.
+        streams: Handlers of bidirectional methods.
+    """
+
+    def __init__(
+        self,
+        core: ServerState,
+        services: Services,
+        options: MethodOptions,
+        queue_inline: Callable[[InlineClaim], None],
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self._operations = OperationPools("conch-grpc")
+        self._decoding = ThreadPool(_DECODE_THREADS, "conch-grpc-decode")
+        pattern = options.header_forward_pattern
+        forward = HeaderForwarder(pattern) if pattern else None
+        uploads = UploadRule(options.any_upload)
+        unary: dict[str, UnaryMethod] = operation_handlers(core, services, self._operations, uploads)
+        encoder, compression, regions = ResponseEncoder(), options.compression, services.regions
+        shared = core, queue_inline, encoder, clock, self._decoding, forward, compression, regions
+        self._infer = InferHandler(*shared)
+        unary[table.INFER.grpc_method] = self._infer
+        self._streams = StreamInferHandler(*shared)
+        streams: dict[str, StreamMethod] = {
+            table.STREAM_INFER.grpc_method: self._streams,
+            table.HEALTH_WATCH.grpc_method: HealthWatch(core),
+        }
+        streams |= reflection_handlers(list(table.SERVICES))
+
+        def refused(text: str, call: Caller, size: int) -> None:
+            if core.request_log is not None:
+                core.request_log.refuse(None, UnauthenticatedError(text), "grpc", call, size, clock())
+
+        self.unary = restrict(unary, options.restrictions, refused)
+        self.streams = restrict_streams(streams, options.restrictions, refused)
+
+    def refuse_requests(self) -> None:
+        """Refuses all further unary inference requests as unavailable."""
+        self._infer.admission.close()
+
+    @property
+    def refused(self) -> int:
+        """Number of requests that came after `refuse_requests`."""
+        return self._infer.admission.refused
+
+    @property
+    def streamed(self) -> int:
+        """Number of requests on streams so far."""
+        return self._streams.received
+
+    def close(self, timeout_s: float) -> bool:
+        """Ends the pools; returns whether their work has ended in time, as it may hang with its storage."""
+        end = time.monotonic() + timeout_s
+        decoded = self._decoding.close(timeout_s)
+        return self._operations.close(lambda: max(end - time.monotonic(), 0.0)) and decoded

@@ -1,0 +1,81 @@
+"""The calls that handlers answer, whatever transport they came with.
+
+The adapter's calls have these methods, and so do those of other transports, such as Ray Serve's proxy.
+Threads and locks: handlers get a call on its transport's thread and may answer from any thread.
+Used by: all handlers of the gRPC front end; `grpc_methods` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from conch.core.request_log import Caller
+from conch.frontends.grpc.adapter import Metadata
+
+
+class RpcCall(Caller, Protocol):
+    """Metadata, client and deadline of a call."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """The client's metadata."""
+
+    def deadline_ns(self, now_ns: int) -> int | None:
+        """Returns the client's deadline on the monotonic clock, whose time is `now_ns`; None without one."""
+
+
+class UnaryRpc(RpcCall, Protocol):
+    """A call with one message, which is answered once, by `reply` or `abort`."""
+
+    def watch(self, on_cancel: Callable[[Any], None], subject: Any) -> None:
+        """Calls `on_cancel(subject)` once if the client cancels before the answer is sent."""
+
+    def reply(self, message: bytes) -> None:
+        """Answers with status OK."""
+
+    def reply_compressed(self, message: bytes, algorithm: str) -> None:
+        """Answers with status OK; the transport may compress the message with a gRPC algorithm."""
+
+    def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
+        """Answers with an error status and trailing metadata."""
+
+
+class StreamRpc(RpcCall, Protocol):
+    """A bidirectional call; `StreamCall` describes the order of its events and its flow control.
+
+    Attributes:
+        on_drain: Called with a status when the server stops; closes the call once nothing is in flight.
+    """
+
+    on_drain: Callable[[int, str], None]
+
+    def start(
+        self,
+        on_message: Callable[[bytes | None], None],
+        on_cancel: Callable[[], None],
+        compression: str | None = None,
+    ) -> None:
+        """Starts to read; `on_message` gets each message, then None at half-close."""
+
+    def read_next(self) -> None:
+        """Reads the next message."""
+
+    def write(self, message: bytes) -> None:
+        """Sends a message after those written before it."""
+
+    def wait_for_reader(self) -> None:
+        """Blocks while too many bytes are unsent, unless on the transport's own thread."""
+
+    def close(self, status: int = 0, details: str = "", trailing: Metadata | None = None) -> None:
+        """Ends the call after all written messages."""
+
+    def refuse(self, status: int, details: str) -> None:
+        """Ends a call that was not started."""
+
+
+UnaryMethod = Callable[[UnaryRpc, bytes], None]
+"""Handles a unary call and its message."""
+
+StreamMethod = Callable[[StreamRpc], None]
+"""Handles a stream."""
