@@ -25,6 +25,8 @@ from conch.api.in_process import InProcessRequests, Inputs, RequestOptions, Resp
 from conch.api.server_keywords import ServerKeywords
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import IndexEntry, LoadParameter
+from conch.core.registry import Registry
+from conch.frontends.grpc.grpc_methods import GrpcMethods
 from conch.process.banner import local_address
 from conch.process.main_thread import Signals, Task
 from conch.server import Server as Composition
@@ -297,6 +299,22 @@ class Server:
     def model_ready(self, name: str, version: str | int = "") -> bool:
         """Model readiness, as clients see it."""
         return self._running().core.model_ready(name, str(version or ""))
+
+    @property
+    def registry(self) -> Registry:
+        """The versions that are ready, with their statistics."""
+        return self._running().registry
+
+    def grpc_methods(self) -> GrpcMethods:
+        """Makes handlers of the protocol's RPCs, for a transport of the program instead of the gRPC port.
+
+        They take and return messages as bytes; `conch.ray` is an example. The caller closes them after the
+        stop.
+
+        Raises:
+            UnavailableError: The server does not run.
+        """
+        return self._running().grpc_methods()
 
     def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Loads or reloads a model in any model control mode; returns when it is ready.
