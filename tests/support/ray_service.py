@@ -1,7 +1,7 @@
 """Runs a local Ray with Ray Serve and conch's deployment; a script for the interpreter that has Ray.
 
-Arguments: the gRPC port, the HTTP port, Ray's folder. Each line of standard input is an application in JSON:
-its name, `options` of the deployment, `repositories` and `flags`. The answer is a line: ``ready``, or
+Arguments: the gRPC port, the HTTP port, Ray's folder. Each line of standard input is an application in JSON,
+as in Ray Serve's config files; it replaces the one of its name. The answer is a line: ``ready``, or
 ``failed`` and why. Ends with its standard input.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, gRPCOptions
-
-from conch.ray import ConchDeployment, SaturationPolicy
+from ray.serve.config import gRPCOptions
+from ray.serve.schema import ServeDeploySchema
 
 _SERVICER = "conch.ray.add_GRPCInferenceServiceServicer_to_server"
 
@@ -33,27 +33,27 @@ def main(grpc_port: int, http_port: int, folder: str) -> None:
         http_options={"host": "127.0.0.1", "port": http_port},
         grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=[_SERVICER]),
     )
-    print("ready", flush=True)
+    # What `serve deploy` has the dashboard call.
+    client = serve.context._get_global_client()
+    answer("ready")
+    applications: dict[str, Any] = {}
     for line in sys.stdin:
+        application = json.loads(line)
+        applications[application["name"]] = application
         try:
-            deploy(**json.loads(line))
+            client.deploy_apps(ServeDeploySchema(applications=list(applications.values())), _blocking=True)
         except Exception as error:
-            print("failed", repr(str(error)), flush=True)
+            answer(f"failed {str(error)!r}")
         else:
-            print("ready", flush=True)
+            answer("ready")
     serve.shutdown()
     ray.shutdown()
 
 
-def deploy(name: str, options: dict[str, object], repositories: list[str], flags: dict[str, object]) -> None:
-    """Deploys an application, or a new config of it; returns when it is ready."""
-    scaling = options.pop("saturation", None)
-    if scaling is not None:
-        policy = AutoscalingPolicy(policy_function=SaturationPolicy, policy_kwargs={"target": 0.5})
-        options["autoscaling_config"] = AutoscalingConfig(policy=policy, **scaling)
-    options["ray_actor_options"] = {"num_cpus": 0}
-    deployment = ConchDeployment.options(**options)
-    serve.run(deployment.bind(*repositories, **flags), name=name, route_prefix=f"/{name}")
+def answer(text: str) -> None:
+    """Writes a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """conch as a deployment of Ray Serve; see docs/ray.md.
 
 `ConchDeployment` is an ordinary Ray Serve deployment: `options` takes Ray's options, `bind` the arguments of
-`ConchReplica`. Ray's proxies import this package for `add_GRPCInferenceServiceServicer_to_server`, so the
-rest is imported when it is asked for.
+`ConchReplica`; `build_app` is the same for config files. Ray's proxies import this package for
+`add_GRPCInferenceServiceServicer_to_server`, so the rest is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from conch.ray.replica import ConchDeployment, ConchReplica
+    from conch.ray.replica import ConchDeployment, ConchReplica, build_app
     from conch.ray.saturation import SATURATION, SaturationPolicy
     from conch.ray.servicer import add_GRPCInferenceServiceServicer_to_server
 
@@ -21,6 +21,7 @@ __all__ = [
     "ConchReplica",
     "SaturationPolicy",
     "add_GRPCInferenceServiceServicer_to_server",
+    "build_app",
 ]
 
 _MODULE_OF = {
@@ -29,6 +30,7 @@ _MODULE_OF = {
     "SATURATION": "saturation",
     "SaturationPolicy": "saturation",
     "add_GRPCInferenceServiceServicer_to_server": "servicer",
+    "build_app": "replica",
 }
 
 

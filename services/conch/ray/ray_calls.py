@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from conch.core.errors import ConchError
@@ -189,7 +189,7 @@ class RayStreamCall(RayCall):
         """See `StreamRpc.refuse`."""
         self.close(status, details)
 
-    async def responses(self) -> AsyncIterator[bytes]:
+    async def responses(self) -> AsyncGenerator[bytes, None]:
         """Yields the messages until the stream is closed; cancels its requests if it is left before.
 
         Raises:

@@ -203,6 +203,24 @@ ConchDeployment = serve.deployment(name="conch", max_ongoing_requests=MAX_ONGOIN
 """The deployment; see `ConchReplica` for the arguments of `bind`."""
 
 
+def build_app(args: Mapping[str, Any]) -> Any:
+    """Builds the application of a config file of Ray Serve, whose `import_path` is ``conch.ray:build_app``.
+
+    Args:
+        args: ``repositories``, a list, and the other arguments of `ConchReplica`.
+
+    Raises:
+        FlagError: One is unknown or has no effect.
+    """
+    flags = dict(args)
+    repositories = flags.pop("repositories", None)
+    if not isinstance(repositories, list | tuple) or not repositories:
+        raise FlagError(f"repositories must be a list of model repositories, not {repositories!r}")
+    multiplexed = flags.pop("multiplexed_models", 0)
+    _check_flags(flags, multiplexed)
+    return ConchDeployment.bind(*repositories, multiplexed_models=multiplexed, **flags)
+
+
 def _check_flags(flags: Mapping[str, Any], multiplexed_models: int) -> None:
     for name in flags:
         if name.startswith(_PORT_FLAGS):
