@@ -41,6 +41,7 @@ test: $(STAMP)
 test-all: $(STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_tensorflow.sh
 	-bash tests/setup_clients.sh
+	-PYTHON=$(BIN)/python bash tests/setup_ray.sh
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 
 test-failed: $(STAMP)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import shutil
 import signal
-import subprocess
-import tempfile
 import threading
-import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +18,10 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import PYTHON_EXAMPLES, ROOT, eventually, free_port
+from tests.support.ray_cluster import ENVIRONMENT, RayCluster, local_ray
+from tests.support.servers import PYTHON_EXAMPLES, eventually
 from tritonclient.utils import InferenceServerException
 
-ENVIRONMENT = Path(os.environ.get("CONCH_RAY", Path.home() / ".cache/conch-tests/ray"))
 PROBE = """
 import os, time
 import numpy as np
@@ -58,43 +54,6 @@ MULTIPLEXED = ("red", "green", "blue")
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-class RayService:
-    """A local Ray; `deploy` changes its applications."""
-
-    def __init__(self, process: subprocess.Popen[str], port: int, http_port: int) -> None:
-        self._process = process
-        self.url = f"127.0.0.1:{port}"
-        self.http_url = f"http://127.0.0.1:{http_port}"
-
-    def wait_ready(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:  # Ray has messages of its own
-            if line.startswith(("ready", "failed")):
-                assert line == "ready\n"
-                return
-        pytest.fail("Ray has ended")
-
-    def deploy(self, name: str, deployment: Mapping[str, object], args: Mapping[str, object]) -> None:
-        """Deploys an application, or changes it where only its `user_config` differs."""
-        options = {
-            "name": "conch",
-            "ray_actor_options": {"num_cpus": 0},
-            "health_check_period_s": 1,
-            "graceful_shutdown_wait_loop_s": 0.1,
-        }
-        application = {
-            "name": name,
-            "route_prefix": f"/{name}",
-            "import_path": "conch.ray:build_app",
-            "args": args,
-            "deployments": [{**options, **deployment}],
-        }
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(application) + "\n")
-        self._process.stdin.flush()
-        self.wait_ready()
-
-
 def write_models(directory: Path) -> None:
     for name in ("probe", "worker", "slow", "extra", *MULTIPLEXED):
         (directory / name / "1").mkdir(parents=True)
@@ -112,46 +71,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ray(repository: Path) -> Iterator[RayService]:
+def ray(repository: Path) -> Iterator[RayCluster]:
     if not (ENVIRONMENT / ".ready").exists():
         pytest.skip(f"Ray is not installed in {ENVIRONMENT}; run tests/setup_ray.sh")
-    port, http_port, mark = free_port(), free_port(), str(uuid.uuid4())
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("CONCH_")}
-    environment = inherited | {
-        "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("services", "control")),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_SERVE_LOG_TO_STDERR": "0",
-        "CONCH_RAY_TEST": mark,
-    }
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # short: it has Unix sockets in it
-        command = [str(ENVIRONMENT / "bin/python"), str(ROOT / "tests/support/ray_service.py")]
-        with (Path(folder) / "errors").open("w") as errors:
-            # Not a child of this process: replicas come and go between and within tests.
-            process = subprocess.Popen(
-                ["setsid", "--fork", *command, str(port), str(http_port), folder],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment,
-            )
-        process.wait()
-        try:
-            service = RayService(process, port, http_port)
-            service.wait_ready()
-            service.deploy("main", TWO | {"user_config": {"models": []}}, main_args(repository))
-            yield service
-        finally:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            process.stdout.close()
-            try:
-                eventually(lambda: not processes(mark), "Ray stops, and all workers with it")
-            finally:
-                for each in processes(mark):
-                    each.kill()
+    with local_ray() as cluster:
+        cluster.deploy("main", TWO | {"user_config": {"models": []}}, main_args(repository))
+        yield cluster
 
 
 def main_args(repository: Path) -> dict[str, object]:
@@ -163,20 +88,8 @@ def main_args(repository: Path) -> dict[str, object]:
     }
 
 
-def processes(mark: str) -> list[psutil.Process]:
-    """The processes with the mark in their environment: Ray's, replicas and workers."""
-    found = []
-    for each in psutil.process_iter():
-        try:
-            if each.environ().get("CONCH_RAY_TEST") == mark and each.status() != psutil.STATUS_ZOMBIE:
-                found.append(each)
-        except psutil.Error:
-            continue
-    return found
-
-
 @contextmanager
-def client_of(ray: RayService) -> Iterator[triton.InferenceServerClient]:
+def client_of(ray: RayCluster) -> Iterator[triton.InferenceServerClient]:
     with triton.InferenceServerClient(ray.url) as client:
         yield client
 
@@ -204,7 +117,7 @@ def two_replicas(client: triton.InferenceServerClient, model: str = "probe") -> 
     return pids
 
 
-def test_a_killed_replica_loses_no_answer_silently_and_is_replaced(ray: RayService) -> None:
+def test_a_killed_replica_loses_no_answer_silently_and_is_replaced(ray: RayCluster) -> None:
     outcomes: Counter[str] = Counter()
     stop = threading.Event()
 
@@ -241,7 +154,7 @@ def test_a_killed_replica_loses_no_answer_silently_and_is_replaced(ray: RayServi
         eventually(lambda: sum(map(psutil.pid_exists, workers)) == 1, "its worker ends")
 
 
-def test_errors_have_their_status_and_streams_their_responses(ray: RayService) -> None:
+def test_errors_have_their_status_and_streams_their_responses(ray: RayCluster) -> None:
     application = {"application": "main"}
     with client_of(ray) as client:
         assert client.is_server_ready(headers=application)
@@ -268,7 +181,7 @@ def test_errors_have_their_status_and_streams_their_responses(ray: RayService) -
     assert (refused.status_code, "gRPC" in refused.text) == (501, True)
 
 
-def test_a_new_user_config_loads_and_unloads_on_every_replica(ray: RayService, repository: Path) -> None:
+def test_a_new_user_config_loads_and_unloads_on_every_replica(ray: RayCluster, repository: Path) -> None:
     def states(client: triton.InferenceServerClient) -> set[str]:
         """The states of `extra` that replicas see; one of them answers each time."""
         index = [client.get_model_repository_index({"application": "main"}) for _ in range(12)]
@@ -282,7 +195,7 @@ def test_a_new_user_config_loads_and_unloads_on_every_replica(ray: RayService, r
         assert two_replicas(client) == replicas  # the same processes
 
 
-def test_multiplexed_models_are_loaded_when_needed_and_bounded(ray: RayService) -> None:
+def test_multiplexed_models_are_loaded_when_needed_and_bounded(ray: RayCluster) -> None:
     with client_of(ray) as client:
         for number, name in enumerate(MULTIPLEXED * 2):
             assert ask(client, name, number, multiplexed_model_id=name)[0] == 2 * number
@@ -294,7 +207,7 @@ def test_multiplexed_models_are_loaded_when_needed_and_bounded(ray: RayService) 
         assert ask(client, "probe", 4, multiplexed_model_id="probe")[0] == 8  # one of the start: stays
 
 
-def test_saturation_adds_a_replica(ray: RayService, repository: Path) -> None:
+def test_saturation_adds_a_replica(ray: RayCluster, repository: Path) -> None:
     scaling = {
         "min_replicas": 1,
         "max_replicas": 2,
