@@ -18,7 +18,9 @@ def main() -> None:
     repository = Path(sys.argv[1]).resolve()
     serve.start(grpc_options=gRPCOptions(port=9000, grpc_servicer_functions=[SERVICER]))
     application = ConchDeployment.options(num_replicas=2).bind(
-        str(repository), model_control_mode="explicit", load_model=["simple", "add_sub_python", "digits", "word_chain"]
+        str(repository),
+        model_control_mode="explicit",
+        load_model=["simple", "add_sub_python", "digits", "word_chain"],
     )
     serve.run(application, blocking=True)
 
