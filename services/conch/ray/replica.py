@@ -43,6 +43,10 @@ _PORT_FLAGS = (
     "listen_while_loading",
     "otlp_metrics_url",
 )
+_OTHERS_REFUSED = {
+    "allow_client_shm": "clients share no memory with replicas",
+    "allow_model_upload": "files in load requests are refused, as they would reach one replica only",
+}
 _CLOSE_S = 1.0
 
 MAX_ONGOING_REQUESTS = 256
@@ -102,9 +106,9 @@ class ConchReplica:
         )
 
     async def ModelStreamInfer(
-        self, request_stream: AsyncIterator[Any], grpc_context: Any | None = None
+        self, request_stream: Any, grpc_context: Any | None = None
     ) -> AsyncIterator[EncodedMessage]:
-        """Answers a stream; only through Ray's gRPC proxy."""
+        """Answers a stream of Ray's gRPC proxy, a `gRPCInputStream`."""
         call = RayStreamCall(grpc_context, self._receiver(request_stream))
         try:
             self._methods.streams[STREAM_INFER.grpc_method](call)
@@ -170,14 +174,14 @@ class ConchReplica:
             return EncodedMessage(b"")
         return _RESPONSES[method].FromString(message) if context is None else EncodedMessage(message)
 
-    def _receiver(self, request_stream: AsyncIterator[Any]) -> Callable[[], Awaitable[bytes | None]]:
+    def _receiver(self, request_stream: Any) -> Callable[[], Awaitable[bytes | None]]:
         model = serve.get_multiplexed_model_id()
 
         async def receive() -> bytes | None:
             try:
                 request = await anext(request_stream)
             except StopAsyncIteration:
-                if getattr(request_stream, "is_cancelled", bool)():
+                if request_stream.is_cancelled():
                     raise ConnectionError from None
                 return None
             await self._models.need(model)
@@ -225,8 +229,8 @@ def _check_flags(flags: Mapping[str, Any], multiplexed_models: int) -> None:
     for name in flags:
         if name.startswith(_PORT_FLAGS):
             raise FlagError(f"{name} has no effect in Ray Serve, whose proxies have the ports")
-        if name == "allow_client_shm":
-            raise FlagError(f"{name} has no effect in Ray Serve: clients share no memory with replicas")
+        if name in _OTHERS_REFUSED:
+            raise FlagError(f"{name} has no effect in Ray Serve: {_OTHERS_REFUSED[name]}")
     if isinstance(multiplexed_models, bool) or not isinstance(multiplexed_models, int):
         raise FlagError(f"multiplexed_models must be a whole number, not {multiplexed_models!r}")
     if multiplexed_models < 0:
