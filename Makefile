@@ -42,6 +42,7 @@ test-all: $(STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_tensorflow.sh
 	-bash tests/setup_clients.sh
 	-PYTHON=$(BIN)/python bash tests/setup_ray.sh
+	-bash tests/setup_deploy.sh
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 
 test-failed: $(STAMP)

@@ -482,9 +482,9 @@ def test_the_documented_families_are_those_there_are(everything: AnyServer) -> N
 
 
 @pytest.mark.parametrize("everything", ["worker"], indirect=True)
-@pytest.mark.parametrize("file", ["deploy/grafana/conch.json", "deploy/prometheus/alerts.yml"])
+@pytest.mark.parametrize("file", ["grafana/conch.json", "prometheus/alerts.yml"])
 def test_every_query_names_metrics_that_are_exported(everything: AnyServer, file: str) -> None:
-    text = (ROOT / file).read_text()
+    text = (ROOT / "deploy" / "helm" / "conch" / "files" / file).read_text()
     if file.endswith(".json"):
         dashboard = json.loads(text)
         queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
