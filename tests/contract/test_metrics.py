@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shared_memory
+import yaml
 from tests.support.hazards import write_hazards
 from tests.support.metrics import Samples, families, get, of_model, samples, scrape, value
 from tests.support.names import new_name
@@ -482,7 +483,14 @@ def test_the_documented_families_are_those_there_are(everything: AnyServer) -> N
 
 
 @pytest.mark.parametrize("everything", ["worker"], indirect=True)
-@pytest.mark.parametrize("file", ["grafana/conch.json", "prometheus/alerts.yml"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "grafana/conch.json",
+        "prometheus/alerts.yml",
+        pytest.param("prometheus/adapter.yml", marks=pytest.mark.xfail(reason="no conch_saturation yet")),
+    ],
+)
 def test_every_query_names_metrics_that_are_exported(everything: AnyServer, file: str) -> None:
     text = (ROOT / "deploy" / "helm" / "conch" / "files" / file).read_text()
     if file.endswith(".json"):
@@ -491,9 +499,12 @@ def test_every_query_names_metrics_that_are_exported(everything: AnyServer, file
         queries += [
             each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"
         ]
+    elif file.endswith("adapter.yml"):
+        rules = yaml.safe_load(text)["rules"]["custom"]
+        queries = [rule[key] for rule in rules for key in ("seriesQuery", "metricsQuery")]
     else:
         queries = re.findall(r"^ *expr: (.*)$", text, re.MULTILINE)
-    assert len(queries) >= 5
+    assert len(queries) >= 4
     known = {name for name, _ in scrape(everything.metrics_url)} | {"up"}  # Prometheus adds that one
     for query in queries:
         names = METRIC_NAME.findall(query)

@@ -48,7 +48,9 @@ from conch.cli.settings.settings_reader import read_flags
 DEFAULTS: Object = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMAS = {
     schema["properties"]["kind"]["const"]: schema
-    for schema in map(json.loads, (p.read_text() for p in (ROOT / "tests/support/crd_schemas").glob("*.json")))
+    for schema in map(
+        json.loads, (p.read_text() for p in (ROOT / "tests/support/crd_schemas").glob("*.json"))
+    )
 }
 OLDEST = "1.27"
 """The Kubernetes that Chart.yaml demands."""
@@ -58,7 +60,7 @@ rendered = functools.cache(lambda variant: render(VARIANTS[variant]))
 
 @functools.cache
 def checked(text: str) -> None:
-    """Checks an object's JSON by the schemas of the oldest and the newest Kubernetes, or by that of its kind."""
+    """Checks an object's JSON by the schemas of the oldest and the newest Kubernetes, or its kind's own."""
     each = json.loads(text)
     if each["kind"] in SCHEMAS:
         jsonschema.validate(each, SCHEMAS[each["kind"]])
@@ -132,7 +134,13 @@ def test_the_server_accepts_its_flags_and_has_time_to_drain(variant: str) -> Non
         assert flags.pop() == "--access-policy=/etc/conch/access/policy.toml"
     settings = read_flags(flags, {})
     paths = [mount["mountPath"] for mount in container["volumeMounts"]]
-    for key in ("grpc_server_cert", "grpc_server_key", "grpc_root_cert", "http_server_cert", "http_root_cert"):
+    for key in (
+        "grpc_server_cert",
+        "grpc_server_key",
+        "grpc_root_cert",
+        "http_server_cert",
+        "http_root_cert",
+    ):
         assert settings[key] is None or str(settings[key].parent) in paths
     locations = settings.model_repository
     assert all("://" in str(each) or str(each) in paths for each in locations)
@@ -219,7 +227,10 @@ REFUSED: dict[str, tuple[Object, str]] = {
         LOCAL | {"service": {"headless": True, "type": "LoadBalancer"}},
         "service.headless needs service.type ClusterIP, not LoadBalancer",
     ),
-    "a flag of the chart's own": (LOCAL | {"settings": {"grpc-port": 9000}}, "settings.grpc-port: the chart sets"),
+    "a flag of the chart's own": (
+        LOCAL | {"settings": {"grpc-port": 9000}},
+        "settings.grpc-port: the chart sets",
+    ),
     "a flag with dashes": (LOCAL | {"settings": {"--log-verbose": 1}}, "--log-verbose"),
     "no scaling to nothing": (LOCAL | {"autoscaling": {"minReplicas": 0}}, "autoscaling.minReplicas"),
     "half a pod": (LOCAL | {"replicas": 1.5}, "replicas"),
@@ -361,7 +372,9 @@ def test_the_readme_has_each_value_with_its_default() -> None:
             value = value[part]
         assert value == default, key
     missing = {
-        ".".join(path) for path in LEAVES if not described & {".".join(path[:n]) for n in range(1, len(path) + 1)}
+        ".".join(path)
+        for path in LEAVES
+        if not described & {".".join(path[:n]) for n in range(1, len(path) + 1)}
     }
     assert not missing
 
@@ -371,7 +384,7 @@ def test_commands_of_the_documentation_render(page: str, tmp_path: Path) -> None
     text = (ROOT / page).read_text()
     for name, content in re.findall(r"^```yaml\n# (\S+\.yaml)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(content)
-    commands = re.findall(r"^helm install .*(?:\\\n.*)*", text, re.MULTILINE)
+    commands = re.findall(r"^helm install (?:[^\\\n]|\\\n)*", text, re.MULTILINE)
     assert commands
     for command in commands:
         _, _, *arguments = shlex.split(command.replace("\\\n", " "))
@@ -411,7 +424,9 @@ class Kubelet:
             get = probe["httpGet"]
             url = f"{get['scheme'].lower()}://{self._server.http_address}{get['path']}"
             try:
-                with urllib.request.urlopen(url, timeout=probe["timeoutSeconds"], context=self._context) as reply:
+                with urllib.request.urlopen(
+                    url, timeout=probe["timeoutSeconds"], context=self._context
+                ) as reply:
                     return bool(200 <= reply.status < 400)
             except urllib.error.URLError:
                 return False

@@ -1,8 +1,9 @@
-"""The Helm chart of deploy/, rendered without Helm: tests/support/helm has the program, and the tools that it needs."""
+"""The Helm chart of deploy/, rendered by the program in tests/support/helm, and its tests' tools."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -43,7 +44,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "tolerations": [{"key": "pool", "operator": "Exists"}],
         "updateStrategy": {"maxSurge": 0, "maxUnavailable": "50%"},
     },
-    "pvc": {"modelRepository": {"pvc": {"claimName": "models", "subPath": "prod"}}, "fullnameOverride": "own"},
+    "pvc": {
+        "modelRepository": {"pvc": {"claimName": "models", "subPath": "prod"}},
+        "fullnameOverride": "own",
+    },
     "object store": {
         "modelRepository": {
             "objectStore": {"urls": ["s3://bucket/models", "gs://b"], "secretName": "credentials"}
@@ -86,7 +90,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboard": {"enabled": True},
     },
-    "headless": LOCAL | {"service": {"headless": True, "grpcPort": 80}, "volumes": [{"name": "v", "emptyDir": {}}]},
+    "headless": LOCAL
+    | {"service": {"headless": True, "grpcPort": 80}, "volumes": [{"name": "v", "emptyDir": {}}]},
 }
 
 
@@ -96,22 +101,26 @@ class ChartError(Exception):
 
 @functools.cache
 def _renderer() -> Path:
-    """The program, built once in each test process."""
+    """The program, built when its sources have changed."""
     if not shutil.which("go") or not _LIBRARIES.is_dir():
         pytest.skip(f"Go and the libraries that Helm uses are not installed; {_HINT}")
-    program = Path(tempfile.gettempdir(), f"conch-helm-{os.getpid()}", "render")
-    subprocess.run(
-        ["go", "build", "-o", program, "."],
-        cwd=_SOURCES,
-        env=os.environ | {"GO111MODULE": "off", "GOPATH": str(_LIBRARIES), "GOFLAGS": ""},
-        check=True,
-    )
+    sources = b"".join(path.read_bytes() for path in sorted(_SOURCES.glob("*.go")))
+    program = _TOOLS / f"render-{hashlib.sha256(sources).hexdigest()[:16]}"
+    if not program.exists():
+        built = program.with_suffix(f".{os.getpid()}")
+        variables = {"GO111MODULE": "off", "GOPATH": str(_LIBRARIES), "GOFLAGS": ""}
+        subprocess.run(
+            ["go", "build", "-o", built, "."], cwd=_SOURCES, env=os.environ | variables, check=True
+        )
+        built.replace(program)
     return program
 
 
 def helm_template(arguments: Sequence[str], directory: Path) -> str:
     """What `helm template` prints for a command line, run in a directory."""
-    ended = subprocess.run([_renderer(), *arguments], cwd=directory, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [_renderer(), *arguments], cwd=directory, capture_output=True, text=True, check=False
+    )
     if ended.returncode:
         raise ChartError(ended.stderr)
     return ended.stdout
@@ -123,7 +132,7 @@ def render(values: Mapping[str, Any], *flags: str) -> list[Object]:
 
 
 def render_text(values: Mapping[str, Any], *flags: str) -> str:
-    """The manifests that the chart makes of values, or with --notes what Helm prints after an installation."""
+    """The manifests of values, or with --notes what Helm prints after an installation."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump(values, file)
         file.flush()
