@@ -47,6 +47,9 @@ class ControlOptions:
             limits.
         max_queue_size: Default queue limit of a model version; 0 for none.
         namespacing: Allow models of the same name in several repositories.
+        model_name: Name of the model of a local path that is one model instead of a repository; empty to take
+            all paths for repositories.
+        repository_wait_s: Seconds to wait at the start for local paths that are not there yet.
         keep_latencies: Keep latency histograms.
         keep_first_responses: Keep first-response histograms, in Triton's buckets.
         keep_summaries: Keep data for quantiles.
@@ -65,6 +68,8 @@ class ControlOptions:
     max_queue_size: int = 0
     storage: StorageOptions = field(default_factory=StorageOptions)
     namespacing: bool = False
+    model_name: str = ""
+    repository_wait_s: float = 0.0
     keep_latencies: bool = False
     keep_first_responses: bool = False
     keep_summaries: bool = False

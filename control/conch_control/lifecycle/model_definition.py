@@ -70,23 +70,25 @@ def read_definition(
     override: str | None = None,
     find: FindHook = find_hook,
     namespace: str = "",
+    renamed: bool = False,
 ) -> Definition:
     """Runs the repository agents and reads the definition.
 
-    The caller reports the result of the load to the agents.
+    The caller reports the result of the load to the agents. The config of a `renamed` model may have another
+    name.
 
     Raises:
         PollError: The config is missing or invalid, the directory is unreadable, or an agent refuses.
     """
     try:
-        config = _read_config(directory, options, override)
+        config = _read_config(directory, options, override, renamed)
         agents = make_chain(config, name, find)
         if not agents:
             return _read(name, namespace, directory, options, config, agents)
         prepared = agents.load(directory)
         try:
             if prepared != directory and override is None:
-                config = _read_config(prepared, options, None)
+                config = _read_config(prepared, options, None, renamed)
             return _read(name, namespace, prepared, options, config, agents)
         except BaseException:
             agents.completed(False)
@@ -97,13 +99,19 @@ def read_definition(
         raise PollError(name, reason) from error
 
 
-def _read_config(directory: Path, options: ControlOptions, override: str | None) -> ModelConfig:
+def _read_config(
+    directory: Path, options: ControlOptions, override: str | None, renamed: bool
+) -> ModelConfig:
     if override is not None:
-        return parse_override(override)
-    path = config_file(directory, options.model_config_name)
-    # With completion, a missing file equals an empty one.
-    has_config = options.strict_model_config or path.exists()
-    return read_config(path) if has_config else ModelConfig()
+        config = parse_override(override)
+    else:
+        path = config_file(directory, options.model_config_name)
+        # With completion, a missing file equals an empty one.
+        has_config = options.strict_model_config or path.exists()
+        config = read_config(path) if has_config else ModelConfig()
+    if renamed:
+        config.name = ""
+    return config
 
 
 def _read(

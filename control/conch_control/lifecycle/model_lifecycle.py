@@ -36,8 +36,8 @@ from conch_control.lifecycle.version_diff import Origin, clear_stale, diff_versi
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, VersionStates
 from conch_control.repository.layout import select_versions
-from conch_control.repository.namespaces import Namespaced, namespace_of
-from conch_control.repository.source import ModelSource
+from conch_control.repository.namespaces import Namespaced, namespace_of, unwrapped
+from conch_control.repository.source import ModelSource, Renamed
 
 log = logging.getLogger(__name__)
 
@@ -244,9 +244,13 @@ class ModelLifecycle:
             try:
                 queued.check()
                 self.queue.fetched(queued, lease.fingerprint, looked)
-                namespace = namespace_of(source)
                 definition = read_definition(
-                    name, lease.directory, self._options, queued.override, namespace=namespace
+                    name,
+                    lease.directory,
+                    self._options,
+                    queued.override,
+                    namespace=namespace_of(source),
+                    renamed=isinstance(unwrapped(source), Renamed),
                 )
                 if isinstance(source, Namespaced):
                     definition = replace(definition, parts=source.identify(definition.config))

@@ -32,6 +32,7 @@ UNFINISHED = frozenset({Phase.STAGING, Phase.LOADING, Phase.WARMING})
 """Phases of a version that is being loaded."""
 
 _FETCHED = frozenset({Phase.STAGING, Phase.READY})
+_ENDED = frozenset({Phase.UNLOADED, Phase.FAILED})
 _WHOLE = 0
 _LOADING_STATE = VersionState("LOADING")
 _STATES: Mapping[Phase, VersionState] = {
@@ -167,6 +168,15 @@ class VersionStates:
             if self._failures.get(name) != reason:
                 self._failures[name] = reason
                 self._events.append(name, _WHOLE, Phase.FAILED, reason)
+
+    def forget(self, name: str) -> None:
+        """Drops a model that no repository has any more, unless a version of it is in memory."""
+        with self._lock:
+            if all(each.phase in _ENDED for each in self._versions.get(name, {}).values()):
+                self._versions.pop(name, None)
+                self._failures.pop(name, None)
+                self._known.discard(name)
+                self._registry.remove(name)
 
     def clear_failure(self, name: str) -> None:
         """Clears the error of the whole model."""

@@ -13,12 +13,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import ConchError
+from conch.core.errors import AlreadyExistsError, ConchError
 from conch_control.control_options import ControlOptions
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.lister import Lister, Listing, Ticket, reason_of
+from conch_control.repository.mounted_repository import MountedRepository
 from conch_control.repository.namespaces import ReadComposingModels, namespaced
 from conch_control.repository.source import ModelSource, Repository, Scan
 from conch_control.repository.storage import open_repository
@@ -53,6 +55,7 @@ class Repositories:
         self._read_composing_models = read_composing_models
         self._names: dict[str, tuple[str, ...]] = {}  # from the last successful listing, by location
         self._repositories = tuple({each.location: each for each in repositories}.values())
+        self._added: dict[str, Repository] = {}  # by location; replaced, never changed
         self.timeout_ns = round(timeout_s * _S)
         self._clock = clock
         self._changed = threading.Condition()  # guards the next attributes and the listers
@@ -64,6 +67,23 @@ class Repositories:
 
     def __iter__(self) -> Iterator[Repository]:
         return iter(self._repositories)
+
+    def add(self, repository: Repository) -> None:
+        """Adds a repository whose listing never takes long, as it has no lister.
+
+        Raises:
+            AlreadyExistsError: There is one at its location; the text is Triton's.
+        """
+        with self._changed:
+            location = repository.location
+            if location in self._added or any(each.location == location for each in self._repositories):
+                raise AlreadyExistsError(f"model repository '{location}' has already been registered")
+            self._added = {**self._added, location: repository}
+
+    def remove(self, location: str) -> None:
+        """Removes an added repository, if there is one at this location."""
+        with self._changed:
+            self._added = {key: each for key, each in self._added.items() if key != location}
 
     def check(self) -> None:
         """Checks that all repositories are usable. Raises InvalidArgumentError: one is not."""
@@ -126,7 +146,7 @@ class Repositories:
     def _scan_sequentially(self) -> Scan:
         found: dict[str, Mapping[str, ModelSource]] = {}
         unreadable: dict[str, str] = {}
-        for repository in self._repositories:
+        for repository in (*self._repositories, *self._added.values()):
             try:
                 found[repository.location] = repository.models()
             except (ConchError, OSError) as error:
@@ -199,6 +219,7 @@ class Repositories:
                 remembered[lister.location] = lister.known
                 late.add(lister.location)
                 unreadable[lister.location] = f"has not answered for {lister.silent_ns / _S:.1f} s"
+        found.update((location, each.models()) for location, each in self._added.items())
         oldest = min((each.began for each in taken.values() if each.models is not None), default=began)
         seen = self._merge(found)
         return replace(
@@ -214,7 +235,9 @@ class Repositories:
         if self._read_composing_models is None:
             return _unique(found.values())
         # Names of unreadable repositories keep their meaning.
+        known = {*self._added, *(each.location for each in self._repositories)}
         self._names |= {location: tuple(models) for location, models in found.items()}
+        self._names = {location: names for location, names in self._names.items() if location in known}
         return namespaced(found, self._names, self._read_composing_models)
 
 
@@ -240,8 +263,14 @@ def open_repositories(options: ControlOptions, others: Iterable[Repository] = ()
     Raises:
         InvalidArgumentError: A location is malformed, or needs a package that is not installed.
     """
-    opened = [open_repository(location, options.storage) for location in options.repositories]
+    opened = [_open(location, options) for location in options.repositories]
     opened += others
     if not options.namespacing:
         return Repositories(opened)
     return Repositories(opened, lambda source: read_composing_models(source, options))
+
+
+def _open(location: str | Path, options: ControlOptions) -> Repository:
+    if isinstance(location, Path) and (options.model_name or options.repository_wait_s):
+        return MountedRepository(location, options.model_name, options.repository_wait_s)
+    return open_repository(location, options.storage)

@@ -77,6 +77,15 @@ class Listed(Protocol):
 
 
 @runtime_checkable
+class Renamed(Protocol):
+    """A model whose name its repository gives, so that its config may have another one."""
+
+    @property
+    def renamed(self) -> bool:
+        """True."""
+
+
+@runtime_checkable
 class SelfManaged(Protocol):
     """A repository that loads its own changes and needs no watching."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from conch.core.errors import UnavailableError
@@ -60,6 +61,26 @@ class ClientModelControl(ModelControl, Protocol):
         Raises:
             ConchError: The model can't be loaded, or not by this client.
         """
+
+
+class ArchiveControl(Protocol):
+    """Models in directories that are registered while the server runs."""
+
+    def register(self, name: str, directory: Path, main: str = "") -> str:
+        """Loads the model of a directory under a name; returns its identifier.
+
+        Args:
+            name: Name for the model.
+            directory: One model, or a repository with one model or one ensemble and its parts.
+            main: Directory of the model, where several could be meant.
+
+        Raises:
+            AlreadyExistsError: The directory is registered.
+            ConchError: The model can't be loaded; nothing stays registered.
+        """
+
+    def unregister(self, model: str, timeout_s: float) -> bool:
+        """Unloads a model by its identifier; returns whether it has left memory in time."""
 
 
 LoadCancelled = Callable[[], bool]
