@@ -1,8 +1,8 @@
 """Unpacked archives that are registered as repositories while the server runs, each for one model.
 
-An archive is the directory of one model, bare model files, or a repository with one model or one ensemble and
-its parts. Its model gets a given name (Triton's name mapping); with namespaces, parts of different archives may
-share names. Implements `conch.core.model_control.ArchiveControl`.
+An archive is the directory of one model, bare model files, or a repository with one model or one ensemble
+and its parts. Its model gets a given name (Triton's name mapping); with namespaces, parts of different
+archives may share names. Implements `conch.core.model_control.ArchiveControl`.
 
 Owns: the registered archives. Locks: `_lock` guards them, never held while loading. Used by: the server.
 """
@@ -29,6 +29,7 @@ from conch_control.repository.mounted_repository import RenamedModel, single_mod
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
 
+_CLEAN_UP_S = 30.0
 _IN_MEMORY = frozenset({"READY", "LOADING", "UNLOADING"})
 
 
@@ -100,7 +101,7 @@ class ModelArchives:
         try:
             self._agent.load(model, nothing)
         except ConchError:
-            self._remove(model, archive)
+            self.unregister(model, _CLEAN_UP_S)  # parts of an ensemble may be loaded
             raise
         return model
 
@@ -173,13 +174,11 @@ def archive_models(
         candidates = list(sources) if len(sources) == 1 else ensembles
         if len(candidates) != 1:
             raise InvalidArgumentError(
-                f"'{directory}' has the models {', '.join(sorted(sources))}, and which of them is meant can't be "
+                f"'{directory}' has the models {', '.join(sorted(sources))}, and which one is meant can't be "
                 f"told: an archive has one model, or one ensemble and its parts"
             )
         (main,) = candidates
     del sources[main]
     if name in sources:
-        raise InvalidArgumentError(
-            f"'{directory}' has another model '{name}', which is to be the name of '{main}'"
-        )
+        raise InvalidArgumentError(f"'{directory}' has a part '{name}', and '{main}' is to get that name")
     return {name: RenamedModel(directory / main, name), **sources}

@@ -16,6 +16,10 @@ from conch.core.errors import InvalidArgumentError
 from conch_control.config.platforms import FORMATS
 from conch_control.repository.layout import CONFIG_FILE, is_directory, split_versions
 
+_ADVICE = (
+    "make it a repository, with a file such as <model>/1/model.onnx or <model>/1/model.py in it, or the "
+    "directory of one model, with 1/model.onnx"
+)
 _MOST_SHOWN = 5
 _SAVED_MODEL = "saved_model.pb"
 _SAVED_MODEL_FOLDER = "model.savedmodel"
@@ -58,9 +62,7 @@ def find_layout(path: Path) -> DirectoryLayout:
     if path.is_file():
         usual = usual_name(path.name)
         if not usual:
-            raise InvalidArgumentError(
-                f"'{path}' is no model file that is known by its name: {_advice(path)}"
-            )
+            raise InvalidArgumentError(f"'{path}' is no model file of a known name: {_ADVICE}")
         return DirectoryLayout(LayoutKind.FILES, path.parent, ((usual, path),))
     with os.scandir(path) as found:
         entries = {each.name: is_directory(each) for each in found if not _is_internal(each.name)}
@@ -73,7 +75,7 @@ def find_layout(path: Path) -> DirectoryLayout:
         if others:
             return DirectoryLayout(LayoutKind.REPOSITORY, path)  # the loads say what their models lack
         what = f"has no model file of a known name, only {_names(entries)}" if entries else "is empty"
-        raise InvalidArgumentError(f"'{path}' {what}: {_advice(path)}")
+        raise InvalidArgumentError(f"'{path}' {what}: {_ADVICE}")
     return DirectoryLayout(
         LayoutKind.FILES,
         path,
@@ -104,16 +106,9 @@ def _version_files(path: Path, entries: dict[str, bool]) -> Iterator[tuple[str, 
         yield usual_name(models[0]), path / models[0]
     elif models and CONFIG_FILE not in entries:  # a config can name the file
         raise InvalidArgumentError(
-            f"'{path}' has several files that could be the model, {_names(models)}: name one of them, such as "
-            f"'{path / models[0]}', or {_advice(path).removeprefix('make it ')}"
+            f"'{path}' has several files that could be the model, {_names(models)}: name one of them, as in "
+            f"'{path / models[0]}', or {_ADVICE}"
         )
-
-
-def _advice(path: Path) -> str:
-    return (
-        "make it a repository, with a directory <model>/1/ that has a file such as model.onnx or model.py, or "
-        "the directory of one model, with 1/ in it"
-    )
 
 
 def _names(names: object) -> str:
@@ -134,6 +129,5 @@ def _looks_like_model(directory: Path) -> bool:
     except OSError:
         return False
     names = {each.name for each in entries}
-    return CONFIG_FILE in names or bool(
-        split_versions(each.name for each in entries if is_directory(each))[0]
-    )
+    versions, _ = split_versions(each.name for each in entries if is_directory(each))
+    return CONFIG_FILE in names or bool(versions)

@@ -1,8 +1,8 @@
 """A directory that a platform mounts: it may appear late, and may be one model instead of a repository.
 
-`MountedRepository` waits for its path (KServe's modelcar links it after the start), looks at what it holds and
-serves that: a repository as it is, one model or bare model files under a given name. Mounts are read-only, so
-files get their version directory in a temporary directory of links.
+`MountedRepository` waits for its path (KServe's modelcar links it after the start), looks at what it holds
+and serves that: a repository as it is, one model or bare model files under a given name. Mounts are
+read-only, so files get their version directory in a temporary directory of links.
 
 Threads: `check` waits on the starting thread; `close` ends the wait. Used by: `Repositories`.
 """
