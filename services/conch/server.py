@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -34,6 +34,7 @@ from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
 from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_server import HttpFrontEnd, HttpOptions
 from conch.frontends.operations.operation_handlers import Services
+from conch.frontends.operations.sagemaker_models import SageMakerModels
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
 from conch.observability.logging.access_log import AccessLog
@@ -69,6 +70,7 @@ class Server:
     Options of a part are None if it is off.
 
     Args:
+        platforms: Ports of hosting platforms.
         logs: The log settings; None if logging belongs to the program around the server.
         access_log: Logs requests; None for no log. The caller closes it.
         get_backend: Finds a backend by name.
@@ -96,6 +98,7 @@ class Server:
         http: HttpOptions | None = None,
         *,
         metrics: MetricsOptions | None = None,
+        platforms: Sequence[HttpOptions] = (),
         get_backend: Callable[[str], Backend] = load_backend,
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
@@ -114,7 +117,6 @@ class Server:
         self._locations = [str(each) for each in control.repositories]
         self._control_options = control_port
         self._grpc_options = grpc
-        self._http_options = http
         self.registry = Registry()
         self._cache = _cache_service(options)
         try:
@@ -134,7 +136,7 @@ class Server:
             raise
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
         guarded_agent = GuardedAgent(self.agent, control.mode, options.allow_model_control)
-        self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port)
+        self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port, platforms)
         strict = options.strict_readiness
         exemplars = Exemplars()
         tracing = open_tracing(options.tracing, exemplars)
@@ -157,9 +159,15 @@ class Server:
         )
         self.grpc_port: int | None = None
         self._loop = LoopThread()  # shared by the HTTP and metrics ports
-        self._services = Services(self.regions, self.logs, self.traces, guarded_agent.check_changes)
-        self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, self._services)
-        self.http_port: int | None = None
+        self._services = Services(
+            self.regions,
+            self.logs,
+            self.traces,
+            guarded_agent.check_changes,
+            None
+            if options.archives is None
+            else SageMakerModels(self.agent.archives, options.archives.root, options.archives.main),
+        )
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
         self._control_options = control_port
         self._metrics_options = metrics
@@ -182,6 +190,13 @@ class Server:
             )
         )
         self.metrics_port: int | None = None
+        handler = None if self._metrics is None else self._metrics.handler
+        rest = platforms if http is None else (http, *platforms)
+        self._rest = [
+            (each, HttpFrontEnd(self.core, each, self._loop, self._services, metrics=handler))
+            for each in rest
+        ]
+        self.rest_ports: dict[str, int] = {}
         self.control_port: int | None = None
         self._slow_loads = SlowLoads(self.agent.unfinished)
         self._waiting = threading.Event()  # never set: a stop sleeps on it
@@ -213,8 +228,8 @@ class Server:
         self._slow_loads.start()
         if self._grpc_options is not None:
             check_free(self._grpc_options)
-        if self._http_options is not None:
-            check_free(self._http_options)
+        for each, _ in self._rest:
+            check_free(each)
         if self._metrics_options is not None:
             check_free(self._metrics_options)
         if self._planner is not None:
@@ -246,6 +261,8 @@ class Server:
                 failed.add_note(line)
             raise failed
         self.core.started()
+        for _, front_end in self._rest:
+            front_end.check()
         self._listen()
         if self._planner is not None:
             self._planner.start({failure.name: failure.error for failure in failures})
@@ -258,24 +275,26 @@ class Server:
         return GrpcMethods(self.core, self._services, MethodOptions(), lambda claim: claim.release())
 
     @property
+    def http_port(self) -> int | None:
+        """The port of REST; None while it is not open."""
+        return self.rest_ports.get("HTTP")
+
+    @property
     def endpoints(self) -> list[Endpoint]:
         """The open ports and sockets."""
         found = []
-        grpc, http, metrics, control = (
-            self._grpc_options,
-            self._http_options,
-            self._metrics_options,
-            self._control_options,
-        )
+        grpc, metrics, control = self._grpc_options, self._metrics_options, self._control_options
         if grpc is not None and self.grpc_port is not None:
             unix = grpc.address.startswith("unix:")
             url = grpc.target if unix else local_address(grpc.address, self.grpc_port)
             address = grpc.target if unix else _listening(grpc.target, self.grpc_port)
             found.append(Endpoint("gRPC", url, address, _security(grpc.tls)))
-        if http is not None and self.http_port is not None:
-            scheme = "http" if http.tls is None else "https"
-            url = f"{scheme}://{local_address(http.address, self.http_port)}"
-            found.append(Endpoint("HTTP", url, _listening(http.target, self.http_port), _security(http.tls)))
+        for each, _ in self._rest:
+            port = self.rest_ports.get(each.title)
+            if port is not None:
+                scheme = "http" if each.tls is None else "https"
+                url = f"{scheme}://{local_address(each.address, port)}"
+                found.append(Endpoint(each.title, url, _listening(each.target, port), _security(each.tls)))
         if metrics is not None and self.metrics_port is not None:
             scheme = "http" if metrics.tls is None else "https"
             url = f"{scheme}://{local_address(metrics.address, self.metrics_port)}/metrics"
@@ -344,9 +363,10 @@ class Server:
         if self._grpc is not None and self.grpc_port is None:
             self.grpc_port = self._grpc.start()
             self._close_in_forks(self._grpc_options, self.grpc_port)
-        if self._http is not None and self.http_port is None:
-            self.http_port = self._http.start()
-            self._close_in_forks(self._http_options, self.http_port)
+        for options, front_end in self._rest:
+            if options.title not in self.rest_ports:
+                self.rest_ports[options.title] = port = front_end.start()
+                self._close_in_forks(options, port)
         if self._metrics is not None and self.metrics_port is None:
             self.metrics_port = self._metrics.start()
             self._close_in_forks(self._metrics_options, self.metrics_port)
@@ -360,8 +380,7 @@ class Server:
         stops: list[Callable[[float], bool]] = []
         if self._grpc is not None and self.grpc_port is not None:
             stops.append(self._grpc.stop)
-        if self._http is not None:
-            stops.append(self._http.stop)
+        stops += [front_end.stop for _, front_end in self._rest]
         with ThreadPoolExecutor(max(len(stops), 1), "conch-stop") as threads:
             return all(list(threads.map(lambda stop: stop(grace_s), stops)))
 

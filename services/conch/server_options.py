@@ -34,6 +34,7 @@ from conch.observability.otlp.endpoint import (
     signal_endpoint,
 )
 from conch.observability.tracing.trace_options import OLD_FLAGS, TraceOptions, trace_options
+from conch.platform_options import ArchiveOptions, archive_options, platform_ports, with_azureml
 from conch_control.control_options import ControlMode, ControlOptions, StorageOptions
 from conch_control.planner.planner_loop import PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, read_token
@@ -60,6 +61,7 @@ class ServerOptions:
         allow_model_control: Whether clients of the inference ports may load and unload models.
         allow_client_shm: Whether clients may register shared memory.
         tracing: What is traced.
+        archives: Directories that SageMaker loads; None where it does not.
     """
 
     server_id: str = "triton"
@@ -73,11 +75,12 @@ class ServerOptions:
     allow_model_control: bool = True
     allow_client_shm: bool = True
     tracing: TraceOptions = field(default_factory=TraceOptions)
+    archives: ArchiveOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartOptions:
-    """The options of all parts; None for a part that is off."""
+    """The options of all parts; None for a part that is off, and a port for each platform."""
 
     server: ServerOptions
     control: ControlOptions
@@ -88,6 +91,7 @@ class PartOptions:
     control_port: ControlPortOptions | None
     log: LogOptions
     access_log: AccessLogOptions | None
+    platforms: tuple[HttpOptions, ...] = ()
 
 
 def build_options(settings: Settings) -> PartOptions:
@@ -99,7 +103,8 @@ def build_options(settings: Settings) -> PartOptions:
     control = _control(settings)
     grpc = _grpc(settings)
     server = _server(settings)
-    http = _http(settings)
+    rest = _http(settings)
+    http = with_azureml(settings, rest if settings.allow_http else None)
     return PartOptions(
         server=server,
         control=control,
@@ -110,6 +115,7 @@ def build_options(settings: Settings) -> PartOptions:
         control_port=_control_port(settings),
         log=_log(settings),
         access_log=_access_log(settings),
+        platforms=platform_ports(settings, rest),
     )
 
 
@@ -126,6 +132,7 @@ def _server(settings: Settings) -> ServerOptions:
         allow_model_control=settings.allow_model_control,
         allow_client_shm=settings.allow_client_shm,
         tracing=_tracing(settings),
+        archives=archive_options(settings),
     )
 
 
@@ -167,6 +174,8 @@ def _control(settings: Settings) -> ControlOptions:
             timeout_s=float(settings.storage_timeout_secs),
         ),
         namespacing=settings.model_namespacing,
+        model_name=settings.model_name or "",
+        repository_wait_s=settings.repository_wait_secs,
     )
 
 
@@ -319,9 +328,8 @@ def _grpc_tls(settings: Settings) -> TlsOptions | None:
     )
 
 
-def _http(settings: Settings) -> HttpOptions | None:
-    if not settings.allow_http:
-        return None
+def _http(settings: Settings) -> HttpOptions:
+    """The options of the REST port; those of platforms begin with them, so they are built in any case."""
     try:
         restrictions = parse_restricted_apis(settings.http_restricted_api)
     except ValueError as error:
@@ -342,7 +350,7 @@ def _http(settings: Settings) -> HttpOptions | None:
         address=settings.http_address,
         port=settings.http_port,
         reuse_port=settings.reuse_http_port,
-        tls=_http_tls(settings),
+        tls=_http_tls(settings) if settings.allow_http else None,
         max_connections=settings.http_max_connections,
         idle_timeout_s=settings.http_idle_timeout_secs,
         max_input_bytes=settings.http_max_input_size,

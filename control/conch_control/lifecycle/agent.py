@@ -35,6 +35,7 @@ from conch_control.lifecycle.access_policy import GuardedAgent, ModelFacingAgent
 from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies, LoadOne
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides, remove_abandoned
+from conch_control.lifecycle.model_archives import ModelArchives
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import GetBackend, ModelLoader
@@ -74,6 +75,7 @@ class Agent:
 
     Attributes:
         loads: Load times and failure counts.
+        archives: Directories that are registered while the server runs.
 
     Raises:
         InvalidArgumentError: The options contradict each other.
@@ -107,6 +109,7 @@ class Agent:
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
         models.extra_slot = self.lifecycle.extra_slot
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self.loads)
+        self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)
         # Result of the last scan:
         self._seen: Mapping[str, ModelSource] = {}
         self._identifiers: Mapping[str, tuple[str, ...]] = {}

@@ -4,7 +4,7 @@ An archive is the directory of one model, bare model files, or a repository with
 and its parts. Its model gets a given name (Triton's name mapping); with namespaces, parts of different
 archives may share names. Implements `conch.core.model_control.ArchiveControl`.
 
-Owns: the registered archives. Locks: `_lock` guards them, never held while loading. Used by: the server.
+Owns: the registered archives. Locks: `_lock` guards them, never held while loading. Used by: the agent.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _states(prefix: str, files: tuple[tuple[str, Path], ...]) -> list[tuple[str,
         path = f"{prefix}{name}"
         if source.is_dir():
             found.append((f"{path}/", 0, 0, 0))
-            found += [(f"{path}/{below}", *state) for below, *state in fingerprint(source)]
+            found += [(f"{path}/{each[0]}", each[1], each[2], each[3]) for each in fingerprint(source)]
             continue
         try:
             status = source.stat()

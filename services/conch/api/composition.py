@@ -61,7 +61,13 @@ class ServerSettings:
     def ports(self) -> frozenset[int]:
         """The ports to listen on, without those that may be any free one."""
         options = self.options
-        parts = (options.grpc, options.http, options.metrics, options.control_port)
+        parts = (
+            options.grpc,
+            options.http,
+            options.metrics,
+            options.control_port,
+            *options.platforms,
+        )
         return frozenset(each.port for each in parts if each is not None) - {0}
 
     def compose(self, bound: BoundRepository, stack: ExitStack) -> Server:
@@ -103,6 +109,7 @@ class ServerSettings:
             request_log,
             http=options.http,
             metrics=options.metrics,
+            platforms=options.platforms,
             get_backend=get_backend,
             repositories=(bound,),
             families=CustomFamilies(),

@@ -36,7 +36,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     try:
         settings = read_flags(arguments)
-        if not settings.model_repository and not settings.model_store:
+        named = settings.model_repository or settings.model_store
+        if not named and not settings.sagemaker_multi_model:
             raise FlagError("--model-repository must be specified")
         options = build_options(settings)
     except FlagError as error:
@@ -55,6 +56,8 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
     """Serves until a signal; returns the process's exit code."""
     for text in settings.warnings:
         log.warning("%s", text)
+    for text in settings.notes:
+        log.info("%s", text)
     if settings.response_cache_byte_size is not None:
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     for text in options.server.tracing.warnings:
@@ -77,6 +80,7 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
             logs.access,
             http=options.http,
             metrics=options.metrics,
+            platforms=options.platforms,
             get_backend=backends_within(settings.backend_directory, load_backend),
         )
 

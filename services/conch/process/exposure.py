@@ -24,22 +24,25 @@ def exposure(
     http: HttpOptions | None = None,
     metrics: MetricsOptions | None = None,
     control_port: ControlPortOptions | None = None,
+    platforms: Iterable[HttpOptions] = (),
 ) -> str:
     """The sentence for these options; None for a port that is off."""
     ports = [(name, each) for name, each in (("gRPC", grpc), ("HTTP", http)) if each is not None]
+    routed = [(each.title, each) for each in platforms]
 
-    def open_to(group: str) -> str:
-        return _joined((_clients(each, group), name) for name, each in ports)
+    def open_to(group: str, more: Iterable[tuple[str, HttpOptions]] = ()) -> str:
+        return _joined((_clients(each, group), name) for name, each in (*ports, *more))
 
-    parts = [f"inference to {open_to('inference')}"]
+    parts = [f"inference to {open_to('inference', routed)}"] if ports or routed else []
     if mode == "explicit" and options.allow_model_control:
-        parts.append(f"loading models to {open_to('model-repository')}")
+        loading = routed if options.archives is not None else ()
+        if ports or loading:
+            parts.append(f"loading models to {open_to('model-repository', loading)}")
+    if ports and mode == "explicit" and options.allow_model_control:
         files = _joined((_uploaders(each), name) for name, each in ports)
         parts.append(f"with files to {files}")
-    if options.allow_client_shm:
+    if ports and options.allow_client_shm:
         parts.append(f"shared memory to {open_to('shared-memory')}")
-    if not ports:
-        parts = []
     if metrics is not None:
         # The metrics port uses the REST port's TLS.
         certified = metrics.tls is not None and http is not None and http.mutual

@@ -10,6 +10,7 @@ from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
+from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.memory.regions import Regions
 from conch.observability.metrics.exemplars import Exemplars
@@ -83,6 +84,11 @@ class MetricsPort:
         if exporters:
             sources.append(ExportMetrics(exporters))
         self._listener: Listener | None = None
+
+    @property
+    def handler(self) -> Handler:
+        """The handler of ``GET /metrics``, for other ports of the same event loop."""
+        return self._app
 
     def start(self) -> int:
         """Listens; returns the port in use.

@@ -1,7 +1,7 @@
 """`Settings`: all resolved settings, typed, with where each value came from.
 
-`SETTINGS` lists every definition. Sources by precedence: flag, environment variable, file, default; a
-repeatable setting takes all its values from one source.
+`SETTINGS` lists every definition. Sources by precedence: flag, environment variable, file, platform,
+default; a repeatable setting takes all its values from one source.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conch.cli.settings.model_settings import ModelControlSettings, ModelLoadSettings, RepositorySettings
+from conch.cli.settings.platform_settings import (
+    AzureMlSettings,
+    PlatformSettings,
+    SageMakerSettings,
+    VertexAiSettings,
+)
 from conch.cli.settings.port_settings import (
     ControlPortSettings,
     GrpcKeepAliveSettings,
@@ -36,7 +42,7 @@ from conch.cli.settings.setting import Setting, SettingGroup
 class Source:
     """Where a value came from, such as `Source("environment", "CONCH_GRPC_PORT")`."""
 
-    kind: Literal["flag", "environment", "file", "keyword", "default"]
+    kind: Literal["flag", "environment", "file", "keyword", "platform", "default"]
     name: str = ""
 
     def __str__(self) -> str:
@@ -63,18 +69,29 @@ class Settings(
     AccessLogSettings,
     TraceSettings,
     MetricsSettings,
+    PlatformSettings,
+    SageMakerSettings,
+    VertexAiSettings,
+    AzureMlSettings,
 ):
     """The resolved settings: an attribute each, such as `settings.grpc_port`.
 
     Attributes:
         values: All values by key, those of unsupported settings included.
         warnings: Problems that are no errors, such as environment variables that look misspelt.
+        notes: What operators should know, such as the platform.
     """
 
-    def __init__(self, given: Mapping[str, tuple[Any, Source]], warnings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, tuple[Any, Source]],
+        warnings: tuple[str, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> None:
         self._sources = {key: source for key, (_, source) in given.items()}
         self.values = DEFAULTS | {key: value for key, (value, _) in given.items()}
         self.warnings = warnings
+        self.notes = notes
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name.replace("-", "_")]

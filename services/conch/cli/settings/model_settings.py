@@ -10,6 +10,7 @@ from conch.cli.settings.value_types import (
     BOOL,
     CONFIG_NAME,
     DIRECTORY,
+    DURATION,
     INTERVAL,
     NATURAL,
     POSITIVE,
@@ -29,6 +30,17 @@ class RepositorySettings(SettingGroup):
         REPOSITORY, "directory of models, or s3://, gs:// or as:// URL of one", secret=_SECRET_URL
     )
     model_store = repeatable(REPOSITORY, replaced_by="model-repository", secret=_SECRET_URL)
+    model_name = optional(
+        TEXT,
+        "name of the model, if a local --model-repository is the directory of one model or a model's file; a "
+        "repository of models may be there as well, and is served as it is",
+    )
+    repository_wait_secs = setting(
+        DURATION,
+        0.0,
+        "time to wait at the start for a local --model-repository that is not there yet",
+        unit="seconds",
+    )
     model_namespacing = setting(
         BOOL, False, "let several repositories have models of one name, for ensembles of the same repository"
     )

@@ -161,9 +161,6 @@ class MetricsSettings(SettingGroup):
     )
 
 
-_OFF = ("false", "off", "0")
-
-
 def _ignored(name: str, kind: ValueType[Any]) -> Setting[Any]:
     return Setting(kind, None, repeatable=True, listed=False, key=name)
 
@@ -171,7 +168,7 @@ def _ignored(name: str, kind: ValueType[Any]) -> Setting[Any]:
 def _refused(reason: str, **harmless: tuple[str, ...]) -> Iterator[Setting[Any]]:
     for key, values in harmless.items():
         yield Setting(
-            BOOL if values == _OFF else TEXT,
+            TEXT,
             None,
             choices=values,
             repeatable=True,
@@ -182,20 +179,6 @@ def _refused(reason: str, **harmless: tuple[str, ...]) -> Iterator[Setting[Any]]
 
 
 UNSUPPORTED: tuple[Setting[Any], ...] = (
-    *_refused(
-        "SageMaker's routes are not served",
-        allow_sagemaker=_OFF,
-        sagemaker_port=("8080",),
-        sagemaker_safe_port_range=(),
-        sagemaker_thread_count=("8",),
-    ),
-    *_refused(
-        "Vertex AI's routes are not served",
-        allow_vertex_ai=_OFF,
-        vertex_ai_port=("8080",),
-        vertex_ai_thread_count=("8",),
-        vertex_ai_default_model=(),
-    ),
     *_refused("states of sequences do not grow in place", cuda_virtual_address_size=()),
     *_refused("responses have no pool", grpc_max_response_pool_size=(str(2**31 - 1),)),
     *_refused("tensors are copied by the threads that need them", buffer_manager_thread_count=("0",)),

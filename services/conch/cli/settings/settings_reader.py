@@ -1,16 +1,20 @@
-"""Resolves settings from the command line, the environment, a TOML file and keywords."""
+"""Resolves settings from the command line, the environment, a TOML file, the platform and keywords."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import os
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from conch.cli.settings.all_settings import BY_KEY, SETTINGS, Settings, Source
+from conch.cli.settings.platform_defaults import Disk, RealDisk
+from conch.cli.settings.platform_detection import DetectedPlatform, detect_platform
+from conch.cli.settings.sagemaker_defaults import ADDITIONAL_ARGS
 from conch.cli.settings.setting import VARIABLE_PREFIX, FlagError, Setting
 from conch.cli.settings.value_types import MOST_PORT
 
@@ -18,7 +22,13 @@ _OTHER_VARIABLES = ("CONCH_CONTROL_TARGET", "CONCH_CONTROL_TOKEN_FILE")
 """Variables of commands other than ``serve``."""
 _SIMILARITY = 0.8
 """Similarity from which an unknown variable counts as a misspelt one, from 0 to 1."""
-_PROTOCOLS = {"HTTP": "http", "GRPC": "grpc", "metrics": "metrics"}
+_PROTOCOLS = {
+    "HTTP": "http",
+    "GRPC": "grpc",
+    "metrics": "metrics",
+    "SageMaker": "sagemaker",
+    "Vertex AI": "vertex_ai",
+}
 """Protocols with a port: name in Triton's texts, and prefix of the settings."""
 
 _Given = dict[str, tuple[Any, Source]]
@@ -29,25 +39,37 @@ class _Parser(argparse.ArgumentParser):
         raise FlagError(message)
 
 
-def read_flags(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
-    """Resolves a command line, the environment and the file that one of them names.
+def read_flags(
+    arguments: Sequence[str], environment: Mapping[str, str] = os.environ, disk: Disk | None = None
+) -> Settings:
+    """Resolves a command line, the environment, the file that one of them names, and the platform.
 
-    A flag may be shortened to an unambiguous prefix.
+    A flag may be shortened to an unambiguous prefix. `disk` shows the platform's mounts; None for this
+    machine's.
 
     Raises:
         FlagError: A name is unknown, or a value is wrong.
     """
-    parser = _Parser(prog="conch serve", add_help=False)
-    add_flags(parser, SETTINGS)
-    known, unknown = parser.parse_known_args(list(arguments))
-    if unknown:
-        flags = [each.flag for each in SETTINGS if each.listed]
-        hint = did_you_mean(unknown[0].partition("=")[0], flags)
-        raise FlagError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    from_flags = {key: (value, Source("flag", BY_KEY[key].flag)) for key, value in vars(known).items()}
+    from_flags = {
+        key: (value, Source("flag", BY_KEY[key].flag)) for key, value in _parsed_flags(arguments).items()
+    }
     from_environment = _from_environment(environment)
     file = (from_flags.get("config_file") or from_environment.get("config_file") or (None,))[0]
-    return _resolved(file, from_environment | from_flags, tuple(_misspelt(environment)))
+    given = _from_additional_flags(environment) | _from_file(file) | from_environment | from_flags
+    detected = detect_platform(
+        environment, {key: value for key, (value, _) in given.items()}, disk or RealDisk()
+    )
+    notes: tuple[str, ...] = ()
+    if detected.platform:
+        notes = (
+            f"this is {detected.title}, as {detected.reason} tells: conch config shows the defaults that "
+            f"follow, and --platform=none ignores it",
+        )
+    settings = Settings(
+        _from_platform(detected) | given, (*_misspelt(environment), *detected.warnings), notes
+    )
+    _check_ports(settings)
+    return settings
 
 
 def read_keywords(keywords: Mapping[str, Any]) -> Settings:
@@ -71,7 +93,9 @@ def read_keywords(keywords: Mapping[str, Any]) -> Settings:
             raise FlagError(f"{name}: takes one value, not {len(value)} of them")
         texts = map(str, value if several else [value])
         given[name] = (_parsed(definition, texts, name), Source("keyword", name))
-    return _resolved(given.get("config_file", (None,))[0], given)
+    settings = Settings(_from_file(given.get("config_file", (None,))[0]) | given)
+    _check_ports(settings)
+    return settings
 
 
 def add_flags(
@@ -100,10 +124,32 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def _resolved(file: Path | None, given: _Given, warnings: tuple[str, ...] = ()) -> Settings:
-    settings = Settings((_from_file(file) if file is not None else {}) | given, warnings)
-    _check_ports(settings)
-    return settings
+def _parsed_flags(arguments: Sequence[str]) -> dict[str, Any]:
+    parser = _Parser(prog="conch serve", add_help=False)
+    add_flags(parser, SETTINGS)
+    known, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        flags = [each.flag for each in SETTINGS if each.listed]
+        hint = did_you_mean(unknown[0].partition("=")[0], flags)
+        raise FlagError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return vars(known)
+
+
+def _from_additional_flags(environment: Mapping[str, str]) -> _Given:
+    """The flags in Triton's variable for SageMaker."""
+    try:
+        flags = _parsed_flags(shlex.split(environment.get(ADDITIONAL_ARGS, "")))
+    except (FlagError, ValueError) as error:
+        raise FlagError(f"environment variable {ADDITIONAL_ARGS}: {error}") from None
+    return {key: (value, Source("environment", ADDITIONAL_ARGS)) for key, value in flags.items()}
+
+
+def _from_platform(detected: DetectedPlatform) -> _Given:
+    given: _Given = {}
+    for key, default in detected.defaults.items():
+        value = _parsed(BY_KEY[key], default.texts, f"{detected.title}: {default.reason}")
+        given[key] = (value, Source("platform", f"{detected.title}: {default.reason}"))
+    return given
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Given:
@@ -117,7 +163,9 @@ def _from_environment(environment: Mapping[str, str]) -> _Given:
     return given
 
 
-def _from_file(path: Path) -> _Given:
+def _from_file(path: Path | None) -> _Given:
+    if path is None:
+        return {}
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
@@ -176,9 +224,13 @@ def _check_ports(settings: Settings) -> None:
         if not settings[f"allow_{prefix}"]:
             continue
         port = settings[f"{prefix}_port"]
+        name = prefix.replace("_", "-")
         if not 0 <= port <= MOST_PORT:
-            raise FlagError(f"--{prefix}-port: must be from 0 to {MOST_PORT}, got {port}")
-        address = settings[f"{prefix}_address"] or settings.http_address
+            raise FlagError(f"--{name}-port: must be from 0 to {MOST_PORT}, got {port}")
+        address = settings.values.get(f"{prefix}_address") or settings.http_address
+        safe = settings.sagemaker_safe_port_range
+        if safe is not None and prefix != "sagemaker" and port not in safe:
+            raise FlagError(f"--{name}-port: {port} is not in the safe port range of SageMaker, {safe}")
         if address.startswith("unix:") or not port:  # any free port
             continue
         other = taken.setdefault((address, port), protocol)

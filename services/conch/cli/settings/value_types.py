@@ -109,6 +109,35 @@ def _http_threads(text: str) -> int:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """The ports from one to another."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+    def __contains__(self, port: int) -> bool:
+        return self.first <= port <= self.last
+
+
+def _port_range(text: str) -> PortRange:
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= MOST_PORT):
+        raise argparse.ArgumentTypeError(
+            f"must be of the form <first>-<last>, from 1 to {MOST_PORT}, got {text}"
+        )
+    return PortRange(int(first), int(last))
+
+
+def _route(text: str) -> str:
+    if not text.startswith("/") or "?" in text or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"must be a path that begins with /, got '{text}'")
+    return text
+
+
 def _pool(text: str) -> str:
     device, _, size = text.rpartition(":")
     for part in (device or "0", size):
@@ -126,6 +155,8 @@ POSITIVE = integer(1)
 ANY_PORT = ValueType("port", _integer, "int | str")
 """A port whose range is checked only if its protocol is on."""
 PORT = integer(0, MOST_PORT, "port")
+PORT_RANGE = ValueType("range", _port_range, "str")
+ROUTE = ValueType("path", _route)
 DURATION = ValueType("number", _duration, "float | str")
 INTERVAL = ValueType("number", _interval, "float | str")
 CAPABILITY = ValueType("number", _capability, "float | str")

@@ -111,6 +111,7 @@ class HttpExchange:
         done: True once the response is complete.
         filler: Bytes that clients ignore within the response, sent as a probe.
         unsent: Bytes of the response not yet passed to the transport.
+        translate: Changes status and headers of a whole response for a platform; None for none.
     """
 
     __slots__ = (
@@ -137,6 +138,7 @@ class HttpExchange:
         "read_ns",
         "size",
         "then",
+        "translate",
         "unread",
         "unsent",
         "version",
@@ -172,6 +174,7 @@ class HttpExchange:
         self.unread = self.began = self.done = self.complete = self.held = self._chunked = False
         self.collected: RequestBody | None = None
         self.then: Callable[[], None] | None = None
+        self.translate: Callable[[int, Headers, Body], tuple[int, Headers]] | None = None
 
     def header(self, name: str) -> str:
         """The last value of a header, by its name in lower case; empty without it."""
@@ -222,6 +225,11 @@ class HttpExchange:
         self.whole = None
         return body
 
+    def keep_body(self) -> bytes:
+        """Returns a copy of a small body, which `take_body` still returns."""
+        self.whole = bytes(self.take_body())
+        return self.whole
+
     def collect(self, piece: bytes) -> None:
         """Adds a piece of the body; called by the connection."""
         if self.done or self.unread:
@@ -262,6 +270,8 @@ class HttpExchange:
             return
         if closes:
             self.keep_alive = False
+        if self.translate is not None:
+            status, headers = self.translate(status, headers, body)
         size = len(body) if type(body) is bytes else body_size(body)
         self.began = True
         lines: list[Buffer] = [STATUS_LINES[status]]

@@ -34,6 +34,10 @@ OnRefused = Callable[[HttpExchange, str, str], None]
 """Called with exchange, model and version of a refused inference request."""
 
 
+NOT_FOUND = text_error("Not Found", 404)
+"""Triton's response for unknown paths."""
+
+
 def ignore_refused(exchange: HttpExchange, model: str, version: str) -> None:
     """Does nothing."""
 
@@ -73,6 +77,7 @@ class RouteTable:
         restrictions: Categories that need a secret.
         refused: Told of inference requests without it.
         cors: Opens inference to pages of other origins; None for none.
+        unmatched: Response for unknown paths.
     """
 
     def __init__(
@@ -81,11 +86,13 @@ class RouteTable:
         restrictions: Restrictions | None = None,
         refused: OnRefused = ignore_refused,
         cors: CrossOriginInference | None = None,
+        unmatched: Reply = NOT_FOUND,
     ) -> None:
         self._routes = tuple(routes)
         self._restrictions = restrictions or {}
         self._refused = refused
         self._cors = cors
+        self._unmatched = unmatched
 
     def __call__(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
         """Answers a request, or returns a coroutine that does."""
@@ -95,7 +102,7 @@ class RouteTable:
             if matched is not None:
                 break
         else:
-            exchange.respond(*text_error("Not Found", 404))
+            exchange.respond(*self._unmatched)
             return None
         groups = matched.groupdict("")
         inference = target.category == "inference"
@@ -105,7 +112,7 @@ class RouteTable:
             if inference:
                 self._refused(exchange, groups.get("model", ""), groups.get("version", ""))
             return None
-        if exchange.method == "POST" and not inference:
+        if exchange.method in ("POST", "DELETE") and not inference:
             page = cross_origin_reason(exchange.fields)
             if page:
                 text = f"a web page of another origin may not ask for this: {page}"

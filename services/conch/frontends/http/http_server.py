@@ -18,11 +18,13 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.http.cors import CrossOriginInference
+from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import OnRefused, RouteTable, ignore_refused, restricted_text, route
 from conch.frontends.http.infer.infer_route import InferRoute
+from conch.frontends.http.platforms.platform_api import Platform, RestApi
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
 from conch.frontends.operations.operation_handlers import Services
@@ -75,6 +77,7 @@ class HttpOptions:
         header_forward_pattern: Which headers become request parameters; empty for none.
         allow_model_upload: Whether clients of other machines may load models of files that they bring.
         cors_origins: Origins whose web pages may run models; `ANY_ORIGIN` for any.
+        platform: Platform whose routes are served; None for REST alone.
     """
 
     address: str = "0.0.0.0"
@@ -88,6 +91,12 @@ class HttpOptions:
     header_forward_pattern: str = ""
     allow_model_upload: bool = False
     cors_origins: frozenset[str] = frozenset()
+    platform: Platform | None = None
+
+    @property
+    def title(self) -> str:
+        """Name of the service, for people."""
+        return "HTTP" if self.platform is None else self.platform.title
 
     @property
     def mutual(self) -> bool:
@@ -113,8 +122,11 @@ class HttpFrontEnd:
         thread: LoopThread,
         services: Services,
         clock: Clock = monotonic_ns,
+        metrics: Handler | None = None,
     ) -> None:
         self._options = options
+        self._core = core
+        platform = options.platform
         self._thread = thread
         self._pools = Pools()
         self._admission = core.admission("http")
@@ -128,19 +140,32 @@ class HttpFrontEnd:
             most_bytes,
             options.header_forward_pattern,
             self._admission,
+            None if platform is None else platform.prepare,
         )
         identified = options.mutual or "model-repository" in options.restrictions
         uploads = UploadRule(options.allow_model_upload or identified)
-        self._routes = RouteTable(
+        refused = _log_refused(core, options.restrictions, clock)
+        routes = RouteTable(
             [
                 route(path_pattern(INFER.paths[0]), [INFER.http_method], INFER.access, infer),
                 *api_routes(core, services, self._pools, most_bytes, clock, self._admission, uploads),
             ],
             options.restrictions,
-            _log_refused(core, options.restrictions, clock),
+            refused,
             CrossOriginInference(options.cors_origins) if options.cors_origins else None,
         )
+        self._handler: Handler = routes
+        if platform is not None:
+            rules = options.restrictions, refused
+            self._handler = platform.bind(
+                RestApi(core, services, self._pools, routes, infer, *rules, most_bytes, metrics)
+            )
         self._listener: Listener | None = None
+
+    def check(self) -> None:
+        """Checks the loaded models. Raises InvalidArgumentError: the platform can't call them."""
+        if self._options.platform is not None:
+            self._options.platform.check(self._core)
 
     def start(self) -> int:
         """Starts listening.
@@ -154,7 +179,7 @@ class HttpFrontEnd:
         options = self._options
         tls = None if options.tls is None else options.tls.context()
         self._listener = self._thread.listen(
-            self._routes,
+            self._handler,
             options.address.strip("[]"),
             options.port,
             tls,

@@ -16,6 +16,7 @@ from conch.core.registry import parse_version
 from conch.core.servable import Servable
 from conch.core.server_state import EXTENSIONS, ServerState
 from conch.core.spec import ModelSpec, TensorSpec
+from conch.frontends.operations.sagemaker_models import SageMakerModels
 from conch.memory.region import CudaRegion
 from conch.memory.regions import Regions
 from conch.memory.system_region import SystemRegion
@@ -42,12 +43,14 @@ class Services:
         logs: Log settings.
         traces: Trace settings.
         check_changes: Raises if clients may not load and unload models.
+        sagemaker_models: Models of a SageMaker multi-model endpoint; None elsewhere.
     """
 
     regions: Regions
     logs: LogControl
     traces: TraceSettings
     check_changes: Callable[[], None] = _allow
+    sagemaker_models: SageMakerModels | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Routes of hosting platforms, in front of the table of REST routes."""
