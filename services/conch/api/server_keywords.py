@@ -12,6 +12,8 @@ class ServerKeywords(TypedDict, total=False):
 
     model_repository: Path | str | Sequence[Path | str] | None
     model_store: Path | str | Sequence[Path | str] | None
+    model_name: str | None
+    repository_wait_secs: float | str | None
     model_namespacing: bool | str | None
     model_cache_directory: Path | str | None
     model_cache_byte_size: int | str | None
@@ -108,3 +110,22 @@ class ServerKeywords(TypedDict, total=False):
     metrics_interval_ms: int | str | None
     otlp_metrics_url: str | None
     metrics_config: str | Sequence[str] | None
+    allow_sagemaker: bool | str | None
+    sagemaker_port: int | str | None
+    sagemaker_safe_port_range: str | None
+    sagemaker_thread_count: int | str | None
+    sagemaker_default_model: str | None
+    sagemaker_ping_mode: Literal["ready", "live"] | None
+    sagemaker_inference_type: Literal["infer", "generate", "generate_stream"] | None
+    sagemaker_multi_model: bool | str | None
+    sagemaker_session_secs: int | str | None
+    allow_vertex_ai: bool | str | None
+    vertex_ai_port: int | str | None
+    vertex_ai_thread_count: int | str | None
+    vertex_ai_default_model: str | None
+    vertex_ai_predict_route: str | None
+    vertex_ai_health_route: str | None
+    azureml_scoring_route: str | None
+    azureml_liveness_route: str | None
+    azureml_readiness_route: str | None
+    azureml_default_model: str | None

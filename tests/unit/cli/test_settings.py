@@ -215,7 +215,7 @@ def test_wrong_environment(name: str, value: str, text: str) -> None:
     [
         (b"nonsense = 1", "config file {}: unknown option 'nonsense'"),
         (b"grpc_prot = 1", "config file {}: unknown option 'grpc_prot'; did you mean 'grpc-port'?"),
-        (b"allow-sagemaker = true", "config file {}: allow-sagemaker: 'True' has no effect"),
+        (b"host-policy = true", "config file {}: host-policy: 'True' has no effect"),
         (b'grpc-port = "x"', "config file {}: grpc-port: 'x' is not a whole number"),
         (b"grpc-port = 1.5", "config file {}: grpc-port: '1.5' is not a whole number"),
         (b"grpc-port = true", "config file {}: grpc-port: 'True' is not a whole number"),
@@ -241,9 +241,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("harmless", "refused"),
     [
-        (("--allow-sagemaker=false", "--allow-sagemaker=OFF"), ("--allow-sagemaker", "--allow-sagemaker=1")),
-        (("--allow-vertex-ai=0",), ("--allow-vertex-ai=true", "--vertex-ai-default-model=m")),
-        (("--sagemaker-port=8080",), ("--sagemaker-port=1", "--sagemaker-safe-port-range=1-2")),
+        (("--sagemaker-thread-count=8", "--vertex-ai-thread-count=1"), ("--sagemaker-thread-count=4",)),
         (
             ("--pinned-memory-pool-byte-size=0", "--cuda-memory-pool-byte-size=0:67108864"),
             ("--pinned-memory-pool-byte-size=x", "--cuda-memory-pool-byte-size=a:1"),

@@ -59,13 +59,13 @@ def test_the_help_is_grouped_with_types_choices_units_and_defaults() -> None:
     ):
         assert part in text
     assert "None" not in text and "[]" not in text and "(default: )" not in text
-    assert "sagemaker" not in text
+    assert "host-policy" not in text and "--sagemaker-models-root" not in text
 
 
 def test_every_listed_setting_is_described() -> None:
     for each in SETTINGS:
         assert bool(each.help or each.replaced_by) == each.listed, each.name
-        assert (each.scope == "process") == each.name.startswith(("log-", "otlp-logs-"))
+        assert (each.scope == "process") == each.name.startswith(("log-", "otlp-logs-", "platform"))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_config_prints_json_without_secrets(
         "from": "--model-repository",
     }
     assert found["http-restricted-api"]["value"] == ["inference:key=***"]
-    assert "model-store" not in found and "allow-sagemaker" not in found
+    assert "model-store" not in found and "host-policy" not in found
 
 
 def test_config_refuses_what_serve_refuses(

@@ -61,12 +61,8 @@ class SageMakerSettings(SettingGroup):
     sagemaker_session_secs = setting(
         POSITIVE, 1200, "time after which a stateful session ends", unit="seconds"
     )
-    sagemaker_models_root = setting(
-        DIRECTORY,
-        Path("/opt/ml/models"),
-        "directory where a multi-model endpoint gets its models",
-        listed=False,
-    )
+    # Where a multi-model endpoint gets its models; SageMaker's own path, so that only tests change it.
+    sagemaker_models_root = setting(DIRECTORY, Path("/opt/ml/models"), "", listed=False)
 
 
 class VertexAiSettings(SettingGroup):

@@ -139,22 +139,26 @@ class _SageMakerHandlers:
             exchange.respond(*text_error(text, 400))
             return None
         short = exchange.length is not None and exchange.length <= _MOST_SESSION_BODY
-        return self._session(exchange, begin) if short else begin()
+        if not short:
+            return begin()
+        exchange.read_body(_MOST_SESSION_BODY, partial(self._session, exchange, begin))
+        return None
 
-    async def _session(self, exchange: HttpExchange, begin: Callable[[], Any]) -> Reply | None:
-        await exchange.wait_body(_MOST_SESSION_BODY)
+    def _session(self, exchange: HttpExchange, begin: Callable[[], Any]) -> None:
+        """Opens or closes a session, or runs the inference, once there is a body."""
         kind = _request_type(exchange.keep_body())
         name, sessions = exchange.header(SESSION.decode()), self._platform.sessions
-        if kind == NEW:
-            if name != NEW:
+        try:
+            if kind == NEW and name != NEW:
                 raise InvalidArgumentError(f"a session is opened by a request whose session is {NEW}")
-            return Reply(200, [(NEW_HEADER, sessions.open(started=False)[1])])
-        if kind == "CLOSE":
-            return Reply(200, [(CLOSED_HEADER, sessions.close(name))])
-        work = begin()
-        if work is not None:
-            await work
-        return None
+            if kind == NEW:
+                exchange.respond(200, [(NEW_HEADER, sessions.open(started=False)[1])])
+            elif kind == "CLOSE":
+                exchange.respond(200, [(CLOSED_HEADER, sessions.close(name))])
+            else:
+                begin()  # it responds by itself
+        except ConchError as error:
+            exchange.respond(*error_reply(error))
 
     def _models(self, exchange: HttpExchange) -> Any:
         if exchange.method == "GET":
