@@ -105,10 +105,12 @@ class TritonPythonModel:
         self._place.touch()
 
     def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.inputs()[0].as_numpy())])
-                if each.inputs()[0].as_numpy()[0] >= 0
-                else pb_utils.InferenceResponse(error=pb_utils.TritonError("MemoryError: no room for a batch"))
-                for each in requests]
+        return [self._answer(each.inputs()[0].as_numpy()) for each in requests]
+
+    def _answer(self, array):
+        if array[0] >= 0:
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError("MemoryError: no room for a batch"))
 
     def finalize(self):
         self._place.unlink()

@@ -176,13 +176,13 @@ class MountedRepository:
     def _wait(self) -> None:
         """Waits until the path exists and has entries; a platform makes it with its contents."""
         began = self._clock()
-        logged = 0.0
+        next_log = 0.0
         while not self._is_there():
             waited = (self._clock() - began) / _S
             if waited >= self._wait_s:
                 return  # the checks say what is missing
-            if not waited or waited - logged >= _LOG_S:
-                logged = waited
+            if waited >= next_log:
+                next_log = waited + _LOG_S
                 log.info("waiting for '%s', which is not there yet (%.0f s so far)", self._path, waited)
             if self._closed.wait(_LOOK_S):
                 raise UnavailableError("Server exiting")

@@ -1,4 +1,4 @@
-"""SageMaker's own sequences of calls: endpoints of one model and of many, sessions, and their malformed cousins."""
+"""SageMaker's sequences of calls: endpoints of one model and of many, sessions, and malformed requests."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_the_list_has_pages(many: Endpoint, monkeypatch: pytest.MonkeyPatch) -> 
 
 SESSIONS = """
     sequence_batching {
-        max_sequence_idle_microseconds: 60000000
+        max_sequence_idle_microseconds: 2000000
         control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
     }
 """
