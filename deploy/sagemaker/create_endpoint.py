@@ -1,4 +1,4 @@
-"""Creates a SageMaker endpoint that runs conch: one model, or many models that are loaded when they are called.
+"""Creates a SageMaker endpoint that runs conch, of one model or of many that are loaded when they are called.
 
 Needs boto3, a role that SageMaker can assume, the image in a registry, and models in S3: for one model a
 ``model.tar.gz`` with its directory in it; for many a prefix with such archives.

@@ -19,12 +19,13 @@ _DOCS_HEAD = """\
 
 Made by `scripts/generate_settings.py` from `services/conch/cli/settings`; do not edit.
 
-Each setting can be given in four ways; the first one that gives it wins:
+Each setting can be given in these ways; the first one that gives it wins:
 
 1. a flag of `conch serve`: `--grpc-port=8001`, or any unambiguous prefix of it
 2. an environment variable: `CONCH_GRPC_PORT=8001`; several values are separated by semicolons
 3. a key of the TOML file that `--config-file` names: `grpc-port = 8001`; several values are a list
-4. its default
+4. the [platform](platforms.md) that conch runs on, which has other defaults, such as its port
+5. its default
 
 `conch.Server` takes them as keywords, `grpc_port=8001`, or from the file; it does not read the environment.
 `conch config` with the flags of `conch serve` prints each effective value and where it came from.
@@ -97,7 +98,7 @@ def docs_text() -> str:
     for group in GROUPS:
         title = group.title[0].upper() + group.title[1:]
         parts.append(f"## {title}\n\n| Flag | Value | Default | Description |\n| --- | --- | --- | --- |")
-        for each in settings_of(group):
+        for each in filter(lambda each: each.listed, settings_of(group)):
             kind = " ".join(f"`{choice}`" for choice in each.choices or ()) or each.unit or each.kind.name
             default = f"`{each.default_text}`" if each.default_text else ""
             scope = "; not for `conch.Server`" if each.scope == "process" else ""
