@@ -199,6 +199,10 @@ class Model:
         """True if a request belongs to an active sequence of this version, which may be closing."""
         return self._runner.continues(request)
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """Ends an active sequence without a further request, if there is one."""
+        self._runner.end_sequence(correlation_id)
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, waits for accepted ones, and frees the model.
 

@@ -138,6 +138,9 @@ class Servable(Protocol):
     def continues(self, request: InferenceRequest) -> bool:
         """Whether a request belongs to a sequence that this version, possibly closing, has begun."""
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """Ends a live sequence without a further request: if it is not idle, after what is queued of it."""
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, finishes those it has, and frees the model.
 

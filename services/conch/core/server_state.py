@@ -159,6 +159,13 @@ class ServerState:
         draining = [model for models in self.registry.draining.values() for model in models]
         return sum(model.held for model in {*models, *draining})
 
+    def end_sequence(self, name: str, correlation_id: int | str) -> None:
+        """Ends a live sequence of a model, also of a draining version, without a further request."""
+        entries = self.registry.entries
+        ready = [model for each in self.registry.identifiers(name) for model in entries[each].ready.values()]
+        for model in (*ready, *self.registry.draining_of(name)):
+            model.end_sequence(correlation_id)
+
     def check_running(self) -> None:
         """Raises UnavailableError once the server is stopping."""
         if self.stages.stage is Stage.STOPPING:

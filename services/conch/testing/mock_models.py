@@ -94,6 +94,9 @@ class MockModel:
         """Always false: it has no sequences."""
         return False
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """Does nothing: it has no sequences."""
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Waits for running requests."""
         self._closed = True

@@ -267,8 +267,8 @@ def test_the_router_of_a_graph(tmp_path: Path) -> None:
 
 def test_a_canary_shows_by_its_version(tmp_path: Path) -> None:
     """Two revisions are two processes; what tells them apart in the metrics is the label `version`."""
-    for version in (1, 2):
-        write_probe(tmp_path / str(version), "net", versions=(version,))
+    for number in (1, 2):
+        write_probe(tmp_path / str(number), "net", versions=(number,))
     seen = []
     body = json.dumps(
         {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}

@@ -243,7 +243,7 @@ def test_the_list_has_pages(many: Endpoint, monkeypatch: pytest.MonkeyPatch) -> 
 
 SESSIONS = """
     sequence_batching {
-        max_sequence_idle_microseconds: 2000000
+        max_sequence_idle_microseconds: 600000000
         control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
     }
 """
@@ -308,6 +308,10 @@ def test_sessions_are_sequences(tmp_path: Path) -> None:
         for session in (first, second, "never-opened"):
             status, _, body = call(session, request())
             assert status == 400 and f"there is no session '{session}'".encode() in body
+        # The model has one place for a sequence, which each of them has left.
+        status, headers, _ = call("NEW_SESSION", request())
+        third = headers["x-amzn-sagemaker-new-session-id"].partition(";")[0]
+        assert status == 200 and call(third, b'{"requestType": "CLOSE"}')[0] == 200
         # A request that fails opens none.
         status, headers, _ = call("NEW_SESSION", b'{"inputs": []}')
         assert status == 400 and "x-amzn-sagemaker-new-session-id" not in headers

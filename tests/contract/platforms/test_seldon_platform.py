@@ -83,7 +83,7 @@ def test_v2s_agent(tmp_path: Path) -> None:
         load = service_pb2.RepositoryModelLoadRequest(model_name="simple_1")
         with pytest.raises(grpc.RpcError) as refused:
             call("RepositoryModelLoad", load)
-        assert refused.value.code() is grpc.StatusCode.INTERNAL  # type: ignore[attr-defined]
+        assert refused.value.code() is grpc.StatusCode.INTERNAL
         directory = copy_example(tmp_path, "simple", "simple_1")
         call("RepositoryModelLoad", load)
         call("RepositoryModelLoad", load)

@@ -143,8 +143,8 @@ def test_sagemaker() -> None:
         "environment variable SAGEMAKER_TRITON_XYZ is unknown and has no effect",
     ]
     many = read({"SAGEMAKER_MULTI_MODEL": "true"})
-    keys = ("sagemaker_multi_model", "sagemaker_ping_mode", "model_namespacing", "model_repository")
-    assert texts(many, *keys) == ["True", "live", "True", "[]"]
+    lists = ("sagemaker_multi_model", "sagemaker_ping_mode", "model_namespacing", "model_repository")
+    assert texts(many, *lists) == ["True", "live", "True", "[]"]
 
 
 @pytest.mark.parametrize(

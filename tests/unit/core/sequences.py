@@ -163,6 +163,13 @@ class Expected:
                 self._rest(sequence)
         return taken
 
+    def end(self, correlation_id: int) -> None:
+        sequence = self.taking(correlation_id)
+        if sequence is not None:
+            sequence.ended = sequence.final = True
+            if sequence.finished:
+                self._release(sequence)
+
     def late(self, now: int) -> list[InferenceRequest]:
         """Requests whose own time has passed."""
         return [

@@ -63,6 +63,9 @@ class Direct:
     def continues(self, request: InferenceRequest) -> bool:
         return False
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        pass
+
     def close(self, timeout_s: float | None = None) -> bool:
         return True
 

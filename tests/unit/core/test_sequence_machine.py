@@ -153,6 +153,10 @@ class Driver:
         self._left(taken)
         assert not self.batcher.cancel(request)
 
+    def end(self, correlation_id: int) -> None:
+        self.batcher.end(correlation_id)
+        self.expected.end(correlation_id)
+
     def look(self) -> None:
         assert self.batcher.pending == self.expected.pending
         assert self.batcher.held == len(self.expected.sequences)
@@ -327,6 +331,10 @@ class SequenceMachine(RuleBasedStateMachine):
     def cancel(self, index: int) -> None:
         self.driver.cancel(index)
 
+    @rule(correlation_id=st.integers(0, 6))
+    def end(self, correlation_id: int) -> None:
+        self.driver.end(correlation_id)
+
     @invariant()
     def agrees(self) -> None:
         self.driver.look()
@@ -381,6 +389,8 @@ def walk(seed: int, steps: int) -> None:
             case _:
                 if choose.random() < 0.3:
                     driver.cancel(len(driver.submitted) - 1 - choose.randrange(8))
+                elif choose.random() < 0.3:
+                    driver.end(choose.randint(1, 9))
         if step % 7 == 0:
             driver.look()
     driver.finish(choose.random() < 0.3)

@@ -122,6 +122,15 @@ class EnsembleModel:
         """False: sequences live in its models."""
         return False
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """Ends the sequence in each of its models, except unloaded ones."""
+        for step in self.plan.steps:
+            try:
+                model = self._registry.resolve(step.model_name, step.version)
+            except ConchError:
+                continue
+            model.end_sequence(correlation_id)
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests and waits for open ones; see `Servable.close`."""
         with self._lock:

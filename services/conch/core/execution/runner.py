@@ -137,6 +137,14 @@ class Runner:
         with self._lock:
             return self._scheduler.continues(request)
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """Ends a live sequence without a further request, if there is one."""
+        with self._lock:
+            self._scheduler.end(correlation_id)
+            self._wake_if_due(self._clock())  # its slot may let others run
+            self._check_drained()
+        self.after_removal()
+
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> bool:
         """Queues a request.
 

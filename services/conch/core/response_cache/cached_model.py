@@ -140,6 +140,10 @@ class CachedModel:
         """Whether a request belongs to a live sequence: never, for a model with a cache."""
         return self.model.continues(request)
 
+    def end_sequence(self, correlation_id: int | str) -> None:
+        """Ends a sequence; see `Servable.end_sequence`."""
+        self.model.end_sequence(correlation_id)
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Closes the model, which refuses new requests; see `Servable.close`."""
         return self.model.close(timeout_s)

@@ -194,6 +194,9 @@ class Scheduler(ABC):
         """Whether a request belongs to a live sequence, which only this scheduler has."""
         return False
 
+    def end(self, correlation_id: int | str) -> None:
+        """Ends a live sequence without a further request, if there is one."""
+
     @property
     def held(self) -> int:
         """Number of live sequences; a close waits for them."""

@@ -13,6 +13,7 @@ ready or runs.
     its batch completes: more is queued    ready
     its batch completes: none is queued    ended, if END was sent; else idle
     idle for `max_sequence_idle`           ended
+    it is ended without a request          ended, after what is queued
     ended                                  the seat goes to the oldest sequence of the backlog
     =====================================  =======================================================
 
@@ -269,6 +270,16 @@ class SequenceBatcher(Scheduler):
         if request.sequence_start:
             return False
         return self._successor(request.correlation_id) is not None
+
+    def end(self, correlation_id: int | str) -> None:
+        """Ends a live sequence, if there is one: at once if it is idle, else after what is queued of it."""
+        sequence = self._successor(correlation_id)
+        if sequence is None:
+            return
+        sequence.ended = sequence.final = True
+        if sequence.live and not (sequence.running or sequence.queue):
+            self.expiries.wake(sequence)
+            self._release(sequence)
 
     def _successor(self, correlation_id: int | str) -> LiveSequence | None:
         """The sequence that takes requests with this id, if any."""

@@ -152,9 +152,10 @@ class _SageMakerHandlers:
             if kind == NEW and name != NEW:
                 raise InvalidArgumentError(f"a session is opened by a request whose session is {NEW}")
             if kind == NEW:
-                exchange.respond(200, [(NEW_HEADER, sessions.open(started=False)[1])])
+                exchange.respond(200, [(NEW_HEADER, sessions.open()[1])])
             elif kind == "CLOSE":
-                exchange.respond(200, [(CLOSED_HEADER, sessions.close(name))])
+                self._api.core.end_sequence(sessions.close(name), name)
+                exchange.respond(200, [(CLOSED_HEADER, name.encode())])
             else:
                 begin()  # it responds by itself
         except ConchError as error:

@@ -1,8 +1,7 @@
 """SageMaker's stateful sessions as sequences: a session's id is the correlation id of its requests.
 
 A session begins with ``NEW_SESSION`` in place of its id. Its first inference request starts the sequence; one
-with ``sequence_end`` ends both, and so does a request to close it (the batcher then frees the sequence's slot
-after ``max_sequence_idle_microseconds``, as no input tells it more).
+with ``sequence_end``, or a request to close it, ends both.
 
 Owns: the open sessions. Threads and locks: any thread, as large bodies are decoded in a pool; one lock. Used
 by: `sagemaker_routes`.
@@ -32,6 +31,7 @@ _MOST_SESSIONS = 65_536
 class _Session:
     ends: float
     started: bool = False
+    model: str = ""
 
 
 class SageMakerSessions:
@@ -55,11 +55,11 @@ class SageMakerSessions:
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}  # by id, oldest first
 
-    def open(self, started: bool) -> tuple[str, bytes]:
+    def open(self, model: str = "") -> tuple[str, bytes]:
         """Opens a session; returns its id and the value of `NEW_HEADER`.
 
         Args:
-            started: Whether the request that opens it is also its first inference.
+            model: Model of the inference that opens it; empty if a message of its own does.
 
         Raises:
             ResourceExhaustedError: There are too many.
@@ -73,12 +73,12 @@ class SageMakerSessions:
                 raise ResourceExhaustedError(
                     f"there are {_MOST_SESSIONS} open sessions, and no more are opened"
                 )
-            self._sessions[name] = _Session(now + self._lifetime_s, started)
+            self._sessions[name] = _Session(now + self._lifetime_s, bool(model), model)
         ends = self._now() + timedelta(seconds=self._lifetime_s)
         return name, f"{name}; Expires={ends:%Y-%m-%dT%H:%M:%SZ}".encode()
 
-    def use(self, name: str) -> bool:
-        """Uses a session for an inference; returns whether that is its first.
+    def use(self, name: str, model: str) -> bool:
+        """Uses a session for an inference with a model; returns whether that is its first.
 
         Raises:
             InvalidArgumentError: There is no such session.
@@ -86,18 +86,19 @@ class SageMakerSessions:
         with self._lock:
             session = self._session(name)
             first, session.started = not session.started, True
+            session.model = model
         return first
 
-    def close(self, name: str) -> bytes:
-        """Closes a session; returns the value of `CLOSED_HEADER`.
+    def close(self, name: str) -> str:
+        """Closes a session; returns the model whose sequence it is, or an empty text.
 
         Raises:
             InvalidArgumentError: There is no such session.
         """
         with self._lock:
-            self._session(name)
+            model = self._session(name).model
             del self._sessions[name]
-        return name.encode()
+        return model
 
     def prepare(self, request: InferenceRequest, exchange: HttpExchange) -> None:
         """Makes a decoded request one of its session's sequence.
@@ -115,14 +116,15 @@ class SageMakerSessions:
             )
         headers = exchange.extra_headers = list(exchange.extra_headers or ())
         if name == NEW:
-            name, value = self.open(started=True)
+            name, value = self.open(request.model_name)
             request.sequence_start = True
             headers.append((NEW_HEADER, value))
-        elif self.use(name):
+        elif self.use(name, request.model_name):
             request.sequence_start = True
         request.correlation_id = name
         if request.sequence_end:
-            headers.append((CLOSED_HEADER, self.close(name)))
+            self.close(name)
+            headers.append((CLOSED_HEADER, name.encode()))
 
     def failed(self, exchange: HttpExchange) -> None:
         """Takes back a session that a failed request has opened."""
