@@ -114,7 +114,7 @@ class Server:
                 keep_summaries=bool(metrics.quantiles),
             )
         self._options = options
-        self._locations = [str(each) for each in control.repositories]
+        self._locations = [] if control.model_name else [str(each) for each in control.repositories]
         self._control_options = control_port
         self._grpc_options = grpc
         self.registry = Registry()

@@ -12,10 +12,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.errors import InvalidArgumentError, OutOfRangeError
 from conch.core.model_control import LoadParameter, ModelControl
 from conch.core.registry import Entry, Registry
 from conch.core.spec import identifier
@@ -100,7 +101,7 @@ class ModelArchives:
         nothing: Mapping[str, LoadParameter] = {}
         try:
             self._agent.load(model, nothing)
-        except ConchError:
+        except BaseException:
             self.unregister(model, _CLEAN_UP_S)  # parts of an ensemble may be loaded
             raise
         return model
@@ -137,7 +138,8 @@ class ModelArchives:
             left = deadline - time.monotonic()
             if left <= 0 or self._events.closed:
                 return False
-            self._events.after(revision, left)
+            with suppress(OutOfRangeError):  # more events than the log keeps: look again
+                self._events.after(revision, left)
 
     def _in_memory(self, name: str) -> bool:
         entry = self._registry.entries.get(name, Entry())
