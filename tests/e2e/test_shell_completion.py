@@ -51,7 +51,7 @@ def offered(*words: str) -> set[str]:
         (["conch", "models", "load", "list", "--co"], {"--config"}),
         (["conch", "control", "--model-control-mode", "w"], {"watch"}),
         (["conch", "check", "--str"], {"--strict"}),
-        (["conch", "serve", "--allow-sage"], set()),
+        (["conch", "serve", "--host-pol"], set()),
     ],
 )
 def test_what_is_offered(words: list[str], expected: set[str]) -> None:

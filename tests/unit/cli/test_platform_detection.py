@@ -11,6 +11,7 @@ import pytest
 from conch.cli.settings.all_settings import Settings, Source
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
+from conch.server_options import build_options
 
 
 class FakeDisk:
@@ -217,3 +218,34 @@ def test_seldon_and_azure_ml() -> None:
             "digits",
             "/score",
         ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--sagemaker-ping-mode=live"], "--sagemaker-ping-mode needs --allow-sagemaker"),
+        (["--vertex-ai-default-model=m"], "--vertex-ai-default-model needs --allow-vertex-ai"),
+        (["--azureml-default-model=m"], "--azureml-default-model needs --azureml-scoring-route"),
+        (["--azureml-scoring-route=/a", "--azureml-liveness-route=/a"], "must differ from each other"),
+        (["--azureml-scoring-route=/a", "--allow-http=false"], "they need --allow-http"),
+        (["--allow-vertex-ai"], "API_PREDICT_ROUTE is not defined for Vertex AI endpoint"),
+        (
+            ["--allow-vertex-ai", "--vertex-ai-predict-route=/p"],
+            "AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint",
+        ),
+        (["--allow-sagemaker", "--sagemaker-multi-model"], "needs --model-control-mode=explicit"),
+        (
+            [
+                "--allow-sagemaker",
+                "--sagemaker-multi-model",
+                "--model-control-mode=explicit",
+                "--sagemaker-inference-type=generate",
+            ],
+            "serves infer only",
+        ),
+    ],
+)
+def test_settings_without_effect_and_contradictions(flags: list[str], text: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        build_options(read({}, "--model-repository=/m", *flags))
+    assert text in str(caught.value)
