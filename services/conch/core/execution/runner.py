@@ -51,8 +51,7 @@ from conch.core.scheduling.queue import NEVER
 from conch.core.scheduling.scheduler import IDLE, Batch, OutcomeReader, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
 
-_WAIT_NS = 2_000_000
-"""How long a claimant waits for an outcome."""
+_WAIT_NS = 2_000_000  # of a claimant for an outcome
 
 
 class Runner:
@@ -141,8 +140,7 @@ class Runner:
         """Ends a live sequence without a further request, if there is one."""
         with self._lock:
             self._scheduler.end(correlation_id)
-            self._wake_if_due(self._clock())  # its slot may let others run
-            self._check_drained()
+            self.check(self._clock())  # its slot may let others run
         self.after_removal()
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> bool:
@@ -400,9 +398,7 @@ class Runner:
                 self._wake_if_due(self._clock())
 
     def resize(
-        self,
-        added: Sequence[BackendInstance],
-        surplus: Iterable[tuple[Sequence[BackendInstance], int]],
+        self, added: Sequence[BackendInstance], surplus: Iterable[tuple[Sequence[BackendInstance], int]]
     ) -> list[BackendInstance]:
         """Adds and removes instances while requests run; no request is lost or waits for it.
 
@@ -461,11 +457,8 @@ class Runner:
         return self._closing and self._is_drained()
 
     def _is_drained(self) -> bool:
-        return (
-            self._instances.all_rest
-            and not (self._scheduler.pending or self._scheduler.held)
-            and not (self._expiry.incomplete or self._tracker.count)
-        )
+        open_requests = self._scheduler.pending or self._expiry.incomplete or self._tracker.count
+        return self._instances.all_rest and not (open_requests or self._scheduler.held)
 
     def _on_none_open(self) -> None:
         """Checks whether the runner is drained; called when no request is open."""
