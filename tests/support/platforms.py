@@ -12,7 +12,7 @@ from typing import Any
 
 import kubernetes_validate
 import numpy as np
-import yaml  # type: ignore[import-untyped]
+import yaml
 from tests.support.metrics import get
 from tests.support.servers import ROOT, write_model
 
