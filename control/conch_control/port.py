@@ -56,11 +56,12 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """All models at one moment; `revision` is the last event included."""
+    """All models at one moment; `revision` is the last event included, `draining` as in `AgentPort`."""
 
     epoch: str
     revision: int
     models: tuple[ModelStatus, ...]
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,10 @@ class AgentPort(Protocol):
     @property
     def events(self) -> EventLog:
         """Event log; see `EventLog.after`."""
+
+    @property
+    def draining(self) -> bool:
+        """True once the server drains or stops; `EventLog.wake` follows the change."""
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """Loads or reloads a model and returns when it is ready; does nothing if nothing has changed.

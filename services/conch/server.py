@@ -315,6 +315,7 @@ class Server:
         """Makes the server not ready; it goes on answering requests."""
         if self.core.drain():
             log.info("the server is draining: it is not ready any more, and goes on answering")
+            self.agent.draining_began()
 
     def stop(self) -> bool:
         """Drains, finishes open requests within the exit timeout, unloads; also cancels a start.

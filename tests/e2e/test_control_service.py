@@ -347,6 +347,16 @@ def test_progress_of_staging(agent: FakeAgent, client: ModelControlClient) -> No
     assert [model.name for model in seen] == ["m"] * len(seen)
 
 
+def test_a_watch_tells_when_the_server_drains(agent: FakeAgent, client: ModelControlClient) -> None:
+    with watching(client.watch(models=["m"])) as updates:
+        assert not next(updates).draining
+        client.drain()
+        assert next(updates) == Update(agent.events.epoch, 0, None, (), (), draining=True)
+    with watching(client.watch()) as updates:
+        assert next(updates).draining
+    assert client.models().draining
+
+
 def test_watches_are_bounded_and_lock_nobody_out(agent: FakeAgent) -> None:
     with served(agent, watches=2) as (_, target), client_of(target) as client:
         with watching(client.watch()) as first, watching(client.watch()) as second:

@@ -110,7 +110,7 @@ def test_list(agent: FakeAgent, target: str) -> None:
         f"| m       | 1       | READY    | {SINCE} | 3.0 MiB |          |",
         f"| resting | 1       | UNLOADED | {SINCE} |         | unloaded |",
     ]
-    expected = {"epoch": agent.events.epoch, "revision": 1, "models": [READY, RESTING]}
+    expected = {"epoch": agent.events.epoch, "revision": 1, "models": [READY, RESTING], "draining": False}
     assert parsed("list", f"--target={target}") == expected
     assert parsed("list", "--ready", f"--target={target}")["models"] == [READY]
     assert models("list", CONCH_CONTROL_TARGET=target)[0] == 0
@@ -276,7 +276,7 @@ def test_watch_for_machines(agent: FakeAgent, target: str) -> None:
     }
     with process("watch", "m", "--state", "--json", f"--target={target}") as running:
         assert running.stdout is not None
-        state = {"type": "state", "epoch": epoch, "revision": 1, "models": [READY]}
+        state = {"type": "state", "epoch": epoch, "revision": 1, "models": [READY], "draining": False}
         assert json.loads(running.stdout.readline()) == state
         agent.set("m", Phase.DRAINING, "because")
         assert json.loads(running.stdout.readline()) == event

@@ -24,6 +24,7 @@ class FakeAgent:
         loads: What was loaded, with the parameters.
         unloads: What was unloaded, with `unload_dependents`.
         drains: How often it was drained.
+        draining: It was drained.
         failures: Make the errors that loads of a model end with, new ones each time: what has been raised
             keeps the frames that it came through.
         staging: Bytes fetched and to fetch of models being staged; the test may change them.
@@ -36,6 +37,7 @@ class FakeAgent:
         self.loads: list[tuple[str, dict[str, LoadParameter]]] = []
         self.unloads: list[tuple[str, bool]] = []
         self.drains = 0
+        self.draining = False
         self.failures: dict[str, Callable[[], Exception]] = {}
         self.staging: dict[str, tuple[int, int]] = {}
         self.release = threading.Event()
@@ -71,7 +73,8 @@ class FakeAgent:
     def models(self) -> Index:
         """Each model with its one version."""
         revision = self.events.revision
-        return Index(self.events.epoch, revision, tuple(map(self._status, sorted(self._phases))))
+        statuses = tuple(map(self._status, sorted(self._phases)))
+        return Index(self.events.epoch, revision, statuses, self.draining)
 
     def progress(self, names: Collection[str]) -> list[ModelStatus]:
         """The models as they are."""
@@ -88,8 +91,10 @@ class FakeAgent:
         )
 
     def drain(self) -> None:
-        """Counts."""
+        """Counts, and tells those who watch."""
         self.drains += 1
+        self.draining = True
+        self.events.wake()
 
     def _status(self, name: str) -> ModelStatus:
         phase, reason = self._phases[name]

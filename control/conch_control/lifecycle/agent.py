@@ -76,6 +76,7 @@ class Agent:
     Attributes:
         loads: Load times and failure counts.
         archives: Directories that are registered while the server runs.
+        draining: The server drains or stops.
 
     Raises:
         InvalidArgumentError: The options contradict each other.
@@ -99,6 +100,7 @@ class Agent:
         if options.namespacing:
             registry.namespaces = tuple(repository.location for repository in self.repositories)
         self._on_drain = on_drain
+        self.draining = False
         self.events = EventLog(wall_seconds)
         self._states = VersionStates(registry, self.events)
         # Models may load others in explicit mode even if --allow-model-control is off for clients.
@@ -204,7 +206,7 @@ class Agent:
             reason = _DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
             versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
-        return Index(self.events.epoch, known.revision, tuple(found))
+        return Index(self.events.epoch, known.revision, tuple(found), self.draining)
 
     def unfinished(self) -> list[ModelStatus]:
         """Models with versions that are being loaded, by name; does not access storage."""
@@ -256,6 +258,11 @@ class Agent:
         """Makes the server not ready; it still answers requests."""
         log.info("draining: the server is not ready from now on, and goes on answering what comes")
         self._on_drain()
+
+    def draining_began(self) -> None:
+        """Tells those who watch that the server drains, whatever has made it."""
+        self.draining = True
+        self.events.wake()
 
     def ready(self) -> bool:
         """True if every model counts as ready; see `counts_as_ready`.

@@ -60,6 +60,7 @@ class Update:
         revision: Last event included so far.
         state: All models, in the first message if requested.
         progress: Models whose staging has progressed.
+        draining: The server drains or stops.
     """
 
     epoch: str
@@ -67,6 +68,7 @@ class Update:
     state: Index | None
     events: tuple[Event, ...]
     progress: tuple[ModelStatus, ...]
+    draining: bool = False
 
 
 class WatchCall:
@@ -93,6 +95,7 @@ class WatchCall:
                     index_of(message.state) if message.HasField("state") else None,
                     tuple(map(event_of, message.events)),
                     tuple(map(status_of, message.progress)),
+                    message.draining,
                 )
         except grpc.RpcError as error:
             if not self._cancelled:

@@ -113,12 +113,17 @@ def status_of(message: pb.ModelStatus) -> ModelStatus:
 
 def index_message(index: Index) -> pb.ModelIndex:
     """Index to message."""
-    return pb.ModelIndex(epoch=index.epoch, revision=index.revision, models=map(status_message, index.models))
+    return pb.ModelIndex(
+        epoch=index.epoch,
+        revision=index.revision,
+        models=map(status_message, index.models),
+        draining=index.draining,
+    )
 
 
 def index_of(message: pb.ModelIndex) -> Index:
     """Message to index. Raises InternalError: a phase is unknown."""
-    return Index(message.epoch, message.revision, tuple(map(status_of, message.models)))
+    return Index(message.epoch, message.revision, tuple(map(status_of, message.models)), message.draining)
 
 
 def description_message(description: ModelDescription) -> pb.ModelDescription:

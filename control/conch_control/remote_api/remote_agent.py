@@ -129,10 +129,17 @@ class RemoteAgent:
     """An `AgentPort` over the ModelControl service; closes its client.
 
     Methods raise `UnreachableError` while the server is unreachable.
+
+    Attributes:
+        connected: Events are being received.
+        draining: The server drains or stops, as last received.
+        on_change: Called on the thread of the events after a change of these two.
     """
 
     def __init__(self, client: ModelControlClient, wait: Callable[[float], bool] | None = None) -> None:
         self._client = client
+        self.connected = self.draining = False
+        self.on_change: Callable[[], None] = lambda: None
         self.events = EventMirror()
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
@@ -196,6 +203,7 @@ class RemoteAgent:
             missed, anew, resume = anew, False, False
             try:
                 for update in self._watch(after):
+                    self._show(True, update.draining)
                     if lost is not None:
                         log.info("the events of %s come again", self.target)
                         lost = None
@@ -216,6 +224,7 @@ class RemoteAgent:
                 # The planner must not stay without events, whatever the error.
                 log.exception("the events of %s could not be read; trying again", self.target)
             if not (anew or resume):
+                self._show(False, self.draining)
                 if self._wait(wait_s):
                     return
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -226,6 +235,11 @@ class RemoteAgent:
             if self._stopped.is_set():
                 self._watch_call.cancel()
             return self._watch_call
+
+    def _show(self, connected: bool, draining: bool) -> None:
+        if (connected, draining) != (self.connected, self.draining):
+            self.connected, self.draining = connected, draining
+            self.on_change()
 
     def _has_gap(self, update: Update) -> bool:
         """True if an index was read before the watch started, and the events between can be requested."""

@@ -50,6 +50,7 @@ class Watch:
         self._staging: set[tuple[str, int]] = set()
         self._progress: dict[str, ModelStatus] = {}
         self._next_progress_ns = 0
+        self._draining = False  # as last sent
 
     def __iter__(self) -> Iterator[pb.WatchResponse]:
         """Yields messages and waits between them.
@@ -60,13 +61,13 @@ class Watch:
         """
         yield self._begin()
         while True:
-            events = self._log.after(self._revision, self._timeout_s(), self._given_up)
+            events = self._log.after(self._revision, self._timeout_s(), self._interrupted)
             if events:
                 self._revision = events[-1].revision
             wanted = [event for event in events if self._wants(event.model)]
             self._track_staging((event.model, event.version, event.phase) for event in wanted)
             progress = self._changed_progress()
-            if wanted or progress:
+            if wanted or progress or self._port.draining != self._draining:
                 yield self._message(events=map(event_message, wanted), progress=map(status_message, progress))
             if self._given_up() or (self._log.closed and not events):
                 raise UnavailableError(STOPPED)
@@ -100,9 +101,18 @@ class Watch:
         events: Iterable[pb.Event] = (),
         progress: Iterable[pb.ModelStatus] = (),
     ) -> pb.WatchResponse:
+        self._draining = self._port.draining
         return pb.WatchResponse(
-            epoch=self._log.epoch, revision=self._revision, state=state, events=events, progress=progress
+            epoch=self._log.epoch,
+            revision=self._revision,
+            state=state,
+            events=events,
+            progress=progress,
+            draining=self._draining,
         )
+
+    def _interrupted(self) -> bool:
+        return self._given_up() or self._port.draining != self._draining
 
     def _wants(self, model: str) -> bool:
         return not self._models or model in self._models

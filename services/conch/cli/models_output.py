@@ -144,6 +144,7 @@ def index_json(index: Index) -> dict[str, Any]:
         "epoch": index.epoch,
         "revision": index.revision,
         "models": [model_json(model) for model in index.models],
+        "draining": index.draining,
     }
 
 

@@ -59,14 +59,16 @@ class ModelStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., location: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionStatus, _Mapping[str, _Any]]]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ModelIndex(_message.Message):
-    __slots__ = ("epoch", "revision", "models")
+    __slots__ = ("epoch", "revision", "models", "draining")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     revision: int
     models: _containers.RepeatedCompositeFieldContainer[ModelStatus]
-    def __init__(self, epoch: _Optional[str] = ..., revision: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelStatus, _Mapping[str, _Any]]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, epoch: _Optional[str] = ..., revision: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelStatus, _Mapping[str, _Any]]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class InstanceStatus(_message.Message):
     __slots__ = ("group", "kind", "device", "count")
@@ -208,15 +210,17 @@ class WatchRequest(_message.Message):
     def __init__(self, whole_state: _Optional[bool] = ..., after: _Optional[_Union[WatchRequest.Position, _Mapping[str, _Any]]] = ..., models: _Optional[_Iterable[str]] = ..., progress_interval_ms: _Optional[int] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("epoch", "revision", "state", "events", "progress")
+    __slots__ = ("epoch", "revision", "state", "events", "progress", "draining")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     epoch: str
     revision: int
     state: ModelIndex
     events: _containers.RepeatedCompositeFieldContainer[Event]
     progress: _containers.RepeatedCompositeFieldContainer[ModelStatus]
-    def __init__(self, epoch: _Optional[str] = ..., revision: _Optional[int] = ..., state: _Optional[_Union[ModelIndex, _Mapping[str, _Any]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, _Any]]]] = ..., progress: _Optional[_Iterable[_Union[ModelStatus, _Mapping[str, _Any]]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, epoch: _Optional[str] = ..., revision: _Optional[int] = ..., state: _Optional[_Union[ModelIndex, _Mapping[str, _Any]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, _Any]]]] = ..., progress: _Optional[_Iterable[_Union[ModelStatus, _Mapping[str, _Any]]]] = ..., draining: _Optional[bool] = ...) -> None: ...

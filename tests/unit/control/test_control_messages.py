@@ -47,7 +47,7 @@ def test_events(event: Event) -> None:
     assert event_of(travelled(event_message(event))) == event
 
 
-@given(st.builds(Index, TEXTS, REVISIONS, st.lists(MODELS, max_size=4).map(tuple)))
+@given(st.builds(Index, TEXTS, REVISIONS, st.lists(MODELS, max_size=4).map(tuple), st.booleans()))
 def test_indexes(index: Index) -> None:
     assert index_of(travelled(index_message(index))) == index
 
