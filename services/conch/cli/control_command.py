@@ -1,4 +1,4 @@
-"""`conch control`: runs the planner in this process, for the control port of one server."""
+"""`conch control`: runs the planner in this process, for the control ports of one or more servers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from conch.cli.command_parser import CommandParser
@@ -20,16 +23,20 @@ from conch.cli.control_connection import (
     add_connection_flags,
     connection_options,
     failure,
+    server_targets,
 )
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, InvalidArgumentError
 from conch.observability.logging.log_handler import configure, unconfigure
 from conch.observability.logging.log_settings import LogOptions
 from conch_control.control_options import ControlOptions
+from conch_control.fleet.fleet_port import Fleet
+from conch_control.fleet.placement_file import FleetServer, PlacementRules, read_placement
 from conch_control.planner.planner_loop import Planner, PlannerOptions
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
+from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.repositories import Repositories, open_repositories
 
 log = logging.getLogger(__name__)
@@ -42,7 +49,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     """Runs the command until a signal; returns the process's exit code."""
     values = make_parser().parse_args(list(arguments))
     try:
-        options = connection_options(values, environment)
+        rules, connections = _fleet(values, environment)
         settings = PlannerOptions(
             values.model_control_mode, values.repository_poll_secs, values.repository_settle_secs
         )
@@ -58,34 +65,92 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
         return USAGE
     handler = configure(LogOptions(verbose=values.log_verbose))
     try:
-        with closing(repositories):
-            return _run(options, repositories, settings)
+        with closing(repositories), ExitStack() as stack:
+            agents = [RemoteAgent(ModelControlClient(each)) for each in connections]
+            for agent in agents:
+                stack.callback(agent.close)
+            if (refusal := _first_look(agents, connections)) is not None:
+                return refusal
+            fleet = stack.enter_context(
+                closing(Fleet(agents, rules, _parts(repositories), values.server_lost_secs))
+            )
+            return _run(fleet, Planner(fleet, repositories, settings), [each.target for each in connections])
     finally:
         unconfigure(handler)
 
 
-def _run(
-    options: ConnectionOptions,
-    repositories: Repositories,
-    settings: PlannerOptions,
-) -> int:
-    with _until_signalled() as stop, closing(RemoteAgent(ModelControlClient(options))) as agent:
+def _fleet(
+    values: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[PlacementRules, list[ConnectionOptions]]:
+    """The servers with their rules, and the connections to them."""
+    rules = PlacementRules()
+    if values.placement is not None:
+        try:
+            rules = read_placement(values.placement)
+        except InvalidArgumentError as error:
+            raise UsageError(f"--placement: {error.message}") from None
+    in_file = bool(rules.servers)
+    if not in_file:
+        targets = server_targets(values, environment)
+        rules = replace(rules, servers=tuple(map(FleetServer, targets)))
+    elif values.target:
+        raise UsageError(f"--server: {values.placement} names the servers already; give them in one place")
+    connections = []
+    for server in rules.servers:
+        own = {
+            key: value if key == "server_name" else Path(value) for key, value in server.connection.items()
+        }
+        shared = argparse.Namespace(**{**vars(values), **own, "target": server.address})
+        try:
+            connections.append(connection_options(shared, environment))
+        except UsageError as error:
+            if not in_file:
+                raise
+            raise UsageError(f"--placement: {values.placement}: server {server.address}: {error}") from None
+    return rules, connections
+
+
+def _first_look(agents: Sequence[RemoteAgent], connections: Sequence[ConnectionOptions]) -> int | None:
+    """Looks at all servers; the exit code if one refuses. Those that can't be reached may start later."""
+
+    def look(agent: RemoteAgent) -> ConchError | None:
         try:
             agent.models()
-        except UnreachableError as error:
-            # The server may start later, or restart.
-            log.warning("%s; trying again", error.message)
+        except UnreachableError:
+            pass  # the fleet reports it, and tries again
         except ConchError as error:
-            code, text = failure(error, options)
-            print(f"conch control: {text}", file=sys.stderr)
-            return code
-        agent.start()
-        planner = Planner(agent, repositories, settings)
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(agents), "conch-first-look") as pool:
+        for error, options in zip(pool.map(look, agents), connections, strict=True):
+            if error is not None:
+                code, text = failure(error, options)
+                where = f"{options.target}: " if len(agents) > 1 else ""
+                print(f"conch control: {where}{text}", file=sys.stderr)
+                return code
+    return None
+
+
+def _parts(repositories: Repositories) -> Callable[[str], tuple[str, ...]]:
+    """Reads the composing models of a model from its repository."""
+
+    def parts(name: str) -> tuple[str, ...]:
+        source = repositories.list_available().models.get(name)
+        return () if source is None else read_composing_models(source, ControlOptions(()))
+
+    return parts
+
+
+def _run(fleet: Fleet, planner: Planner, targets: Sequence[str]) -> int:
+    with _until_signalled() as stop:
+        fleet.start()
         planner.start()
-        log.info("planning for %s", options.target)
+        log.info("planning for %s", ", ".join(targets))
         # Waits in steps: a signal just before an endless wait would be noticed late.
         while not stop.wait(_SIGNAL_INTERVAL_S):
             pass
+        fleet.stop()
         planner.stop(_STOP_S)
     return OK
 
@@ -121,16 +186,17 @@ def make_parser() -> CommandParser:
     """The parser of the command's arguments."""
     parser = CommandParser(
         prog="conch control",
-        description="Watches repositories, and has a running server load and unload their models through "
-        "its control port. The server should run with --model-control-mode=explicit.",
-        epilog="Exit codes: 0 ended by a signal, 1 refused by the server, 2 wrong usage.",
+        description="Watches repositories, and has running servers load and unload their models through "
+        "their control ports, one server after the other. The servers should run with "
+        "--model-control-mode=explicit.",
+        epilog="Exit codes: 0 ended by a signal, 1 refused by a server, 2 wrong usage.",
     )
     parser.add_argument(
         "--model-repository",
         action="append",
         required=True,
         metavar="LOCATION",
-        help="directory of models, which the server must have under the same path, or URL of an object "
+        help="directory of models, which the servers must have under the same path, or URL of an object "
         "store; may be repeated",
     )
     parser.add_argument(
@@ -162,5 +228,19 @@ def make_parser() -> CommandParser:
     parser.add_argument(
         "--log-verbose", type=int, default=0, metavar="LEVEL", help="level of verbose logging"
     )
-    add_connection_flags(parser)
+    parser.add_argument(
+        "--placement",
+        type=Path,
+        metavar="FILE",
+        help="TOML file of servers with their labels and memory, and of rules for where models go "
+        "(default: each model on each server)",
+    )
+    parser.add_argument(
+        "--server-lost-secs",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="seconds that a server may be unreachable before its models are placed on others (default: 30)",
+    )
+    add_connection_flags(parser, several=True)
     return parser

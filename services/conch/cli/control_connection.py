@@ -28,6 +28,7 @@ INTERRUPTED = 130
 TARGET_VARIABLE = "CONCH_CONTROL_TARGET"
 TOKEN_VARIABLE = "CONCH_CONTROL_TOKEN_FILE"
 
+_DEFAULT_TARGET = f"{DEFAULT_ADDRESS}:{DEFAULT_PORT}"
 _TARGET = re.compile(r"unix:.+|(\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+):[0-9]{1,5}")
 
 
@@ -35,15 +36,24 @@ class UsageError(Exception):
     """The command line can't work; the text says why."""
 
 
-def add_connection_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags for the server's address, TLS and token."""
+def add_connection_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Adds the flags for the address, TLS and token of a server, or of several."""
     group = parser.add_argument_group("connection")
-    group.add_argument(
-        "--target",
-        metavar="HOST:PORT",
-        help=f"control port of the server, or unix:PATH (default: {TARGET_VARIABLE}, or "
-        f"{DEFAULT_ADDRESS}:{DEFAULT_PORT})",
-    )
+    default = f"(default: {TARGET_VARIABLE}, or {DEFAULT_ADDRESS}:{DEFAULT_PORT})"
+    if several:
+        group.add_argument(
+            "--server",
+            "--target",
+            dest="target",
+            action="append",
+            metavar="HOST:PORT",
+            help=f"control port of a server, or unix:PATH; may be repeated, in {TARGET_VARIABLE} with ';' "
+            f"between {default}",
+        )
+    else:
+        group.add_argument(
+            "--target", metavar="HOST:PORT", help=f"control port of the server, or unix:PATH {default}"
+        )
     group.add_argument(
         "--token-file", type=Path, metavar="FILE", help=f"file with the token (default: {TOKEN_VARIABLE})"
     )
@@ -59,16 +69,34 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--server-name", metavar="NAME", help="name that the server's certificate must have")
 
 
+def server_targets(values: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
+    """The addresses from flags and environment of a command for several servers.
+
+    Raises:
+        UsageError: One is none, or given twice.
+    """
+    texts = values.target or (environment.get(TARGET_VARIABLE) or _DEFAULT_TARGET).split(";")
+    where = "--server or --target" if values.target else TARGET_VARIABLE
+    for number, text in enumerate(texts):
+        _check_target(text, where)
+        if text in texts[:number]:
+            raise UsageError(f"{where}: '{text}' is given twice")
+    return list(texts)
+
+
+def _check_target(text: str, where: str) -> None:
+    if not _TARGET.fullmatch(text):
+        raise UsageError(f"{where}: '{text}' is neither HOST:PORT nor unix:PATH")
+
+
 def connection_options(values: argparse.Namespace, environment: Mapping[str, str]) -> ConnectionOptions:
     """The connection options from flags and environment.
 
     Raises:
         UsageError: Flags contradict each other, or a file can't be read.
     """
-    target = values.target or environment.get(TARGET_VARIABLE) or f"{DEFAULT_ADDRESS}:{DEFAULT_PORT}"
-    if not _TARGET.fullmatch(target):
-        where = "--target" if values.target else TARGET_VARIABLE
-        raise UsageError(f"{where}: '{target}' is neither HOST:PORT nor unix:PATH")
+    target = values.target or environment.get(TARGET_VARIABLE) or _DEFAULT_TARGET
+    _check_target(target, "--target" if values.target else TARGET_VARIABLE)
     token_file = values.token_file
     if token_file is None and environment.get(TOKEN_VARIABLE):
         token_file = Path(environment[TOKEN_VARIABLE])

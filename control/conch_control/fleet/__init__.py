@@ -1,0 +1,1 @@
+"""Several servers as one: which models each has, and how changes go from one server to the next."""
