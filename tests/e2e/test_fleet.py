@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.e2e.test_control_service import served
+from tests.support.agents import FakeAgent
 from tests.support.servers import (
     CONCH,
     IN_PROCESS,
@@ -33,7 +35,7 @@ from conch.core.errors import ConchError
 from conch_control.events import Event
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient
-from conch_control.remote_api.connection_options import ConnectionOptions
+from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
 
 MODEL = """
 import os, time
@@ -263,6 +265,52 @@ def test_a_broken_version_is_held_and_a_draining_server_gets_nothing(tmp_path: P
         eventually(lambda: clients[1].answer(3), "and what has changed")
         assert clients[0].answer(1)
         assert not (tmp_path / "loading-n-a-1").exists()
+
+
+def test_a_plan_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = tmp_path / "models"
+    for name in ("m", "gpu_only", "large"):
+        write_model(models, name, CONFIG, {"model.py": ""})
+    agents = {name: FakeAgent() for name in "ab"}
+    agents["a"].set("m", Phase.READY)
+    agents["a"].set("gone", Phase.READY)
+    options = {name: ControlPortOptions(f"unix:{tmp_path}/{name}.sock", 0) for name in "abc"}
+    path = tmp_path / "placement.toml"
+    path.write_text(
+        f"""
+        [[server]]
+        address = "{options["a"].target}"
+        [[server]]
+        address = "{options["b"].target}"
+        labels = {{ gpu = "true" }}
+        memory = "1GB"
+        [[server]]
+        address = "{options["c"].target}"
+        [[model]]
+        name = "gpu_*"
+        labels = {{ gpu = "true" }}
+        [[model]]
+        name = "large"
+        replicas = 2
+        memory = "2GB"
+        """
+    )
+    with served(agents["a"], options["a"]), served(agents["b"], options["b"]):
+        assert run([f"--model-repository={models}", f"--placement={path}", "--plan"], {}) == 0
+    output = capsys.readouterr().out.replace(f"unix:{tmp_path}/", "").replace(".sock", "")
+    first, *lines = output.splitlines()
+    assert first == "c can't be reached"
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    problem = "1 of 2 copies placed: b has 996.9 MB free and 2 GB are needed; c is lost or drains"
+    assert rows == [
+        ["Model", "Servers", "To load on", "To unload from", "Problem"],
+        ["gone", "-", "-", "a", ""],
+        ["gpu_only", "b", "b", "-", ""],
+        ["large", "a", "a", "-", problem],
+        ["m", "a", "b", "-", ""],
+        ["", "b", "", "", ""],
+    ]
+    assert not any(agent.loads or agent.unloads for agent in agents.values())
 
 
 def test_wrong_placement_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ class FleetMember:
                 self._woken.wait(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
                 continue
-            self._observer.on_seen(self.address, _sight(index), ended)
+            self._observer.on_seen(self.address, sight_of(index), ended)
             if self._agent.connected:
                 wait_s = FIRST_WAIT_S
             self._wait_for_changes(index.revision, _RECHECK_S if self._agent.connected else wait_s)
@@ -122,7 +122,8 @@ class FleetMember:
             pass  # the next index has what was missed
 
 
-def _sight(index: Index) -> Sight:
+def sight_of(index: Index) -> Sight:
+    """What an index shows of its server."""
     serving = {model.name: _bytes(model) for model in index.models if _is_served(model)}
     return Sight(index.epoch, serving, index.draining)
 

@@ -61,9 +61,9 @@ class ServerState:
     """State of one server.
 
     Attributes:
-        lost_at: Time since when it is not reached, if it is not.
         up: It is reached; None if that has not been tried.
-        gone: It is lost for so long that its models are placed elsewhere.
+        absent_at: Time since when it is lost or drains, if it does.
+        gone: It is absent for so long that its models are placed elsewhere.
         copies: Generation of each model that it serves; 0 if unknown.
         sizes: Their measured bytes.
         doomed: Copies of dropped models.
@@ -74,7 +74,7 @@ class ServerState:
     """
 
     spec: FleetServer
-    lost_at: int
+    absent_at: int
     up: bool | None = None
     epoch: str = ""
     draining: bool = False

@@ -47,6 +47,7 @@ class Room:
         memory: Bytes for models; None if unlimited.
         used: Bytes of models that are not placed.
         refused: Models that it must not get.
+        closed: It keeps what it has, but gets nothing more: it is lost or drains.
     """
 
     address: str
@@ -54,6 +55,7 @@ class Room:
     memory: int | None = None
     used: int = 0
     refused: frozenset[str] = frozenset()
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,9 @@ class _Placing:
 
     def _fill(self, name: str) -> None:
         for room in sorted(self._rooms, key=lambda each: len(self._placed[each.address])):
-            if self._wants_more(name) and not self._refusal(name, room, self._occupied()):
+            if room.closed or not self._wants_more(name):
+                continue
+            if not self._refusal(name, room, self._occupied()):
                 self._placed[room.address] |= self._closures[name]
 
     def _occupied(self) -> dict[str, set[str]]:
@@ -152,10 +156,13 @@ class _Placing:
         without = [room for room in self._rooms if name not in self._placed[room.address]]
         if replicas is EVERYWHERE and count:
             # Servers that the rule leaves out are no problem.
-            without = [room for room in without if not self._mismatch(name, room)]
+            without = [room for room in without if not (room.closed or self._mismatch(name, room))]
             if not without:
                 return ""
-        reasons = [self._refusal(name, room, occupied) for room in without]
+        reasons = [
+            f"{room.address} is lost or drains" if room.closed else self._refusal(name, room, occupied)
+            for room in without
+        ]
         wanted = "all" if replicas is EVERYWHERE else str(replicas)
         found = "; ".join(filter(None, reasons)) or f"there are only {len(self._rooms)} servers"
         return f"{count} of {wanted} copies placed: {found if self._rooms else 'there is no server'}"

@@ -16,7 +16,7 @@ generation, which grows with each change of its files; a server's copy has the o
 Turns: a model is loaded on one server at a time, first on those without a copy. While a server replaces
 copies, no other server does; and none does while a server that returned has not tried to get its models
 again. A held model stays as it is, except on servers that returned. Servers that are lost or drain count as
-absent; what was placed on a lost one is placed elsewhere after `grace_ns`.
+absent: the others go on, and what was placed there is placed elsewhere after `grace_ns`.
 Used by: `fleet_port`.
 """
 
@@ -94,7 +94,10 @@ class Rollout:
                 self._end(server, step, error, now)
         if sight.draining and not server.draining:
             self._note(f"server {address} drains: it gets no more models", logging.WARNING)
-        server.up, server.epoch, server.draining, server.gone = True, sight.epoch, sight.draining, False
+        if server.usable:
+            server.absent_at = now  # the last moment when it was not
+        server.up, server.epoch, server.draining = True, sight.epoch, sight.draining
+        server.gone = server.gone and server.draining
         self._compare(server, sight, new_life)
         self._place()
         if new_life:
@@ -111,7 +114,8 @@ class Rollout:
             server.running.pop(step.model, None)
         if server.up is not False:
             self._note(f"server {address} is lost: {reason}; trying again", logging.WARNING)
-            server.lost_at = now
+        if server.usable:
+            server.absent_at = now
         server.up = False
         return self._next(now)
 
@@ -125,9 +129,9 @@ class Rollout:
         """Time of the next `tick`; None for none."""
         times = [at for each in self._servers.values() if each.up for _, at in each.pauses.values()]
         times += [
-            server.lost_at + self._grace_ns
+            server.absent_at + self._grace_ns
             for server in self._servers.values()
-            if not (server.up or server.gone)
+            if not (server.usable or server.gone)
         ]
         return min((at for at in times if at > now), default=None)
 
@@ -255,10 +259,10 @@ class Rollout:
 
     def _next(self, now: int) -> list[Step]:
         for server in self._servers.values():
-            if not (server.up or server.gone) and now - server.lost_at >= self._grace_ns:
+            if not (server.usable or server.gone) and now - server.absent_at >= self._grace_ns:
                 server.gone = True
                 self._note(
-                    f"server {server.address} stays lost: its models are placed elsewhere", logging.WARNING
+                    f"server {server.address} stays away: its models are placed elsewhere", logging.WARNING
                 )
         self._place()
         steps: list[Step] = []
@@ -332,8 +336,8 @@ class Rollout:
             model.servers, model.problem = servers, problem
 
     def placement(self) -> Placement:
-        """Where the wanted models are to be."""
-        present = [server for server in self._servers.values() if not (server.gone or server.draining)]
+        """Where the wanted models are to be, with what is known now."""
+        present = [server for server in self._servers.values() if not server.gone]
         return place(
             {name: self._demand(name, model, present) for name, model in self._models.items()},
             [self._room(server) for server in present],
@@ -355,7 +359,8 @@ class Rollout:
 
     def _room(self, server: ServerState) -> Room:
         used = sum(server.sizes.get(name, 0) for name in server.copies if name not in self._models)
-        return Room(server.address, server.spec.labels, server.spec.memory, used, frozenset(server.refused))
+        refused = frozenset(server.refused)
+        return Room(server.address, server.spec.labels, server.spec.memory, used, refused, not server.usable)
 
     def _note(self, text: str, level: int = logging.INFO) -> None:
         self.notes.append(Note(text, level))

@@ -28,10 +28,14 @@ from conch.cli.control_connection import (
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.observability.logging.log_handler import configure, unconfigure
 from conch.observability.logging.log_settings import LogOptions
+from conch.process.banner import table
 from conch_control.control_options import ControlOptions
 from conch_control.fleet.fleet_port import Fleet
+from conch_control.fleet.fleet_server import sight_of
 from conch_control.fleet.placement_file import FleetServer, PlacementRules, read_placement
+from conch_control.fleet.rollout import Rollout
 from conch_control.planner.planner_loop import Planner, PlannerOptions
+from conch_control.port import Index
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
 from conch_control.remote_api.messages import UnreachableError
@@ -69,8 +73,12 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
             agents = [RemoteAgent(ModelControlClient(each)) for each in connections]
             for agent in agents:
                 stack.callback(agent.close)
-            if (refusal := _first_look(agents, connections)) is not None:
-                return refusal
+            indexes = _first_look(agents, connections)
+            if isinstance(indexes, int):
+                return indexes
+            if values.plan:
+                print(_plan(rules, indexes, repositories))
+                return OK
             fleet = stack.enter_context(
                 closing(Fleet(agents, rules, _parts(repositories), values.server_lost_secs))
             )
@@ -110,26 +118,53 @@ def _fleet(
     return rules, connections
 
 
-def _first_look(agents: Sequence[RemoteAgent], connections: Sequence[ConnectionOptions]) -> int | None:
-    """Looks at all servers; the exit code if one refuses. Those that can't be reached may start later."""
+def _first_look(
+    agents: Sequence[RemoteAgent], connections: Sequence[ConnectionOptions]
+) -> dict[str, Index | None] | int:
+    """The indexes of all servers, None for those that may start later; an exit code if one refuses."""
 
-    def look(agent: RemoteAgent) -> ConchError | None:
+    def look(agent: RemoteAgent) -> Index | ConchError | None:
         try:
-            agent.models()
+            return agent.models()
         except UnreachableError:
-            pass  # the fleet reports it, and tries again
+            return None
         except ConchError as error:
             return error
-        return None
 
+    indexes: dict[str, Index | None] = {}
     with ThreadPoolExecutor(len(agents), "conch-first-look") as pool:
-        for error, options in zip(pool.map(look, agents), connections, strict=True):
-            if error is not None:
-                code, text = failure(error, options)
+        for found, options in zip(pool.map(look, agents), connections, strict=True):
+            if isinstance(found, ConchError):
+                code, text = failure(found, options)
                 where = f"{options.target}: " if len(agents) > 1 else ""
                 print(f"conch control: {where}{text}", file=sys.stderr)
                 return code
-    return None
+            indexes[options.target] = found
+    return indexes
+
+
+def _plan(rules: PlacementRules, indexes: Mapping[str, Index | None], repositories: Repositories) -> str:
+    """Where each model would be, and which servers would have to load or unload it."""
+    rollout = Rollout(rules, 1, 0)  # no time passes: servers that are lost keep what they have
+    for target, index in indexes.items():
+        if index is None:
+            rollout.lost(target, "not reached", (), 0)
+        else:
+            rollout.seen(target, sight_of(index), (), 0)
+    parts = _parts(repositories)
+    names = sorted(repositories.scan().models)
+    for name in names:
+        rollout.want(name, parts(name), 0)
+    placement, serving = rollout.placement(), rollout.serving
+    rows = []
+    for name in sorted({*names, *serving}):
+        placed, now = placement.servers.get(name, ()), serving.get(name, [])
+        new = [each for each in placed if each not in now]
+        surplus = [each for each in now if each not in placed]
+        cells = (placed, new, surplus)
+        rows.append([name, *("\n".join(each) or "-" for each in cells), placement.problems.get(name, "")])
+    lines = [f"{target} can't be reached" for target, index in indexes.items() if index is None]
+    return "\n".join([*lines, table(["Model", "Servers", "To load on", "To unload from", "Problem"], rows)])
 
 
 def _parts(repositories: Repositories) -> Callable[[str], tuple[str, ...]]:
@@ -234,6 +269,9 @@ def make_parser() -> CommandParser:
         metavar="FILE",
         help="TOML file of servers with their labels and memory, and of rules for where models go "
         "(default: each model on each server)",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="print where each model would be, change nothing, and end"
     )
     parser.add_argument(
         "--server-lost-secs",

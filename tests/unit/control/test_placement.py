@@ -44,6 +44,7 @@ def rooms(draw: st.DrawFn) -> list[Room]:
             draw(st.none() | st.integers(0, 15)),
             draw(st.integers(0, 3)),
             frozenset(draw(st.sets(st.sampled_from(MODELS), max_size=1))),
+            draw(st.sampled_from([False, False, True])),
         )
         for address in SERVERS[: draw(st.integers(0, len(SERVERS)))]
     ]
@@ -75,6 +76,9 @@ def test_what_always_holds(demands: dict[str, Demand], rooms: list[Room]) -> Non
         servers = placement.servers[name]
         for each in demand.parts:
             assert set(servers) <= set(placement.servers[each]), "parts are where their ensemble is"
+        closed = {room.address for room in rooms if room.closed}
+        if not placed_as_part(name, demands, placement):
+            assert set(servers) & closed <= set(demand.keep), "closed servers get nothing more"
         for address in set(servers) - placed_as_part(name, demands, placement):
             room = by_address[address]
             assert demand.labels.items() <= room.labels.items(), "labels are obeyed"
@@ -85,13 +89,13 @@ def test_what_always_holds(demands: dict[str, Demand], rooms: list[Room]) -> Non
         assert not short or placement.problems[name], "what is short has a reason"
         if demand.replicas is EVERYWHERE and name not in placement.problems:
             allowed = {room.address for room in rooms if demand.labels.items() <= room.labels.items()}
-            refusing = {room.address for room in rooms if room.refused}
+            refusing = {room.address for room in rooms if room.refused or room.closed}
             assert allowed - refusing <= set(servers)
 
 
 @given(demands(), rooms())
 def test_replicas_are_honoured_where_there_is_room(demands: dict[str, Demand], rooms: list[Room]) -> None:
-    endless = [replace(room, memory=None, refused=frozenset()) for room in rooms]
+    endless = [replace(room, memory=None, refused=frozenset(), closed=False) for room in rooms]
     placement = place(demands, endless)
     for name, demand in demands.items():
         allowed = sum(demand.labels.items() <= room.labels.items() for room in endless)

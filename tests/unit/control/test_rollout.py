@@ -246,15 +246,18 @@ def test_a_copy_that_was_replaced_goes_when_its_server_returns() -> None:
 
 
 def test_a_draining_server_gets_no_more_models_and_keeps_what_it_has() -> None:
-    fleet = rolled_out(Rule("n", 1))
+    fleet = rolled_out(Rule("[no]", 1), models=("m", "n"))
     fleet.servers["a"].draining = True
     assert fleet.look("a") == []
     (step,) = fleet.change("m")
-    assert step.server == "b"
-    (other,) = fleet.change("n")
-    assert other.server == "b"
+    (new,) = fleet.change("o")
+    assert (step.server, new.server) == ("b", "b")
     fleet.finish()
-    assert (fleet.serving("m"), fleet.serving("n")) == ({"a": 1, "b": 2, "c": 2}, {"b": 1})
+    assert (fleet.serving("m"), fleet.serving("o")) == ({"a": 1, "b": 2, "c": 2}, {"b": 1})
+    (step,) = fleet.wait(GRACE)
+    assert where([step]) == [("load", "c", "n")]
+    fleet.finish()
+    assert fleet.serving("n") == {"a": 1, "c": 1}
 
 
 def test_a_load_that_a_server_breaks_off_as_it_stops_holds_nothing() -> None:
