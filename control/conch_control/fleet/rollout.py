@@ -146,7 +146,8 @@ class Rollout:
             return InvalidArgumentError(f"no server can have model '{name}': {model.problem}")
         servers = [each for address in model.servers if (each := self._servers[address]).usable]
         if not servers:
-            return UnreachableError(f"no server that is to have model '{name}' can be reached")
+            where = ", ".join(model.servers)
+            return UnreachableError(f"model '{name}' has to wait: {where} can't be reached or drain")
         return all(server.has(name, model.generation) for server in servers)
 
     def unload_result(self, name: str) -> ConchError | bool:
