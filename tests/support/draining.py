@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from tritonclient.grpc import service_pb2
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 """What the health service answers."""
 
+_HTTP_BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]})
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _ONE = np.ones(1, np.float32).tobytes()
 
@@ -81,16 +84,25 @@ class Load:
         address: The server's.
         model: The model's name.
         polite: Whether they send no more once the health service says that the server is not ready.
+        http_address: Where two more clients send over HTTP, one of them each time on a new connection; None
+            for no such clients.
+        notice_s: Seconds in which polite clients go on after that, as before their load balancer has noticed.
     """
 
-    def __init__(self, address: str, model: str, polite: bool) -> None:
+    def __init__(
+        self, address: str, model: str, polite: bool, http_address: str | None = None, notice_s: float = 0.0
+    ) -> None:
         self._address = address
+        self._http_address = http_address
+        self._notice_s = notice_s
         self._model = model
         self._lock = threading.Lock()
         self.completed = 0
         self.failures: list[tuple[str, str]] = []
         self.enough = threading.Event()
         work = [self._unary, self._unary, self._stream, self._stream]
+        if http_address is not None:
+            work += [self._http, self._http_anew]
         self._threads = [
             threading.Thread(target=each) for each in (*work, *([self._watch] if polite else []))
         ]
@@ -115,6 +127,27 @@ class Load:
                     self.failures.append((error.code().name, error.details()))
                     return
                 self._count()
+
+    def _http(self, anew: bool = False) -> None:
+        assert self._http_address is not None
+        with closing(http.client.HTTPConnection(self._http_address, timeout=WAIT_S)) as connection:
+            while not self.enough.is_set():
+                try:
+                    connection.request("POST", f"/v2/models/{self._model}/infer", _HTTP_BODY)
+                    response = connection.getresponse()
+                    body = response.read()
+                except (OSError, http.client.HTTPException) as error:
+                    self.failures.append((type(error).__name__, str(error)))
+                    return
+                if response.status != http.HTTPStatus.OK:
+                    self.failures.append((str(response.status), body.decode()))
+                    return
+                self._count()
+                if anew:
+                    connection.close()
+
+    def _http_anew(self) -> None:
+        self._http(anew=True)
 
     def _stream(self) -> None:
         answers: queue.Queue[None] = queue.Queue()
@@ -141,5 +174,6 @@ class Load:
         with closing(Client(self._address)) as client:
             while not self.enough.is_set():
                 if client.health() != SERVING:
+                    self.enough.wait(self._notice_s)
                     self.enough.set()
                 self.enough.wait(0.01)
