@@ -33,6 +33,7 @@ from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, GrpcOptions
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
 from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_server import HttpFrontEnd, HttpOptions
+from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.sagemaker_models import SageMakerModels
 from conch.memory.cuda_regions import cuda_opener
@@ -40,7 +41,9 @@ from conch.memory.regions import Regions
 from conch.observability.logging.access_log import AccessLog
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.metrics.exemplars import Exemplars
+from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.metrics.metrics_options import MetricsOptions
+from conch.observability.metrics.server_metrics import CustomMetrics
 from conch.observability.request_watch import RequestWatches
 from conch.observability.tracing.open_tracing import open_tracing
 from conch.process.banner import Endpoint, banner, local_address
@@ -152,10 +155,14 @@ class Server:
         )
         self.logs = LogControl(LogOptions(), None) if logs is None else logs
         self.regions = Regions(options.allow_client_shm, cuda_opener())
+        meter = LoadMeter(self.registry)
+        reports = LoadReports(meter, CustomMetrics(families).snapshot)
         self._grpc = (
             None
             if grpc is None
-            else GrpcFrontEnd(self.core, grpc, logs=self.logs, traces=self.traces, regions=self.regions)
+            else GrpcFrontEnd(
+                self.core, grpc, logs=self.logs, traces=self.traces, regions=self.regions, reports=reports
+            )
         )
         self.grpc_port: int | None = None
         self._loop = LoopThread()  # shared by the HTTP and metrics ports
@@ -180,6 +187,7 @@ class Server:
                 self._loop,
                 self.registry,
                 self.agent.loads,
+                meter,
                 self._cache,
                 self.regions,
                 families,
@@ -193,7 +201,7 @@ class Server:
         handler = None if self._metrics is None else self._metrics.handler
         rest = platforms if http is None else (http, *platforms)
         self._rest = [
-            (each, HttpFrontEnd(self.core, each, self._loop, self._services, metrics=handler))
+            (each, HttpFrontEnd(self.core, each, self._loop, self._services, reports, metrics=handler))
             for each in rest
         ]
         self.rest_ports: dict[str, int] = {}

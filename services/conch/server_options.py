@@ -314,6 +314,7 @@ def _grpc(settings: Settings) -> GrpcOptions | None:
         restrictions=restrictions,
         header_forward_pattern=pattern,
         allow_model_upload=settings.allow_model_upload,
+        load_reports=settings.grpc_orca_load_reports,
     )
 
 

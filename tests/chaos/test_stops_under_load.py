@@ -1,10 +1,11 @@
 """Servers that are stopped again and again under gRPC, HTTP and stream load: no request is lost.
 
-`CONCH_STOPS` sets how often; a thousand take an hour or two.
+`CONCH_STOPS` sets how often; a thousand take an hour. `--log-cli-level=info` shows how far it is.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from tests.support.draining import Load
 from tests.support.servers import eventually, serving_process
 from tests.support.steered import Steering
+
+log = logging.getLogger(__name__)
 
 STOPS = int(os.environ.get("CONCH_STOPS", "15"))
 NOTICE_S = 0.2
@@ -35,5 +38,5 @@ def test_stops_lose_nothing_while_endpoints_are_removed(tmp_path: Path, grpc_is_
             assert server.wait() == 0, server.errors
         lost += [(stop, failure) for failure in load.failures]
         assert steering.ran() == load.completed, f"stop {stop}: what was run was answered"
-        print(f"stop {stop + 1} of {STOPS}: {load.completed} requests, {len(load.failures)} failures")
+        log.info("stop %d of %d: %d requests, %d lost", stop + 1, STOPS, load.completed, len(load.failures))
     assert lost == []

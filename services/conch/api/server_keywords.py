@@ -56,6 +56,7 @@ class ServerKeywords(TypedDict, total=False):
     grpc_max_concurrent_streams: int | str | None
     grpc_max_metadata_bytes: int | str | None
     grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] | None
+    grpc_orca_load_reports: bool | str | None
     grpc_header_forward_pattern: str | None
     grpc_restricted_protocol: str | Sequence[str] | None
     grpc_use_ssl: bool | str | None

@@ -16,6 +16,7 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.statistics_snapshot import (
     BatchDurations,
     Duration,
+    Gauges,
     ResponseCounters,
     ResponseKind,
     StatisticsSnapshot,
@@ -34,7 +35,7 @@ class ModelStatistics:
     """Counters of a model version: plain integers rather than `Duration` objects, for speed.
 
     Args:
-        gauges: Returns the numbers of pending and running requests.
+        gauges: Returns what the version does now.
 
     Attributes:
         watched: True once a request has a watch; until then, recording skips the check.
@@ -73,7 +74,7 @@ class ModelStatistics:
         "watched",
     )
 
-    def __init__(self, gauges: Callable[[], tuple[int, int]] | None = None) -> None:
+    def __init__(self, gauges: Callable[[], Gauges] = Gauges) -> None:
         self._gauges = gauges
         self.watched = False
         self.identity = object()
@@ -344,13 +345,20 @@ class ModelStatistics:
                 0 if self._first_responses is None else self._first_responses.total,
             )
 
-    def gauges(self) -> tuple[int, int]:
-        """The numbers of pending and running requests."""
-        return (0, 0) if self._gauges is None else self._gauges()
+    @property
+    def ended(self) -> tuple[int, int]:
+        """Requests that have ended, and those of them that failed though their client still waited."""
+        with self._lock:
+            failed = self._failed - sum(self._cancelled.values())
+            return self._succeeded + self._hits + failed, failed
+
+    def gauges(self) -> Gauges:
+        """What the version does now."""
+        return self._gauges()
 
     def snapshot(self) -> StatisticsSnapshot:
         """A consistent copy of all counters, with the gauges of about the same time."""
-        pending, running = self.gauges()
+        pending, running, _, _ = self.gauges()
         with self._lock:
             count = self._succeeded
             return StatisticsSnapshot(

@@ -72,7 +72,7 @@ class Model:
 
     def __init__(self, spec: ModelSpec, pool: InstancePool, clock: Clock = monotonic_ns) -> None:
         self.spec = spec
-        self.statistics = ModelStatistics(self._gauges)
+        self.statistics = ModelStatistics(lambda: self._runner.gauges())
         self.version_text = str(spec.version)
         self._clock = clock
         self._pool = pool
@@ -213,9 +213,6 @@ class Model:
             return False
         self._pool.close()
         return True
-
-    def _gauges(self) -> tuple[int, int]:
-        return self._runner.pending, self._runner.running
 
     def fail_queued(self, error: ConchError) -> int:
         """Fails all queued requests; returns their number."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from conch.core.latencies import FirstResponseCounts, LatencyCounts
 
@@ -89,6 +90,23 @@ def _durations(row: list[int]) -> ResponseDurations:
     return ResponseDurations(
         Duration(computed, row[8]), Duration(computed, row[9]), success, fail, empty, cancel
     )
+
+
+class Gauges(NamedTuple):
+    """What a version does at a moment.
+
+    Attributes:
+        pending: Requests accepted and not yet executing.
+        running: Requests that run, or that the model completes after their batch; those of a decoupled model
+            from the start of their execution to their last response.
+        busy_ns: Time that all instances together have run batches since the load, the running ones included.
+        instances: Number of instances that run batches; 0 for an ensemble.
+    """
+
+    pending: int = 0
+    running: int = 0
+    busy_ns: int = 0
+    instances: int = 0
 
 
 @dataclass(frozen=True, slots=True)

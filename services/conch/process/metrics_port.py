@@ -15,6 +15,7 @@ from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.memory.regions import Regions
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.gpu_metrics import open_gpus
+from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.metrics.machine_metrics import MachineMetrics
 from conch.observability.metrics.metrics_app import MetricsApp
 from conch.observability.metrics.metrics_export import MetricsExport
@@ -41,6 +42,7 @@ class MetricsPort:
         thread: LoopThread,
         registry: Registry,
         loads: LoadStatistics,
+        meter: LoadMeter,
         cache: CacheService | None = None,
         regions: Regions | None = None,
         families: CustomFamilies = FAMILIES,
@@ -70,6 +72,7 @@ class MetricsPort:
         models = ModelMetrics(
             registry,
             loads.snapshot,
+            meter,
             options.counters,
             options.quantiles,
             gpu_uuids=uuids,

@@ -86,8 +86,8 @@ class RayUnaryCall(RayCall):
         """See `UnaryRpc.reply`."""
         self._on_loop(self._set, message)
 
-    def reply_compressed(self, message: bytes, algorithm: str) -> None:
-        """Answers without compression, which is the proxy's."""
+    def reply_with(self, message: bytes, compression: str | None, trailing: Metadata | None) -> None:
+        """Answers without compression and metadata, which are the proxy's."""
         self.reply(message)
 
     def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:

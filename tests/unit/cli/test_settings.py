@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conch.cli.settings.all_settings import SETTINGS
+from conch.cli.settings.all_settings import DEFAULT, SETTINGS, Settings
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.value_types import integer, parse_bool
@@ -50,6 +50,20 @@ def test_defaults_are_tritons(name: str, default: object) -> None:
     assert flags[name] == default
     assert flags[name.replace("-", "_")] == default
     assert flags.warnings == ()
+
+
+def test_connections_age_in_kubernetes_unless_a_setting_says_otherwise(tmp_path: Path) -> None:
+    definition = Settings.grpc_max_connection_age
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    (file := tmp_path / "conch.toml").write_text("grpc-max-connection-age = 7")
+    found = read(**pod)
+    assert (found.grpc_max_connection_age, str(found.source(definition))) == (
+        1_800_000,
+        "Kubernetes: KUBERNETES_SERVICE_HOST",
+    )
+    assert read("--grpc-max-connection-age=0", **pod).grpc_max_connection_age == 0
+    assert read(f"--config-file={file}", **pod).grpc_max_connection_age == 7
+    assert read_keywords({}).source(definition) == DEFAULT
 
 
 @pytest.mark.parametrize("arguments", [("--grpc-port=1234",), ("--grpc-port", "1234")])

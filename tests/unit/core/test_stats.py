@@ -12,6 +12,7 @@ from conch.core.execution.executor import Executor
 from conch.core.model_statistics import Duration, ModelStatistics
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
+from conch.core.statistics_snapshot import Gauges
 
 
 def run_batch(
@@ -140,7 +141,7 @@ def test_failures_are_told_apart() -> None:
     def fail(batch: Batch) -> list[InferenceResponse | None]:
         raise UnavailableError("no")
 
-    statistics = ModelStatistics(lambda: (5, 7))
+    statistics = ModelStatistics(lambda: Gauges(5, 7))
     run_batch(statistics, [1], fail)
     statistics.record_rejection(10, "timeout")
     statistics.record_rejection(10, "queue full")

@@ -83,7 +83,7 @@ def test_a_call_without_a_message_is_refused() -> None:
     "answer",
     [
         lambda call: call.reply(b"answer"),
-        lambda call: call.reply_compressed(b"answer", "gzip"),
+        lambda call: call.reply_with(b"answer", "gzip", None),
         lambda call: call.abort(3, "no", (("key", "value"),)),
     ],
 )

@@ -19,6 +19,8 @@ from conch.core.registry import Entry, Registry, VersionState
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import WorkerStatus
 from conch.core.spec import InstanceGroup
+from conch.core.statistics_snapshot import Gauges
+from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.metrics.metrics_exposition import Exposition, Format, GilYielder, Source
 from conch.observability.metrics.model_metrics import ModelMetrics
 from conch.observability.metrics.sample_text import Family, sample
@@ -30,7 +32,7 @@ class Served:
 
     def __init__(self, name: str, cached: bool = False, namespace: str = "", **config: object) -> None:
         self.spec = replace(make_spec(8, name=name), cached=cached, namespace=namespace, config=config)
-        self.statistics = ModelStatistics(lambda: (99, 2))
+        self.statistics = ModelStatistics(lambda: Gauges(99, 2))
         self.statistics.keep_latencies()
         self.pending = 3
         self.workers: list[WorkerStatus] = []
@@ -60,7 +62,8 @@ class Site:
         self.others = CollectorRegistry()
         for model in models:
             self.publish(model)
-        self.models = ModelMetrics(self.registry, self.loads.snapshot, counters, gpu_uuids=gpu_uuids)
+        meter = LoadMeter(self.registry)
+        self.models = ModelMetrics(self.registry, self.loads.snapshot, meter, counters, gpu_uuids=gpu_uuids)
         state = StateMetrics(self.registry, self.loads.snapshot)
         self.exposition = Exposition(self.models, [*sources, state], self.others)
 

@@ -53,6 +53,9 @@ class GrpcSettings(SettingGroup):
     grpc_infer_response_compression_level = setting(
         TEXT, "none", "compression of inference responses", choices=("none", "low", "medium", "high")
     )
+    grpc_orca_load_reports = setting(
+        BOOL, False, "end inference calls with an ORCA load report in their trailing metadata"
+    )
     grpc_header_forward_pattern = setting(TEXT, "", "metadata keys forwarded as request parameters")
     grpc_restricted_protocol = repeatable(
         TEXT, "<protocol,…>:<key>=<value>: protocols that need this metadata", secret=re.compile(r"[^=]*=")
@@ -85,7 +88,11 @@ class GrpcKeepAliveSettings(SettingGroup):
     )
     grpc_http2_max_ping_strikes = setting(NATURAL, 2, "bad pings before a connection is closed")
     grpc_max_connection_age = setting(
-        NATURAL, 0, "age at which a connection is closed; 0 for never", unit="milliseconds"
+        NATURAL,
+        0,
+        "age at which clients are asked to leave a connection, give or take a tenth; 0 for never; 30 minutes "
+        "in Kubernetes",
+        unit="milliseconds",
     )
     grpc_max_connection_age_grace = setting(
         NATURAL, 0, "time that calls may go on after that; 0 for no limit", unit="milliseconds"

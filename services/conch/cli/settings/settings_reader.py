@@ -31,6 +31,10 @@ _PROTOCOLS = {
 }
 """Protocols with a port: name in Triton's texts, and prefix of the settings."""
 
+_KUBERNETES = "KUBERNETES_SERVICE_HOST"
+"""A variable that Kubernetes sets in each container."""
+_CONNECTION_AGE_MS = 30 * 60 * 1000
+
 _Given = dict[str, tuple[Any, Source]]
 
 
@@ -66,7 +70,9 @@ def read_flags(
             f"follow, and --platform=none ignores it",
         )
     settings = Settings(
-        _from_platform(detected) | given, (*_misspelt(environment), *detected.warnings), notes
+        _from_kubernetes(environment) | _from_platform(detected) | given,
+        (*_misspelt(environment), *detected.warnings),
+        notes,
     )
     _check_ports(settings)
     return settings
@@ -150,6 +156,16 @@ def _from_platform(detected: DetectedPlatform) -> _Given:
         value = _parsed(BY_KEY[key], default.texts, f"{detected.title}: {default.reason}")
         given[key] = (value, Source("platform", f"{detected.title}: {default.reason}"))
     return given
+
+
+def _from_kubernetes(environment: Mapping[str, str]) -> _Given:
+    """The defaults that are others where the server runs.
+
+    In Kubernetes connections age: a client's only connection would otherwise stay with one pod for ever.
+    """
+    if _KUBERNETES not in environment:
+        return {}
+    return {"grpc_max_connection_age": (_CONNECTION_AGE_MS, Source("platform", f"Kubernetes: {_KUBERNETES}"))}
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Given:

@@ -23,6 +23,7 @@ from conch.core.request_log import REQUESTS, note_run
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError, InlineClaim, Readiness, WorkerStatus
 from conch.core.spec import ModelSpec
+from conch.core.statistics_snapshot import Gauges
 from conch.core.validation import RequestValidator
 
 
@@ -177,8 +178,8 @@ class EnsembleModel:
                 return InferenceResponse([], response.error)
         return response
 
-    def _gauges(self) -> tuple[int, int]:
-        return 0, len(self._open)
+    def _gauges(self) -> Gauges:
+        return Gauges(running=len(self._open))
 
     def _count(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
         now = self.clock()

@@ -15,6 +15,8 @@
 
 Requests that only an unavailable instance may run wait in the queue, where they can be cancelled and expire.
 
+`RunningBatches` are the batches of the busy and the retiring ones.
+
 Locks: the runner's; instances call `on_available` from any thread. Used by: `Runner`.
 """
 
@@ -25,8 +27,28 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from conch.core.backend import BackendInstance
+from conch.core.scheduling.scheduler import Batch
 
 log = logging.getLogger(__name__)
+
+
+class RunningBatches(set[Batch]):
+    """The batches that instances run, and how long earlier ones took.
+
+    Attributes:
+        past_ns: Time that instances have run the batches that are finished, in nanoseconds.
+    """
+
+    past_ns = 0
+
+    @property
+    def requests(self) -> int:
+        """Number of requests in them."""
+        return sum(len(batch.requests) - batch.fillers for batch in self)
+
+    def busy_ns(self, now: int) -> int:
+        """Time that instances have run batches until now, in nanoseconds."""
+        return self.past_ns + sum(now - batch.compute_start_ns for batch in self)
 
 
 class InstanceSet:

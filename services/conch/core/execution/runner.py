@@ -42,7 +42,7 @@ from conch.core.execution.completions import complete, complete_within
 from conch.core.execution.executor import Executor
 from conch.core.execution.expiry_thread import ExpiryThread
 from conch.core.execution.inline_execution import FAST_NS, InlineExecution, bypasses_claims
-from conch.core.execution.instance_set import InstanceSet
+from conch.core.execution.instance_set import InstanceSet, RunningBatches
 from conch.core.execution.model_threads import ModelThreads
 from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder
@@ -50,6 +50,7 @@ from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
 from conch.core.scheduling.scheduler import IDLE, Batch, OutcomeReader, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
+from conch.core.statistics_snapshot import Gauges
 
 _WAIT_NS = 2_000_000  # of a claimant for an outcome
 
@@ -95,7 +96,7 @@ class Runner:
         self._inline.allowed = self._all_allow_inline()
         self._threads = ModelThreads(name, self._lock, self._run)
         self._drained, self._closing = threading.Condition(self._lock), False
-        self._executing = 0
+        self._running = RunningBatches()
         self._tracker = executor.tracker  # requests completed by the model itself, possibly after their batch
         self._tracker.on_none = self._on_none_open
         self._expiries = scheduler.expiries
@@ -109,12 +110,12 @@ class Runner:
         with self._lock:
             return self._scheduler.pending
 
-    @property
-    def running(self) -> int:
-        """Requests that run, or that the model completes after its batch."""
+    def gauges(self) -> Gauges:
+        """What the version does now."""
         with self._lock:
-            # Those of a decoupled model are open from the start of execution to the last response.
-            return self._tracker.count + (0 if self._tracker.decoupled else self._executing)
+            running = self._tracker.count + (0 if self._tracker.decoupled else self._running.requests)
+            busy_ns = self._running.busy_ns(self._clock())
+            return Gauges(self._scheduler.pending, running, busy_ns, self._instances.count)
 
     @property
     def held(self) -> int:
@@ -345,8 +346,8 @@ class Runner:
             self._check_drained()  # the last sequence may have ended
         decision = self._next_batch(now) if self._idle and self._scheduler.pending else IDLE
         if type(decision) is Batch:
-            self._executing += len(decision.requests) - decision.fillers
             decision.compute_start_ns = now
+            self._running.add(decision)
             if wake and self._blocks and self._idle:
                 self._wake_if_due(now)
             return decision
@@ -360,7 +361,8 @@ class Runner:
     def _free(self, batch: Batch, now: int) -> None:
         """Makes the instance of a finished batch idle; called with the lock held."""
         instance = batch.runs_on
-        self._executing -= len(batch.requests) - batch.fillers
+        self._running.remove(batch)
+        self._running.past_ns += now - batch.compute_start_ns
         self._scheduler.complete(batch, now)
         if self._limits is None and not self._instances.retiring:
             self._idle.append(instance)
@@ -425,10 +427,9 @@ class Runner:
 
     def _all_allow_inline(self) -> bool:
         """Whether batches may run inline; those that are only started always may."""
-        if not self._blocks:
-            return True
         instances = self._instances.by_number.values()
-        return self._executor.allows_inline and all(instance.allows_inline for instance in instances)
+        allowed = self._executor.allows_inline and all(instance.allows_inline for instance in instances)
+        return allowed or not self._blocks
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, finishes the accepted ones, and ends the threads.

@@ -20,6 +20,7 @@ from conch.frontends.access_policy import Restrictions
 from conch.frontends.grpc.adapter import ChannelArguments, Server, TlsOptions
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
 from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN
+from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions
@@ -77,6 +78,7 @@ class GrpcOptions:
         restrictions: Categories of RPCs that need a secret.
         header_forward_pattern: RE2 pattern of call metadata that become request parameters; empty for none.
         allow_model_upload: Whether remote clients may load models from files in the request.
+        load_reports: Whether inference calls end with a load report.
     """
 
     address: str = "0.0.0.0"
@@ -93,6 +95,7 @@ class GrpcOptions:
     restrictions: Restrictions = field(default_factory=dict)
     header_forward_pattern: str = ""
     allow_model_upload: bool = False
+    load_reports: bool = False
 
     @property
     def mutual(self) -> bool:
@@ -118,6 +121,7 @@ class GrpcFrontEnd:
         logs: The log settings; None if the embedding program owns them.
         traces: The trace settings; None for new ones.
         regions: The shared-memory regions; None for none.
+        reports: The load reports; None for none.
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
@@ -131,12 +135,20 @@ class GrpcFrontEnd:
         logs: LogControl | None = None,
         traces: TraceSettings | None = None,
         regions: Regions | None = None,
+        reports: LoadReports | None = None,
     ) -> None:
         self._options = options
         services = Services(
             regions or Regions(), logs or LogControl(LogOptions(), None), traces or TraceSettings()
         )
-        self._methods = GrpcMethods(core, services, method_options(options), self._queue_inline, clock)
+        self._methods = GrpcMethods(
+            core,
+            services,
+            method_options(options),
+            self._queue_inline,
+            clock,
+            reports if options.load_reports else None,
+        )
         self._server = Server(
             self._methods.unary,
             self._methods.streams,

@@ -26,6 +26,7 @@ from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
 from conch.frontends.grpc.rpc_calls import StreamMethod, UnaryMethod
 from conch.frontends.grpc.stream_infer_rpc import StreamInferHandler
+from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.thread_pool import OperationPools, ThreadPool
@@ -56,6 +57,7 @@ class GrpcMethods:
     Args:
         queue_inline: Takes claims of models that a handler's thread may run after the call.
         clock: Monotonic time in nanoseconds.
+        reports: Adds load reports to the trailing metadata of inference calls, or None.
 
     Attributes:
         unary: Handlers of unary methods, by full name such as ``/package.Service/Method``.
@@ -69,6 +71,7 @@ class GrpcMethods:
         options: MethodOptions,
         queue_inline: Callable[[InlineClaim], None],
         clock: Clock = monotonic_ns,
+        reports: LoadReports | None = None,
     ) -> None:
         self._operations = OperationPools("conch-grpc")
         self._decoding = ThreadPool(_DECODE_THREADS, "conch-grpc-decode")
@@ -77,7 +80,7 @@ class GrpcMethods:
         uploads = UploadRule(options.any_upload)
         unary: dict[str, UnaryMethod] = operation_handlers(core, services, self._operations, uploads)
         encoder, compression, regions = ResponseEncoder(), options.compression, services.regions
-        shared = core, queue_inline, encoder, clock, self._decoding, forward, compression, regions
+        shared = core, queue_inline, encoder, clock, self._decoding, forward, compression, regions, reports
         self._infer = InferHandler(*shared)
         unary[table.INFER.grpc_method] = self._infer
         self._streams = StreamInferHandler(*shared)

@@ -20,6 +20,7 @@ from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder, retry_metadata
 from conch.frontends.grpc.rpc_calls import UnaryRpc
+from conch.frontends.load_reports import LoadReports, trailing
 from conch.memory.regions import Regions
 
 _DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
@@ -35,6 +36,7 @@ class InferHandler:
         forward: Copies call metadata to request parameters, or None.
         compression: gRPC's name of the compression algorithm of responses, or None.
         regions: Shared memory that tensors may lie in; None for none.
+        reports: Adds load reports to the trailing metadata, or None.
 
     Attributes:
         admission: Admits the requests.
@@ -50,6 +52,7 @@ class InferHandler:
         forward: HeaderForwarder | None = None,
         compression: str | None = None,
         regions: Regions | None = None,
+        reports: LoadReports | None = None,
     ) -> None:
         self.admission = admission = core.admission("grpc")
         self._admit = admission.admit
@@ -61,6 +64,8 @@ class InferHandler:
         self._decoding = decoding
         self._forward = forward
         self._compression = compression
+        self._reports = reports
+        self._plain = compression is None and reports is None
 
     def __call__(self, call: UnaryRpc, message: bytes, polling: bool = True) -> None:
         """Submits one request; the responder replies.
@@ -97,24 +102,25 @@ class InferHandler:
     ) -> None:
         # A local variable of `__call__` would be in a reference cycle with the traceback of the error.
         shown = self.admission.refuse(request, error, call, len(message), received_ns)
-        call.abort(shown.grpc_status, shown.message, retry_metadata(shown))
+        self._abort(call, shown)
+
+    def _abort(self, call: UnaryRpc, error: ConchError) -> None:
+        call.abort(error.grpc_status, error.message, trailing(self._reports, retry_metadata(error)))
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         call: UnaryRpc = request.context  # type: ignore[assignment]  # `__call__` has set it
         try:
             if response is not None and response.error is not None:
-                error = response.error
-                call.abort(error.grpc_status, error.message, retry_metadata(error))
+                self._abort(call, response.error)
                 return
             message = self._encoder.message(request, response)
             if request.watch is not None:
                 request.watch.bytes_out += len(message)
-            if self._compression is None:
+            if self._plain:
                 call.reply(message)
             else:
-                call.reply_compressed(message, self._compression)
+                call.reply_with(message, self._compression, trailing(self._reports))
         except ConchError as error:
-            call.abort(error.grpc_status, error.message)
+            self._abort(call, error)
         except Exception as error:
-            shown = unsendable(request.model_name, response, error)
-            call.abort(shown.grpc_status, shown.message)
+            self._abort(call, unsendable(request.model_name, response, error))

@@ -34,8 +34,8 @@ class UnaryRpc(RpcCall, Protocol):
     def reply(self, message: bytes) -> None:
         """Answers with status OK."""
 
-    def reply_compressed(self, message: bytes, algorithm: str) -> None:
-        """Answers with status OK; the transport may compress the message with a gRPC algorithm."""
+    def reply_with(self, message: bytes, compression: str | None, trailing: Metadata | None) -> None:
+        """Answers with status OK and trailing metadata; the transport may compress with a gRPC algorithm."""
 
     def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
         """Answers with an error status and trailing metadata."""

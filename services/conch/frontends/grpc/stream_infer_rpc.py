@@ -22,6 +22,7 @@ from conch.core.response_errors import unsendable
 from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
+from conch.frontends.grpc.adapter import Metadata
 from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import (
@@ -33,6 +34,7 @@ from conch.frontends.grpc.response_encoder import (
 )
 from conch.frontends.grpc.rpc_calls import StreamRpc
 from conch.frontends.grpc.wire_format import length_header
+from conch.frontends.load_reports import LoadReports, trailing
 from conch.memory.regions import Regions
 from conch.protocol import inference_pb2
 
@@ -78,7 +80,7 @@ class InferStream:
                 self._half_closed = True
                 finished = not self._open
             if finished:
-                self._call.close()
+                self._close(_OK, "")
             return
         slot = _Slot(self)
         with self._lock:
@@ -105,7 +107,10 @@ class InferStream:
             self._half_closed = True
             finished = not self._open
         if finished:
-            self._call.close(status, details)
+            self._close(status, details)
+
+    def _close(self, status: int, details: str, metadata: Metadata | None = None) -> None:
+        self._call.close(status, details, trailing(self._handler.reports, metadata))
 
     def send(self, slot: _Slot, message: bytes | None, final: bool, error: ConchError | None = None) -> None:
         """Sends a serialised ModelStreamInferResponse, or holds it until earlier ordered requests are done.
@@ -113,7 +118,7 @@ class InferStream:
         `message` may be None; `final` ends the request; `error` is the error in the message.
         """
         if error is not None and self._real_errors:
-            self._call.close(error.grpc_status, error.message, retry_metadata(error))
+            self._close(error.grpc_status, error.message, retry_metadata(error))
             self.on_cancel()
             return
         # Writes under the lock, or two threads could swap their messages.
@@ -132,7 +137,7 @@ class InferStream:
                 self._flush()
             finished = self._half_closed and not self._open
         if finished:
-            self._call.close(*self._closing)
+            self._close(*self._closing)
 
     def wait_for_reader(self) -> None:
         """Blocks while too many bytes are unsent; see `StreamCall.wait_for_reader`."""
@@ -163,6 +168,7 @@ class StreamInferHandler:
     Attributes:
         admission: Admits the requests.
         received: Number of requests so far.
+        reports: Adds load reports to the trailing metadata, or None.
     """
 
     def __init__(
@@ -175,6 +181,7 @@ class StreamInferHandler:
         forward: HeaderForwarder | None = None,
         compression: str | None = None,
         regions: Regions | None = None,
+        reports: LoadReports | None = None,
     ) -> None:
         self.admission = core.admission("grpc-stream")
         self._compression = compression
@@ -185,6 +192,7 @@ class StreamInferHandler:
         self._decoding = decoding
         self._forward = forward
         self.received = 0
+        self.reports = reports
 
     def __call__(self, call: StreamRpc) -> None:
         """Opens a stream."""

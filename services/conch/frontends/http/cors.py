@@ -72,14 +72,15 @@ class CrossOriginInference:
         origin = fields.get(b"origin")
         if origin is None or not (self._any or origin in self._origins):
             return False
-        exchange.extra_headers = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        headers = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        exchange.add_headers(lambda: headers)
         if exchange.method == "OPTIONS" and b"access-control-request-method" in fields:
-            exchange.extra_headers += [
+            headers += [
                 (b"access-control-allow-methods", b"POST"),
                 (b"access-control-allow-headers", fields.get(b"access-control-request-headers", b"")),
                 (b"access-control-max-age", _MAX_AGE_S),
             ]
             exchange.respond(204, [])
             return True
-        exchange.extra_headers.append((b"access-control-expose-headers", _EXPOSED))
+        headers.append((b"access-control-expose-headers", _EXPOSED))
         return False

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hmac import compare_digest
 from typing import Any
 
@@ -20,6 +21,7 @@ from conch.frontends.access_policy import Restrictions
 from conch.frontends.http.cors import CrossOriginInference, cross_origin_reason
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.json_body import error_reply, text_error
+from conch.frontends.load_reports import ASKED, LoadReports
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class RouteTable:
         refused: Told of inference requests without it.
         cors: Opens inference to pages of other origins; None for none.
         unmatched: Response for unknown paths.
+        reports: Adds load reports to the responses of inference requests that ask for them; None for none.
     """
 
     def __init__(
@@ -87,12 +90,14 @@ class RouteTable:
         refused: OnRefused = ignore_refused,
         cors: CrossOriginInference | None = None,
         unmatched: Reply = NOT_FOUND,
+        reports: LoadReports | None = None,
     ) -> None:
         self._routes = tuple(routes)
         self._restrictions = restrictions or {}
         self._refused = refused
         self._cors = cors
         self._unmatched = unmatched
+        self._reports = reports
 
     def __call__(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
         """Answers a request, or returns a coroutine that does."""
@@ -112,6 +117,8 @@ class RouteTable:
             if inference:
                 self._refused(exchange, groups.get("model", ""), groups.get("version", ""))
             return None
+        if inference and ASKED in exchange.fields and self._reports is not None:
+            exchange.add_headers(partial(self._reports.header, exchange.fields[ASKED]))
         if exchange.method in ("POST", "DELETE") and not inference:
             page = cross_origin_reason(exchange.fields)
             if page:

@@ -27,6 +27,7 @@ from conch.frontends.http.infer.infer_route import InferRoute
 from conch.frontends.http.platforms.platform_api import Platform, RestApi
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
+from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.operation_table import INFER, path_pattern
 
@@ -121,6 +122,7 @@ class HttpFrontEnd:
         options: HttpOptions,
         thread: LoopThread,
         services: Services,
+        reports: LoadReports,
         clock: Clock = monotonic_ns,
         metrics: Handler | None = None,
     ) -> None:
@@ -153,6 +155,7 @@ class HttpFrontEnd:
             options.restrictions,
             refused,
             CrossOriginInference(options.cors_origins) if options.cors_origins else None,
+            reports=reports,
         )
         self._handler: Handler = routes
         if platform is not None:

@@ -289,5 +289,12 @@ WORKERS = Template(
 WORKER_RESTARTS = Template(
     Family("conch_worker_restarts_total", "counter", "Starts of worker processes in place of dead ones")
 )
+SATURATION = Template(
+    Family(
+        "conch_saturation",
+        "gauge",
+        "Share of the instances' time in which they have run batches since the last measurement [0.0 - 1.0]",
+    )
+)
 LOAD_SECONDS = Template(Family("nv_model_load_duration_secs", "gauge", "Model load time in seconds"))
 """Gauges of model versions."""

@@ -16,12 +16,14 @@ from conch.core.registry import Registry
 from conch.core.servable import Servable
 from conch.core.spec import InstanceGroup, ModelSpec
 from conch.observability.metrics.exemplars import Exemplars, Version
+from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.metrics.model_families import (
     FIRST_RESPONSE,
     IN_MODEL,
     LOAD_SECONDS,
     OURS,
     PENDING,
+    SATURATION,
     TRITON,
     WAITING,
     WORKER_RESTARTS,
@@ -35,7 +37,7 @@ from conch.observability.metrics.summary_metrics import SummaryMetrics
 
 _COUNTED = (*TRITON, *OURS)
 _FAMILIES = (*(family.template.family for family in _COUNTED), FIRST_RESPONSE)
-_LIVE = (PENDING, WAITING, IN_MODEL, LOAD_SECONDS)
+_LIVE = (PENDING, WAITING, IN_MODEL, SATURATION, LOAD_SECONDS)
 _WORKERS = (WORKERS, WORKER_RESTARTS)
 _NOTHING = ModelStatistics().snapshot()
 
@@ -62,6 +64,7 @@ class ModelMetrics:
     Args:
         registry: The models.
         loads: Gives the counts of loads.
+        meter: Measures the saturation.
         counters: Whether Triton's counters count; else they stay 0.
         quantiles: Quantiles of Triton's summaries; empty for no summaries.
         clock: Monotonic time in nanoseconds.
@@ -73,6 +76,7 @@ class ModelMetrics:
         self,
         registry: Registry,
         loads: Callable[[], LoadCounts],
+        meter: LoadMeter,
         counters: bool = True,
         quantiles: Sequence[float] = (),
         clock: Clock = monotonic_ns,
@@ -84,6 +88,7 @@ class ModelMetrics:
         self._gpu_uuids = gpu_uuids
         self._summaries = SummaryMetrics(quantiles) if quantiles else None
         self._loads = loads
+        self._meter = meter
         self._counters = counters
         self._exemplars = exemplars
         # Keyed by identity, not by model: must not keep an unloaded model alive until the next scrape.
@@ -94,6 +99,7 @@ class ModelMetrics:
     ) -> list[tuple[Family, list[str]]]:
         """The families with their samples as pieces of text; calls `step` after each model."""
         seconds = self._loads().seconds
+        saturation = self._meter.read().saturation
         rendered: dict[object, _Rendered] = {}
         versions: list[Version] = []
         live: list[list[str]] = [[] for _ in (*_LIVE, *_WORKERS)]
@@ -103,7 +109,14 @@ class ModelMetrics:
             spec, statistics = model.spec, model.statistics
             versions.append((spec.name, spec.version))
             pending = model.pending
-            values = (pending, pending, statistics.gauges()[1], seconds.get((spec.identifier, spec.version)))
+            gauges = statistics.gauges()
+            values = (
+                pending,
+                pending,
+                gauges.running,
+                saturation.get(statistics.identity, 0.0) if gauges.instances else None,
+                seconds.get((spec.identifier, spec.version)),
+            )
             for pieces, template, value in zip(live[: len(_LIVE)], _LIVE, values, strict=True):
                 if value is not None:
                     pieces.append(template.render(text.labels, (value,)))

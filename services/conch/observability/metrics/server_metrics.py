@@ -197,10 +197,11 @@ class CustomMetrics:
                 Family(family.name, family.kind, family.description),
                 [_samples(family.name, metric) for metric in family.metrics],
             )
-            for family in self._snapshot()
+            for family in self.snapshot()
         ]
 
-    def _snapshot(self) -> list[FamilySnapshot]:
+    def snapshot(self) -> list[FamilySnapshot]:
+        """The families with their metrics, by name."""
         own = self._families.snapshot()
         if self._families is FAMILIES:
             return own

@@ -246,9 +246,10 @@ class UnaryCall(Call):
         """Sends the answer with status OK; from any thread."""
         self._finish(SEND_NO_METADATA, cygrpc.SendMessageOperation(message, 0), SEND_OK)
 
-    def reply_compressed(self, message: bytes, algorithm: str) -> None:
-        """Sends the answer with status OK, compressed with a gRPC algorithm such as ``gzip``."""
-        self._finish(send_metadata(algorithm), cygrpc.SendMessageOperation(message, 0), SEND_OK)
+    def reply_with(self, message: bytes, compression: str | None, trailing: Metadata | None) -> None:
+        """Sends the answer with status OK, a gRPC compression such as ``gzip``, and trailing metadata."""
+        status = SEND_OK if trailing is None else cygrpc.SendStatusFromServerOperation(trailing, OK, b"", 0)
+        self._finish(send_metadata(compression), cygrpc.SendMessageOperation(message, 0), status)
 
     def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
         """Ends the call with an error status and trailing metadata; from any thread."""
