@@ -27,6 +27,7 @@ from conch.core.scheduling.scheduler import Scheduler
 from conch.core.scheduling.sequence.batcher import SequenceBatcher
 from conch.core.servable import Readiness, WorkerStatus
 from conch.core.spec import ModelSpec, WarmupSample
+from conch.core.statistics_snapshot import Gauges
 from conch.core.validation import RequestValidator
 
 
@@ -72,7 +73,7 @@ class Model:
 
     def __init__(self, spec: ModelSpec, pool: InstancePool, clock: Clock = monotonic_ns) -> None:
         self.spec = spec
-        self.statistics = ModelStatistics(lambda: self._runner.gauges())
+        self.statistics = ModelStatistics(self._gauges)
         self.version_text = str(spec.version)
         self._clock = clock
         self._pool = pool
@@ -213,6 +214,9 @@ class Model:
             return False
         self._pool.close()
         return True
+
+    def _gauges(self) -> Gauges:
+        return self._runner.gauges()
 
     def fail_queued(self, error: ConchError) -> int:
         """Fails all queued requests; returns their number."""

@@ -1,7 +1,7 @@
 """ORCA load reports: the server's load for proxies, in the formats of response headers and trailing metadata.
 
-Utilisation is that of the busiest model version. What models export as Triton's TensorRT-LLM models do, gauges
-named as in `_EXPORTED`, is passed on.
+Utilisation is that of the busiest model version. Models' gauges that have a name of Triton's reports
+(`_EXPORTED`) are passed on.
 Owns: the texts of the last report.
 Threads and locks: any thread, no lock; two threads may render the same report.
 Used by: the gRPC and HTTP front ends.
@@ -28,6 +28,9 @@ _EXPORTED: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
 }
 """Names of models' gauges in Triton's reports, and how those of several models are joined."""
 _DIGITS: Final = 4
+_EMPTY: Final = b"\x18\x00"
+"""The standard's former field for requests per second, with 0; it fills a report up to a multiple of three
+bytes. Other sizes need padding in Base64, which gRPC does not send and without which Envoy reads nothing."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -52,7 +55,8 @@ class _Rendered:
         report = OrcaLoadReport(named_metrics=named)
         for field, value in fields.items():
             setattr(report, field, value)
-        self.trailer = (_TRAILER, report.SerializeToString())
+        message = report.SerializeToString()
+        self.trailer = (_TRAILER, message + _EMPTY * (len(message) % 3))
 
 
 class LoadReports:
