@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-_COMMANDS = {
+COMMANDS = {
     "serve": ("serve_command", "[flags]", "serve a model repository; see conch serve --help"),
     "demo": ("demo_command", "[flags]", "serve the example models; takes the flags of conch serve"),
     "config": (
@@ -24,6 +24,7 @@ _COMMANDS = {
     "trace": ("trace_command", "COMMAND", "show where time goes, from trace files"),
     "completion": ("completion_command", "SHELL", "print a script that completes commands in bash or zsh"),
     "new": ("new_command", "model NAME", "write a first Python model and its test"),
+    "health": ("health_command", "[PID]", "ask the server on this machine whether it is ready"),
     "dump": ("dump_command", "[PID]", "write the stacks of all threads of a running server"),
 }
 """Module of each subcommand, its arguments and its help; the module's `run` takes the arguments."""
@@ -35,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Models in this process see no arguments, as in Triton, and may use argparse.
         arguments, sys.argv = sys.argv[1:], [""]
     command, *rest = arguments or ["--help"]
-    if command in _COMMANDS:
-        code: int = import_module(f"conch.cli.{_COMMANDS[command][0]}").run(rest)
+    if command in COMMANDS:
+        code: int = import_module(f"conch.cli.{COMMANDS[command][0]}").run(rest)
         return code
     if command in ("--version", "version"):
         from conch import __version__
@@ -44,13 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"conch {__version__}")
         return 0
     if command in ("--help", "-h", "help"):
-        usages = {f"conch {name} {usage}": text for name, (_, usage, text) in _COMMANDS.items()}
+        usages = {f"conch {name} {usage}": text for name, (_, usage, text) in COMMANDS.items()}
         usages["conch --version"] = "print the version"
         lines = (f"{usage:<24} {text}" for usage, text in usages.items())
         print("usage: " + "\n       ".join(lines))
         return 0
     from conch.cli.settings.settings_reader import did_you_mean
 
-    hint = did_you_mean(command, (*_COMMANDS, "--help", "--version")) or "; try conch --help"
+    hint = did_you_mean(command, (*COMMANDS, "--help", "--version")) or "; try conch --help"
     print(f"conch: unknown command '{command}'{hint}", file=sys.stderr)
     return 2
+
+
+def tritonserver() -> int:
+    """Runs `conch serve` under Triton's name: Triton's flags are among its own."""
+    arguments, sys.argv = sys.argv[1:], [""]
+    return main(["serve", *arguments])

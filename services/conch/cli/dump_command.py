@@ -11,16 +11,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Container, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from conch.core.process_setup import STACKS_FILE, STACKS_SIGNAL
+from conch.cli.server_processes import ServerProcesses, command, stacks_file
+from conch.core.process_setup import STACKS_SIGNAL
 
 DONE, FAILED, USAGE = 0, 1, 2
 """Exit codes."""
 
-_PROC = Path("/proc")
-_LINK = f"/memfd:{STACKS_FILE} (deleted)"
 _INTERVAL_S = 0.05
 _QUIET_INTERVALS = 4
 _MOST_S = 10.0
@@ -37,20 +35,19 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("pid", type=int, nargs="?", help="the server; by default the only one there is")
     pid: int | None = parser.parse_args(arguments).pid
-    files = {each for each in map(int, filter(str.isdecimal, os.listdir(_PROC))) if _file(each)}
-    found = {each: _parent(each, files) for each in files}
-    servers = sorted(each for each, parent in found.items() if parent not in found)
+    processes = ServerProcesses()
+    servers = processes.servers
     if pid is None and len(servers) != 1:
-        which = ", ".join(f"{each} ({_command(each)})" for each in servers)
+        which = ", ".join(f"{each} ({' '.join(command(each))})" for each in servers)
         print(f"conch dump: {f'name one of {which}' if which else 'no server found'}", file=sys.stderr)
         return USAGE
     server = servers[0] if pid is None else pid
-    if server not in found:
+    if server not in processes:
         print(f"conch dump: {server} is not a conch server of this user", file=sys.stderr)
         return USAGE
     code = DONE
-    for each in (server, *sorted(each for each in found if server in _ancestors(each, found))):
-        print(f"== pid {each}: {_command(each)}")
+    for each in (server, *processes.below(server)):
+        print(f"== pid {each}: {' '.join(command(each)) or 'ended'}")
         stacks = _stacks(each)
         print(stacks or "no answer\n")
         code = code if stacks else FAILED
@@ -59,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _stacks(pid: int) -> str:
     """Signals a process and reads its stacks; empty if it writes nothing in time."""
-    path = _file(pid)
+    path = stacks_file(pid)
     if path is None:  # the process has ended
         return ""
     try:
@@ -76,41 +73,3 @@ def _stacks(pid: int) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def _file(pid: int) -> Path | None:
-    """The file for a process's stacks; None if it has none or belongs to another user."""
-    try:
-        for link in (_PROC / str(pid) / "fd").iterdir():
-            if os.readlink(link) == _LINK:
-                return link
-    except OSError:
-        pass
-    return None
-
-
-def _parent(pid: int, among: Container[int]) -> int:
-    """The nearest ancestor of a process among some, as a worker's template is not; 0 without one."""
-    try:
-        while pid:
-            pid = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-            if pid in among:
-                return pid
-    except OSError:
-        pass
-    return 0
-
-
-def _ancestors(pid: int, parents: dict[int, int]) -> list[int]:
-    found = []
-    while pid in parents:
-        pid = parents[pid]
-        found.append(pid)
-    return found
-
-
-def _command(pid: int) -> str:
-    try:
-        return " ".join((_PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")).strip()
-    except OSError:
-        return "ended"
