@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.dockerfile import Builder, Image, refusal
+from tests.support.dockerfile import Builder, Image, first_process, kill, refusal
 from tests.support.servers import (
     ROOT,
     START_S,
@@ -127,11 +127,11 @@ def running(image: Image, models: Path, log: Path, words: list[str]) -> Iterator
 
         eventually(listens, "it listens", START_S)
         sys.stdout.write(f"start: {time.monotonic() - begun:.2f} s\n")
-        (pid,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield Container(int(pid), f"127.0.0.1:{grpc}", process, log)
+        pid = first_process(process)
+        assert pid is not None
+        yield Container(pid, f"127.0.0.1:{grpc}", process, log)
     finally:
-        process.kill()  # and the container with it
-        process.wait(WAIT_S)
+        kill(process)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -154,8 +154,10 @@ def test_it_serves_as_a_user_with_a_read_only_root(
         assert container.process.wait(WAIT_S) == 0, container.log.read_text()
 
 
-def test_other_words_are_commands_or_programs_of_the_image(image: Image, models: Path) -> None:
-    def told(*words: str) -> tuple[int, str]:
+def test_other_words_are_commands_or_programs_of_the_image(
+    image: Image, models: Path, tmp_path: Path
+) -> None:
+    def told(*words: str, models: Path = models) -> tuple[int, str]:
         process = image.start(models, words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         output, _ = process.communicate(timeout=WAIT_S)
         return process.returncode, output.decode()
@@ -170,5 +172,12 @@ def test_other_words_are_commands_or_programs_of_the_image(image: Image, models:
     )
     code, text = told()
     assert (code, "--model-repository must be specified" in text) == (1, True), text
+    for path in (private := tmp_path / "private", private / "m"):
+        path.mkdir(mode=0o700)
+    code, text = told("serve", "--model-repository=/models", "--log-json=false", models=private)
+    assert (code, "'/models' can't be read: Permission denied; the server runs as user 1000" in text) == (
+        1,
+        True,
+    )
     code, text = told("health")
     assert (code, text) == (1, "conch health: no server found\n")

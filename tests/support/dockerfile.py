@@ -6,15 +6,18 @@ It knows the instructions that deploy/Dockerfile has, and fails with any other. 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
-_NEW_NAMESPACES = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child")
+_NEW_NAMESPACES = ("unshare", "--mount", "--propagation=private", "--pid", "--fork")
 _STEP = """
 set -eu
 root=$1 packages=$2; shift 2
@@ -65,7 +68,7 @@ class Image:
     def start(self, models: Path, words: Sequence[str], **settings: object) -> subprocess.Popen[bytes]:
         """Starts a container with a repository at ``/models``; settings are those of `Popen`.
 
-        The container's first process is the only child of the process returned.
+        The container's first process is the only child of the process returned; see `first_process`.
         """
         argv = [*_NEW_NAMESPACES, "sh", "-c", _CONTAINER, "sh", str(self.root), self.user]
         argv += [*self._environment(), *self.entry_point, *(words or self.command)]
@@ -180,6 +183,24 @@ class Builder:
                 place = target / path.name if to.endswith("/") or len(names) > 1 else target
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, place)
+
+
+def first_process(container: subprocess.Popen[bytes]) -> int | None:
+    """The process id of a container's first process; None once it has ended."""
+    try:
+        children = Path(f"/proc/{container.pid}/task/{container.pid}/children").read_text().split()
+    except OSError:
+        return None
+    return int(children[0]) if children else None
+
+
+def kill(container: subprocess.Popen[bytes]) -> None:
+    """Ends all processes of a container, which end with its first one."""
+    first = first_process(container)
+    if first is not None:
+        with suppress(ProcessLookupError):
+            os.kill(first, signal.SIGKILL)
+    container.wait()
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:

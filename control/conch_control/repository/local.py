@@ -75,9 +75,16 @@ class LocalRepository:
         return str(self._path)
 
     def check(self) -> None:
-        """Checks that the directory exists. Raises InvalidArgumentError: it is not a directory."""
+        """Checks that the directory can be read. Raises InvalidArgumentError: it can't be, or is none."""
         if not self._path.is_dir():
             raise InvalidArgumentError(f"repository path is not a valid directory: '{self._path}'")
+        try:
+            os.scandir(self._path).close()
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"repository path '{self._path}' can't be read: {error.strerror}; the server runs as user "
+                f"{os.geteuid()} and group {os.getegid()}"
+            ) from None
 
     def models(self) -> Mapping[str, ModelSource]:
         """Lists the models.
