@@ -13,7 +13,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraint
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel test test-all test-failed faults lint ratchet type format proto settings docs bench \
+.PHONY: setup serve wheel image test test-all test-failed faults lint ratchet type format proto settings docs bench \
 	bench-setup clean
 
 $(BIN)/python:
@@ -35,6 +35,12 @@ serve: $(SERVE_STAMP)
 wheel: $(SERVE_STAMP)
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
+# make image TAGS="slim onnx"; the tags and what is in them: deploy/image/docker-bake.hcl
+TAGS ?= slim onnx
+image:
+	@docker buildx version >/dev/null 2>&1 || { echo "make image needs docker with buildx, which is not here"; exit 1; }
+	docker buildx bake --file deploy/image/docker-bake.hcl $(BAKE) $(TAGS)
+
 test: $(STAMP)
 	$(PYTEST) -m 'not slow and not process' --budgets quick
 
@@ -43,6 +49,7 @@ test-all: $(STAMP)
 	-bash tests/setup_clients.sh
 	-PYTHON=$(BIN)/python bash tests/setup_ray.sh
 	-bash tests/setup_deploy.sh
+	-PYTHON=$(BIN)/python bash tests/setup_image.sh
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 
 test-failed: $(STAMP)

@@ -87,9 +87,9 @@ def parsed(text: str) -> dict[str, float]:
     if kind == "TEXT":
         return {name: float(value) for name, _, value in (each.partition("=") for each in rest.split(", "))}
     assert kind == "JSON"
-    fields = json.loads(rest)
+    fields: dict[str, Any] = json.loads(rest)
     named = fields.pop("named_metrics")
-    return fields | {f"named_metrics.{name}": value for name, value in named.items()}
+    return {**fields, **{f"named_metrics.{name}": value for name, value in named.items()}}
 
 
 @pytest.mark.parametrize("route", ["infer", "generate", "generate_stream"])

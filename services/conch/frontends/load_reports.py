@@ -9,10 +9,9 @@ Used by: the gRPC and HTTP front ends.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
-
-import orjson
 
 from conch.core.custom_metrics import FamilySnapshot
 from conch.observability.metrics.load_meter import Load, LoadMeter
@@ -50,7 +49,7 @@ class _Rendered:
         text = ", ".join(f"{name}={value:.12g}" for name, value in flat.items())
         self.headers = {
             b"text": (_HEADER, b"TEXT " + text.encode()),
-            b"json": (_HEADER, b"JSON " + orjson.dumps({**fields, "named_metrics": named})),
+            b"json": (_HEADER, b"JSON " + json.dumps({**fields, "named_metrics": named}).encode()),
         }
         report = OrcaLoadReport(named_metrics=named)
         for field, value in fields.items():
