@@ -93,7 +93,7 @@ class Builder:
     Args:
         file: The Dockerfile.
         context: The directory that it copies from; its `.dockerignore` names what may be copied.
-        base: The files of what all stages are from, whatever the file says.
+        base: The files of what the first stage is from, whatever the file says.
         packages: Python packages for pip, in place of an index.
         at: Where the stages are built.
     """
@@ -129,9 +129,10 @@ class Builder:
 
     def _from(self, words: list[str]) -> Image:
         name = words[2] if words[1:2] == ["AS"] else "last"
+        stage = self._stages.get(words[0], Image(self._base))
         root = self._at / name
-        subprocess.run(["cp", "-a", "--reflink=auto", str(self._base), str(root)], check=True)
-        return Image(root)
+        subprocess.run(["cp", "-a", "--reflink=auto", str(stage.root), str(root)], check=True)
+        return replace(stage, root=root)
 
     def _step(self, image: Image, known: Mapping[str, str], word: str, rest: str) -> Image:
         variables = {**known, **image.env}

@@ -78,13 +78,11 @@ class LocalRepository:
         """Checks that the directory can be read. Raises InvalidArgumentError: it can't be, or is none."""
         if not self._path.is_dir():
             raise InvalidArgumentError(f"repository path is not a valid directory: '{self._path}'")
-        try:
-            os.scandir(self._path).close()
-        except OSError as error:
+        if not os.access(self._path, os.R_OK | os.X_OK):  # a listing may hang with its file system
             raise InvalidArgumentError(
-                f"repository path '{self._path}' can't be read: {error.strerror}; the server runs as user "
-                f"{os.geteuid()} and group {os.getegid()}"
-            ) from None
+                f"repository path '{self._path}' can't be read by user {os.geteuid()} and group {os.getegid()}, "
+                f"which the server runs as"
+            )
 
     def models(self) -> Mapping[str, ModelSource]:
         """Lists the models.
