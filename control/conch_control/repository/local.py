@@ -80,8 +80,8 @@ class LocalRepository:
             raise InvalidArgumentError(f"repository path is not a valid directory: '{self._path}'")
         if not os.access(self._path, os.R_OK | os.X_OK):  # a listing may hang with its file system
             raise InvalidArgumentError(
-                f"repository path '{self._path}' can't be read by user {os.geteuid()} and group {os.getegid()}, "
-                f"which the server runs as"
+                f"repository path '{self._path}' can't be read by user {os.geteuid()} and group "
+                f"{os.getegid()}, which the server runs as"
             )
 
     def models(self) -> Mapping[str, ModelSource]:
