@@ -483,14 +483,7 @@ def test_the_documented_families_are_those_there_are(everything: AnyServer) -> N
 
 
 @pytest.mark.parametrize("everything", ["worker"], indirect=True)
-@pytest.mark.parametrize(
-    "file",
-    [
-        "grafana/conch.json",
-        "prometheus/alerts.yml",
-        pytest.param("prometheus/adapter.yml", marks=pytest.mark.xfail(reason="no conch_saturation yet")),
-    ],
-)
+@pytest.mark.parametrize("file", ["grafana/conch.json", "prometheus/alerts.yml", "prometheus/adapter.yml"])
 def test_every_query_names_metrics_that_are_exported(everything: AnyServer, file: str) -> None:
     text = (ROOT / "deploy" / "helm" / "conch" / "files" / file).read_text()
     if file.endswith(".json"):
