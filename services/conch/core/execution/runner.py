@@ -95,8 +95,8 @@ class Runner:
         self._inline = InlineExecution(self._blocks, executor.allows_inline)
         self._inline.allowed = self._all_allow_inline()
         self._threads = ModelThreads(name, self._lock, self._run)
-        self._drained, self._closing = threading.Condition(self._lock), False
-        self._running = RunningBatches()
+        self._drained = threading.Condition(self._lock)
+        self._running, self._closing = RunningBatches(), False
         self._tracker = executor.tracker  # requests completed by the model itself, possibly after their batch
         self._tracker.on_none = self._on_none_open
         self._expiries = scheduler.expiries
