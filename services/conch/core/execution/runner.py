@@ -427,9 +427,8 @@ class Runner:
 
     def _all_allow_inline(self) -> bool:
         """Whether batches may run inline; those that are only started always may."""
-        instances = self._instances.by_number.values()
-        allowed = self._executor.allows_inline and all(instance.allows_inline for instance in instances)
-        return allowed or not self._blocks
+        allow = (instance.allows_inline for instance in self._instances.by_number.values())
+        return not self._blocks or (self._executor.allows_inline and all(allow))
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, finishes the accepted ones, and ends the threads.

@@ -72,15 +72,14 @@ class CrossOriginInference:
         origin = fields.get(b"origin")
         if origin is None or not (self._any or origin in self._origins):
             return False
-        headers = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
-        exchange.add_headers(lambda: headers)
+        exchange.extra_headers = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
         if exchange.method == "OPTIONS" and b"access-control-request-method" in fields:
-            headers += [
+            exchange.extra_headers += [
                 (b"access-control-allow-methods", b"POST"),
                 (b"access-control-allow-headers", fields.get(b"access-control-request-headers", b"")),
                 (b"access-control-max-age", _MAX_AGE_S),
             ]
             exchange.respond(204, [])
             return True
-        headers.append((b"access-control-expose-headers", _EXPOSED))
+        exchange.extra_headers.append((b"access-control-expose-headers", _EXPOSED))
         return False

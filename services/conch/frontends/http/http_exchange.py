@@ -95,7 +95,8 @@ class HttpExchange:
         fields: Values of headers by names in lower case; the last of repeated ones.
         length: Announced length of the body; None without one, or with chunks.
         keep_alive: True if the connection stays open after the response.
-        extra_headers: Gives what is added to the headers of the response, when that begins; None for nothing.
+        extra_headers: Added to the headers of the response.
+        late_headers: Gives more of them when the response begins, or None.
         on_disconnect: Called once if the client disconnects before the response is complete, or None.
         size: Bytes of the body received so far.
         chunks: Chunks of the body received so far.
@@ -129,6 +130,7 @@ class HttpExchange:
         "headers",
         "held",
         "keep_alive",
+        "late_headers",
         "length",
         "method",
         "most",
@@ -165,7 +167,8 @@ class HttpExchange:
         self.fields = fields
         self.length = length
         self.keep_alive = keep_alive
-        self.extra_headers: Callable[[], Headers] | None = None
+        self.extra_headers: Headers | None = None
+        self.late_headers: Callable[[], Headers] | None = None
         self.on_disconnect: Callable[[], None] | None = None
         self.size = self.chunks = self.unsent = self.read_ns = 0
         self.most = sys.maxsize
@@ -184,11 +187,6 @@ class HttpExchange:
     def lost(self) -> bool:
         """True once the connection is closed; any thread."""
         return self._connection.lost
-
-    def add_headers(self, more: Callable[[], Headers]) -> None:
-        """Adds headers to the response; `more` is called when that begins."""
-        before = self.extra_headers
-        self.extra_headers = more if before is None else lambda: before() + more()
 
     def read_body(self, most: int, then: Callable[[], None]) -> None:
         """Calls `then` once: when the body is complete, or as soon as it is `unread`; perhaps at once.
@@ -280,7 +278,9 @@ class HttpExchange:
         size = len(body) if type(body) is bytes else body_size(body)
         self.began = True
         lines: list[Buffer] = [STATUS_LINES[status]]
-        for name, value in headers if self.extra_headers is None else headers + self.extra_headers():
+        if self.late_headers is not None:
+            headers = headers + self.late_headers()
+        for name, value in headers if self.extra_headers is None else headers + self.extra_headers:
             lines += (name, b": ", value, b"\r\n")
         if status != HTTPStatus.NO_CONTENT:
             lines.append(b"content-length: %d\r\n" % size)
@@ -313,7 +313,9 @@ class HttpExchange:
         self._chunked = self.version != "1.0"
         self.filler = self._coded(filler)
         self.began = True
-        headers = headers + ([] if self.extra_headers is None else self.extra_headers())
+        headers = headers + (self.extra_headers or [])
+        if self.late_headers is not None:
+            headers += self.late_headers()
         if not self.keep_alive:
             headers.append((b"connection", b"close"))
         if self._chunked:

@@ -118,7 +118,7 @@ class RouteTable:
                 self._refused(exchange, groups.get("model", ""), groups.get("version", ""))
             return None
         if inference and ASKED in exchange.fields and self._reports is not None:
-            exchange.add_headers(partial(self._reports.header, exchange.fields[ASKED]))
+            exchange.late_headers = partial(self._reports.header, exchange.fields[ASKED])
         if exchange.method in ("POST", "DELETE") and not inference:
             page = cross_origin_reason(exchange.fields)
             if page:
