@@ -14,7 +14,13 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
-from conch.core.errors import AlreadyExistsError, ConchError, InvalidArgumentError, NotFoundError
+from conch.core.errors import (
+    AlreadyExistsError,
+    ConchError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 from conch.core.model_control import ArchiveControl
 
 PAGE_SIZE = 100
@@ -43,12 +49,9 @@ _MEMORY_TEXTS = (
 _MEMORY = re.compile("|".join(rf"\b{re.escape(text)}" for text in _MEMORY_TEXTS), re.IGNORECASE)
 
 
-class OutOfMemoryError(ConchError):
+class OutOfMemoryError(ResourceExhaustedError):
     """The memory of the host or a GPU has run out."""
 
-    code = "RESOURCE_EXHAUSTED"
-    label = "Resource exhausted"
-    grpc_status = 8
     http_status = 507
 
 
