@@ -21,6 +21,7 @@ from typing import Protocol
 from conch import __version__
 from conch.backends import load_backend
 from conch.caches import fastest_hash, open_cache
+from conch.console.console_options import ConsoleOptions
 from conch.core.backend import Backend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
@@ -46,7 +47,9 @@ from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.observability.metrics.server_metrics import CustomMetrics
 from conch.observability.request_watch import RequestWatches
 from conch.observability.tracing.open_tracing import open_tracing
+from conch.observability.tracing.trace_ring import TraceRing
 from conch.process.banner import Endpoint, banner, local_address
+from conch.process.console_port import ConsolePort
 from conch.process.exposure import exposure
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.metrics_port import MetricsPort
@@ -102,12 +105,16 @@ class Server:
         *,
         metrics: MetricsOptions | None = None,
         platforms: Sequence[HttpOptions] = (),
+        console: ConsoleOptions | None = None,
         get_backend: Callable[[str], Backend] = load_backend,
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
     ) -> None:
         if control_port is not None:
             control_port.check()
+        if console is not None:
+            console.check()
+            control = replace(control, keep_latencies=True)
         if metrics is not None:
             # Histograms and summaries need these counts.
             control = replace(
@@ -139,10 +146,13 @@ class Server:
             raise
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
         guarded_agent = GuardedAgent(self.agent, control.mode, options.allow_model_control)
-        self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port, platforms)
+        self.exposure = exposure(
+            options, control.mode, grpc, http, metrics, control_port, platforms, console
+        )
         strict = options.strict_readiness
         exemplars = Exemplars()
-        tracing = open_tracing(options.tracing, exemplars)
+        ring = None if console is None else TraceRing()
+        tracing = open_tracing(options.tracing, exemplars, ring)
         self.traces, self._tracer = tracing.settings, tracing.tracer
         self.core = ServerState(
             self.registry,
@@ -197,6 +207,22 @@ class Server:
                 self.logs.exporter,
             )
         )
+        self._console_options = console
+        self._console = (
+            None
+            if console is None or ring is None
+            else ConsolePort(
+                console,
+                self.core,
+                self.agent,
+                control,
+                get_backend,
+                self.logs,
+                self.traces,
+                ring,
+                lambda: self.endpoints,
+            )
+        )
         self.metrics_port: int | None = None
         handler = None if self._metrics is None else self._metrics.handler
         rest = platforms if http is None else (http, *platforms)
@@ -205,6 +231,7 @@ class Server:
             for each in rest
         ]
         self.rest_ports: dict[str, int] = {}
+        self.console_port: int | None = None
         self.control_port: int | None = None
         self._slow_loads = SlowLoads(self.agent.unfinished)
         self._waiting = threading.Event()  # never set: a stop sleeps on it
@@ -225,6 +252,7 @@ class Server:
                     self._stop_listening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
+                    self._stop_console(0.0)
                     self._stop_metrics(0.0)
                     self._tracer.close(_TRACES_S)
                     self.regions.close()
@@ -240,12 +268,17 @@ class Server:
             check_free(each)
         if self._metrics_options is not None:
             check_free(self._metrics_options)
+        if self._console_options is not None:
+            check_free(self._console_options)
         if self._planner is not None:
             self._planner.remember()
         if self._control is not None:
             # Before the models, so that clients can follow their loads.
             self.control_port = self._control.start()
             self._close_in_forks(self._control_options, self.control_port)
+        if self._console is not None:
+            self.console_port = self._console.start()
+            self._close_in_forks(self._console_options, self.console_port)
         if self._options.listen_while_loading:
             self._listen()
         wrong = list(filter(None, map(repository_hint, self._locations)))
@@ -313,6 +346,12 @@ class Server:
             url = control.target if unix else local_address(control.address, self.control_port)
             address = control.target if unix else _listening(control.target, self.control_port)
             found.append(Endpoint("Control", url, address, control.security))
+        console = self._console_options
+        if console is not None and self.console_port is not None:
+            scheme = "http" if console.tls is None else "https"
+            url = f"{scheme}://{local_address(console.address, self.console_port)}"
+            address = _listening(console.target, self.console_port)
+            found.append(Endpoint("Console", url, address, console.security))
         return found
 
     def banner(self) -> str:
@@ -362,6 +401,7 @@ class Server:
             # A planner that hangs in storage holds nothing to finish.
             self._planner.stop(min(_PLANNER_STOP_S, left()))
         ended = self._stop_control(left()) and ended  # last, so operators can follow the stop
+        ended = self._stop_console(left()) and ended
         ended = self._stop_metrics(left()) and ended
         self._tracer.close(min(_TRACES_S, left()))
         self.regions.close()
@@ -402,6 +442,9 @@ class Server:
 
     def _stop_control(self, grace_s: float) -> bool:
         return self._control is None or self._control.stop(grace_s)
+
+    def _stop_console(self, grace_s: float) -> bool:
+        return self._console is None or self._console.stop(grace_s)
 
     def _stop_metrics(self, grace_s: float) -> bool:
         ended = self._metrics is None or self._metrics.stop(grace_s)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from conch.cli.settings.all_settings import Settings
+from conch.cli.settings.all_settings import SETTINGS, Settings
 from conch.cli.settings.setting import FlagError
+from conch.console.console_options import ConsoleOptions, ConsoleTokens, ShownFlag, read_tokens
 from conch.core.errors import InvalidArgumentError
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.frontends.access_policy import parse_restricted_apis, parse_restricted_protocols
@@ -42,6 +43,7 @@ from conch_control.remote_api.connection_options import ControlPortOptions, Serv
 _RELOAD_SETTLE_S = 0.2
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^A-Z/?#@\s]+")
 _HTTP_TLS_FILES = ("http-server-cert", "http-server-key", "http-root-cert")
+_CONSOLE_TLS_FILES = ("console-server-cert", "console-server-key", "console-root-cert")
 _CONTROL_TLS_FILES = ("control-server-cert", "control-server-key", "control-root-cert")
 
 
@@ -89,6 +91,7 @@ class PartOptions:
     http: HttpOptions | None
     metrics: MetricsOptions | None
     control_port: ControlPortOptions | None
+    console: ConsoleOptions | None
     log: LogOptions
     access_log: AccessLogOptions | None
     platforms: tuple[HttpOptions, ...] = ()
@@ -113,6 +116,7 @@ def build_options(settings: Settings) -> PartOptions:
         http=http,
         metrics=_metrics(settings, http),
         control_port=_control_port(settings),
+        console=_console(settings),
         log=_log(settings),
         access_log=_access_log(settings),
         platforms=platform_ports(settings, rest),
@@ -139,7 +143,7 @@ def _server(settings: Settings) -> ServerOptions:
 def _tracing(settings: Settings) -> TraceOptions:
     old = {flag: settings[flag] for flag in OLD_FLAGS if settings[flag]}
     try:
-        return trace_options(settings.trace_config, old)
+        return trace_options(settings.trace_config, old, without_file=bool(settings.console_port))
     except InvalidArgumentError as error:
         raise FlagError(error.message) from None
 
@@ -412,6 +416,65 @@ def _control_token(settings: Settings) -> str | None:
         return read_token(_contents(settings, "control-token-file", "").decode(errors="replace"))
     except InvalidArgumentError as error:
         raise FlagError(f"--control-token-file: {path}: {error.message}") from None
+
+
+def _console(settings: Settings) -> ConsoleOptions | None:
+    if not settings.console_port:
+        switches = ("console-use-ssl", "console-token-file", "console-allow-control", "console-allow-infer")
+        for name in (*switches, *_CONSOLE_TLS_FILES, "console-host"):
+            if settings[name]:
+                raise FlagError(f"--{name} needs --console-port")
+        return None
+    options = ConsoleOptions(
+        address=settings.console_address,
+        port=settings.console_port,
+        hosts=tuple(settings.console_host),
+        tokens=_console_tokens(settings),
+        tls=_console_tls(settings),
+        allow_control=settings.console_allow_control,
+        allow_infer=settings.console_allow_infer,
+        max_input_bytes=settings.http_max_input_size,
+        flags=tuple(
+            ShownFlag(each.name, each.text(settings[each.name]), str(settings.source(each)))
+            for each in SETTINGS
+            if each.listed
+        ),
+    )
+    if options.address.startswith("unix:"):
+        raise FlagError("--console-address: browsers can't open a Unix socket; give a host")
+    try:
+        options.check()
+    except InvalidArgumentError as error:
+        raise FlagError(f"--console-address: {error.message}") from None
+    if options.tokens is not None and not options.tokens.admin:
+        for name in ("console-allow-control", "console-allow-infer"):
+            if settings[name]:
+                raise FlagError(f"--{name} is for admins: --console-token-file has no line 'admin: TOKEN'")
+    return options
+
+
+def _console_tokens(settings: Settings) -> ConsoleTokens | None:
+    path = settings.console_token_file
+    if path is None:
+        return None
+    try:
+        return read_tokens(_contents(settings, "console-token-file", "").decode(errors="replace"))
+    except InvalidArgumentError as error:
+        raise FlagError(f"--console-token-file: {path}: {error.message}") from None
+
+
+def _console_tls(settings: Settings) -> HttpTls | None:
+    if not settings.console_use_ssl:
+        _refuse_without(settings, "console-use-ssl", _CONSOLE_TLS_FILES)
+        return None
+    for name in _CONSOLE_TLS_FILES:
+        if name != "console-root-cert" or settings[name] is not None:
+            _contents(settings, name, "the console")  # TLS reads it by its path
+    return HttpTls(
+        cast("Path", settings.console_server_cert),
+        cast("Path", settings.console_server_key),
+        settings.console_root_cert,
+    )
 
 
 def _refuse_without(settings: Settings, switch: str, names: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """Formats a report as text or JSON, and effective configs with the source of each value.
 
-Used by: `check_command`.
+Used by: `check_command`, the console.
 """
 
 from __future__ import annotations
@@ -28,16 +28,23 @@ def show_config(
     config: Message, origins: Mapping[str, str], place: Callable[[str], tuple[int, int]] | None = None
 ) -> str:
     """A config in the text format, with the source of each value as a comment."""
-    lines = list(_fields(config, "", ""))
-    width = min(max((len(text) for text, path in lines if path is not None), default=0), _WIDEST)
-    shown = []
-    for text, path in lines:
-        origin = "" if path is None else origins.get(path, "")
+    lines = config_lines(config, origins, place)
+    width = min(max((len(text) for text, origin in lines if origin is not None), default=0), _WIDEST)
+    return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines)
+
+
+def config_lines(
+    config: Message, origins: Mapping[str, str], place: Callable[[str], tuple[int, int]] | None = None
+) -> list[tuple[str, str | None]]:
+    """The lines of a config in the text format, each with the source of its value; None without a value."""
+    shown: list[tuple[str, str | None]] = []
+    for text, path in _fields(config, "", ""):
+        origin = None if path is None else origins.get(path, "")
         if path is not None and origin == CONFIG_FILE and place is not None:
             line, column = place(path)
             origin = f"{origin}:{line}:{column}"
-        shown.append(f"{text:<{width}}  # {origin}" if origin else text)
-    return "\n".join(shown)
+        shown.append((text, origin))
+    return shown
 
 
 def _fields(config: Message, path: str, indent: str) -> Iterator[_Line]:
@@ -144,25 +151,27 @@ def _model_json(model: ModelReport, show: bool) -> dict[str, Any]:
         "versions": list(model.versions),
         "errors": model.count("error"),
         "warnings": model.count("warning"),
-        "findings": [
-            {
-                "severity": finding.severity,
-                "file": finding.file,
-                "line": finding.line,
-                "column": finding.column,
-                "path": finding.path,
-                "message": finding.message,
-                "expected": finding.expected,
-                "found": finding.found,
-                "nearest": finding.nearest,
-            }
-            for finding in model.findings
-        ],
+        "findings": [finding_object(finding) for finding in model.findings],
     }
     if show:
         found["config"] = None if model.config is None else to_json(model.config)
         found["origins"] = dict(model.origins)
     return found
+
+
+def finding_object(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON; see docs/check.md."""
+    return {
+        "severity": finding.severity,
+        "file": finding.file,
+        "line": finding.line,
+        "column": finding.column,
+        "path": finding.path,
+        "message": finding.message,
+        "expected": finding.expected,
+        "found": finding.found,
+        "nearest": finding.nearest,
+    }
 
 
 def _finding_lines(finding: Finding) -> Iterator[str]:

@@ -66,6 +66,7 @@ class ServerSettings:
             options.http,
             options.metrics,
             options.control_port,
+            options.console,
             *options.platforms,
         )
         return frozenset(each.port for each in parts if each is not None) - {0}
@@ -110,6 +111,7 @@ class ServerSettings:
             http=options.http,
             metrics=options.metrics,
             platforms=options.platforms,
+            console=options.console,
             get_backend=get_backend,
             repositories=(bound,),
             families=CustomFamilies(),

@@ -94,6 +94,16 @@ class ServerKeywords(TypedDict, total=False):
     control_server_cert: Path | str | None
     control_server_key: Path | str | None
     control_root_cert: Path | str | None
+    console_port: int | str | None
+    console_address: str | None
+    console_host: str | Sequence[str] | None
+    console_token_file: Path | str | None
+    console_allow_control: bool | str | None
+    console_allow_infer: bool | str | None
+    console_use_ssl: bool | str | None
+    console_server_cert: Path | str | None
+    console_server_key: Path | str | None
+    console_root_cert: Path | str | None
     access_log: str | None
     access_log_format: Literal["json", "text"] | None
     trace_config: str | Sequence[str] | None

@@ -9,8 +9,11 @@ from pathlib import Path
 import conch
 from conch.cli import serve_command
 from conch.cli.settings.setting import FlagError
+from conch.console.console_options import DEFAULT_PORT
 
 _REPOSITORIES = ("basic", "python")
+# The console listens on this machine only, and takes changes only from its own page.
+_CONSOLE = (f"--console-port={DEFAULT_PORT}", "--console-allow-control", "--console-allow-infer")
 
 
 def examples_directory() -> Path:
@@ -30,4 +33,6 @@ def run(arguments: Sequence[str]) -> int:
     except FlagError as error:
         print(f"conch demo: {error}", file=sys.stderr)
         return 1
-    return serve_command.run([*(f"--model-repository={models / name}" for name in _REPOSITORIES), *arguments])
+    console = () if any(each.startswith("--console-") for each in arguments) else _CONSOLE
+    repositories = [f"--model-repository={models / name}" for name in _REPOSITORIES]
+    return serve_command.run([*repositories, *console, *arguments])

@@ -81,6 +81,7 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
             http=options.http,
             metrics=options.metrics,
             platforms=options.platforms,
+            console=options.console,
             get_backend=backends_within(settings.backend_directory, load_backend),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from conch.console.console_options import ConsoleOptions
 from conch.frontends.access_policy import is_loopback
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.frontends.http.http_server import HttpOptions
@@ -25,6 +26,7 @@ def exposure(
     metrics: MetricsOptions | None = None,
     control_port: ControlPortOptions | None = None,
     platforms: Iterable[HttpOptions] = (),
+    console: ConsoleOptions | None = None,
 ) -> str:
     """The sentence for these options; None for a port that is off."""
     ports = [(name, each) for name, each in (("gRPC", grpc), ("HTTP", http)) if each is not None]
@@ -49,6 +51,8 @@ def exposure(
         parts.append(f"metrics to {_CERTIFIED if certified else _reach(metrics.address)}")
     if control_port is not None:
         parts.append(f"the control port to {_operators(control_port)}")
+    if console is not None:
+        parts.append(f"the console to {_viewers(console)}")
     return f"open: {'; '.join(parts)}" if parts else "open: nothing"
 
 
@@ -69,6 +73,12 @@ def _operators(port: ControlPortOptions) -> str:
     if port.token is not None:
         return "clients with the token"
     return _CERTIFIED if port.mutual else _reach(port.address)
+
+
+def _viewers(console: ConsoleOptions) -> str:
+    if console.tokens is not None:
+        return "users with a token"
+    return _CERTIFIED if console.mutual else _reach(console.address)
 
 
 def _reach(address: str) -> str:

@@ -18,6 +18,7 @@ from conch.cli.settings.platform_settings import (
     VertexAiSettings,
 )
 from conch.cli.settings.port_settings import (
+    ConsoleSettings,
     ControlPortSettings,
     GrpcKeepAliveSettings,
     GrpcSettings,
@@ -65,6 +66,7 @@ class Settings(
     HttpSettings,
     HttpTlsSettings,
     ControlPortSettings,
+    ConsoleSettings,
     LogSettings,
     AccessLogSettings,
     TraceSettings,

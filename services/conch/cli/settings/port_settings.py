@@ -1,4 +1,4 @@
-"""Settings of the gRPC, HTTP and control ports."""
+"""Settings of the gRPC, HTTP, control and console ports."""
 
 from __future__ import annotations
 
@@ -162,3 +162,32 @@ class ControlPortSettings(SettingGroup):
     control_server_cert = optional(FILE, "PEM file of the control port's certificate")
     control_server_key = optional(FILE, "PEM file of the control port's key")
     control_root_cert = optional(FILE, "PEM file of the root certificates that clients must have one from")
+
+
+class ConsoleSettings(SettingGroup):
+    """The web console."""
+
+    title = "console"
+    console_port = setting(PORT, 0, "port for the web console; 0 for none")
+    console_address = setting(
+        TEXT,
+        "127.0.0.1",
+        "address for the console; one that other machines reach needs --console-token-file or "
+        "--console-root-cert",
+    )
+    console_host = repeatable(
+        TEXT, "name that browsers reach the console by, besides addresses, localhost and --console-address"
+    )
+    console_token_file = optional(
+        FILE, "file with a line 'viewer: TOKEN', a line 'admin: TOKEN', or both, which users log in with"
+    )
+    console_allow_control = setting(
+        BOOL, False, "let admins load and unload models, drain the server and change settings on the console"
+    )
+    console_allow_infer = setting(BOOL, False, "let admins send requests to models on the console")
+    console_use_ssl = setting(BOOL, False, "serve the console over TLS")
+    console_server_cert = optional(FILE, "PEM file of the console's certificate")
+    console_server_key = optional(FILE, "PEM file of the console's key")
+    console_root_cert = optional(
+        FILE, "PEM file of the root certificates that browsers must have one from"
+    )

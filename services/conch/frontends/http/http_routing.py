@@ -81,6 +81,7 @@ class RouteTable:
         cors: Opens inference to pages of other origins; None for none.
         unmatched: Response for unknown paths.
         reports: Adds load reports to the responses of inference requests that ask for them; None for none.
+        checks_origin: Whether a POST of a page of another origin is refused here; else its handler does it.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class RouteTable:
         cors: CrossOriginInference | None = None,
         unmatched: Reply = NOT_FOUND,
         reports: LoadReports | None = None,
+        checks_origin: bool = True,
     ) -> None:
+        self._checks_origin = checks_origin
         self._routes = tuple(routes)
         self._restrictions = restrictions or {}
         self._refused = refused
@@ -119,7 +122,7 @@ class RouteTable:
             return None
         if inference and ASKED in exchange.fields and self._reports is not None:
             exchange.late_headers = partial(self._reports.header, exchange.fields[ASKED])
-        if exchange.method in ("POST", "DELETE") and not inference:
+        if exchange.method in ("POST", "DELETE") and not inference and self._checks_origin:
             page = cross_origin_reason(exchange.fields)
             if page:
                 text = f"a web page of another origin may not ask for this: {page}"

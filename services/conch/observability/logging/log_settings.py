@@ -95,6 +95,11 @@ class LogControl:
         """Whether verbose messages are logged."""
         return self._options.verbose > 0
 
+    @property
+    def fixed(self) -> bool:
+        """Whether settings can't be changed, as logging belongs to the program around the server."""
+        return self._apply is None
+
     def settings(self) -> dict[str, Setting]:
         """All settings in effect, by name."""
         options = self._options

@@ -50,6 +50,14 @@ class GpuMetrics:
                     found[family].append(sample(family.name, value, {"gpu_uuid": uuid}))
         return list(found.items())
 
+    def loads(self) -> list[dict[str, Any]]:
+        """Of each GPU its UUID, utilisation (0 to 1), used and total memory in bytes; None where unknown."""
+        found = []
+        for gpu, uuid in zip(self._gpus, self._uuids, strict=True):
+            total, used = self._value(self._memory, gpu) or (None, None)
+            found.append({"uuid": uuid, "use": self._value(self._utilization, gpu), "used": used, "total": total})
+        return found
+
     def close(self) -> None:
         """Closes the library."""
         self._nvml.nvmlShutdown()

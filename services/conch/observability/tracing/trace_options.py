@@ -54,12 +54,15 @@ class TraceOptions:
     warnings: tuple[str, ...] = ()
 
 
-def trace_options(configs: Iterable[str], old: Mapping[str, Sequence[str]]) -> TraceOptions:
+def trace_options(
+    configs: Iterable[str], old: Mapping[str, Sequence[str]], without_file: bool = False
+) -> TraceOptions:
     """The options of flags.
 
     Args:
         configs: Values of ``--trace-config``.
         old: Values of `OLD_FLAGS` that were given, by flag.
+        without_file: Whether mode ``triton`` may trace without a file, as the console keeps traces.
 
     Raises:
         InvalidArgumentError: One of them is wrong; the text is Triton's where it has one.
@@ -95,7 +98,7 @@ def trace_options(configs: Iterable[str], old: Mapping[str, Sequence[str]]) -> T
     tail = TailRules(
         _duration_ns(given, "slow"), _flag(given, "failed"), _number(given, "limit", 1, TailRules().limit)
     )
-    _check(mode, values, tail, warnings)
+    _check(mode, values, tail, warnings, without_file)
     return TraceOptions(mode, values, tuple(exporter), tail, tuple(warnings))
 
 
@@ -197,14 +200,16 @@ def _flag(given: Mapping[str, list[str]], key: str) -> bool:
     return text == "true"
 
 
-def _check(mode: str, values: TraceValues, tail: TailRules, warnings: list[str]) -> None:
+def _check(
+    mode: str, values: TraceValues, tail: TailRules, warnings: list[str], without_file: bool
+) -> None:
     """Refuses what can't be traced, and warns of what would trace nothing."""
     if values.tensors and mode == OPENTELEMETRY:
         raise InvalidArgumentError(
             "Tensor level tracing is not supported by the mode: opentelemetry; use level=TIMESTAMPS"
         )
     if values.on and mode == TRITON:
-        if not values.file:
+        if not values.file and not without_file:
             raise InvalidArgumentError("trace file name is not given: --trace-config triton,file=PATH")
         if not values.rate:
             raise InvalidArgumentError("sample rate must be non-zero: --trace-config rate=1")

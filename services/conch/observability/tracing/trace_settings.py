@@ -42,6 +42,7 @@ class TraceSettings:
         values: The global values of the command line, to which cleared ones return.
         mode: ``triton`` or ``opentelemetry``.
         shown: Further settings of the mode as the RPC shows them, which can't be changed.
+        without_file: Whether mode ``triton`` may trace without a file, as traces are kept in memory too.
 
     Attributes:
         on: Whether anything is traced, of any model.
@@ -54,10 +55,12 @@ class TraceSettings:
         values: TraceValues | None = None,
         mode: str = TRITON,
         shown: Mapping[str, tuple[str, ...]] | None = None,
+        without_file: bool = False,
     ) -> None:
         self._first = values or TraceValues()
         self.mode = mode
         self._shown = dict(shown or {})
+        self._without_file = without_file
         self._lock = threading.Lock()
         self._global_fields: Fields = {}
         self._global = TraceSetting(self._first)
@@ -114,6 +117,17 @@ class TraceSettings:
                 self._change(set_, cleared, model)
         return self.settings(model)
 
+    def own(self, model: str = "") -> Fields:
+        """The fields that were set, of a model or of the global setting; see `restore`."""
+        with self._lock:
+            return dict(self._fields.get(model, {}) if model else self._global_fields)
+
+    def restore(self, fields: Fields, model: str = "") -> None:
+        """Sets the fields that `own` gave, and clears all others. Raises InvalidArgumentError: they trace nothing."""
+        cleared = {name for names in _FIELDS.values() for name in names} - fields.keys()
+        with self._lock:
+            self._change(fields, cleared, model)
+
     def _change(self, set_: Fields, cleared: set[str], model: str) -> None:
         before = self._fields.get(model, {}) if model else self._global_fields
         fields = {name: value for name, value in {**before, **set_}.items() if name not in cleared}
@@ -151,7 +165,7 @@ class TraceSettings:
         if not values.on:
             return
         reason = ""
-        if self.mode == TRITON and not values.file:
+        if self.mode == TRITON and not values.file and not self._without_file:
             reason = "trace file name is not given"
         elif self.mode == TRITON and not values.rate:
             reason = "sample rate must be non-zero"

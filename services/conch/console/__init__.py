@@ -1,0 +1,1 @@
+"""The web console: its HTTP handlers and the data behind its pages."""

@@ -1,0 +1,204 @@
+"""The routes of the console: which path needs which right, and what answers it.
+
+Reading routes and actions that may block run on pools; the loop only parses and sends.
+Threads and locks: event loop only. Used by: `console_app`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote
+
+import orjson
+
+from conch.console.config_view import ConfigView
+from conch.console.console_access import ConsoleAccess, Need, Principal
+from conch.console.console_actions import ConsoleActions, LoadFailedError
+from conch.console.console_options import ConsoleOptions
+from conch.console.live_feed import LiveFeed
+from conch.console.log_ring import LogRing
+from conch.console.model_views import ModelViews
+from conch.console.server_views import ServerViews
+from conch.console.static_files import StaticFiles
+from conch.console.trace_sampling import TraceSampling
+from conch.console.try_route import EVENTS, NOT_KEPT, TryRoute
+from conch.core.errors import InvalidArgumentError
+from conch.frontends.http.http_exchange import HttpExchange, Reply
+from conch.frontends.http.http_pools import result_of
+from conch.frontends.http.http_routing import Route, route
+from conch.frontends.http.json_body import JSON, json_reply, read_body
+from conch.frontends.thread_pool import ThreadPool
+from conch.observability.tracing.trace_ring import TraceRing
+
+_BODY_BYTES: Final = 1 << 20
+_MODEL: Final = "/api/models/(?P<model>[^/]+)"
+_LOG_LINES: Final = 500
+
+Handler = Callable[..., Coroutine[Any, Any, Reply | None]]
+"""Takes exchange, user and the groups of the path."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleParts:
+    """What the routes read and change."""
+
+    options: ConsoleOptions
+    access: ConsoleAccess
+    static: StaticFiles
+    server: ServerViews
+    models: ModelViews
+    configs: ConfigView
+    actions: ConsoleActions
+    sampling: TraceSampling
+    feed: LiveFeed
+    logs: LogRing
+    traces: TraceRing
+    infer: TryRoute
+    reading: ThreadPool
+    changing: ThreadPool
+
+
+class ConsoleRoutes:
+    """Builds the table of routes."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._parts = parts
+
+    def table(self) -> list[Route]:
+        """All routes."""
+        parts = self._parts
+        views, models, actions = parts.server, parts.models, parts.actions
+
+        def read(work: Callable[..., Any]) -> Handler:
+            async def handle(exchange: HttpExchange, user: Principal, **path: str) -> Reply:
+                return json_reply(await self._run(parts.reading, work, *path.values()))
+
+            return handle
+
+        def change(work: Callable[..., Any], takes_body: bool = True) -> Handler:
+            async def handle(exchange: HttpExchange, user: Principal, **path: str) -> Reply:
+                given = [await _json(exchange)] if takes_body else []
+                try:
+                    done = await self._run(parts.changing, work, user, *path.values(), *given)
+                except LoadFailedError as failed:
+                    error = failed.error
+                    content = {"error": error.message, "code": error.code, "findings": failed.findings}
+                    return json_reply(content, error.http_status)
+                return json_reply({} if done is None else done)
+
+            return handle
+
+        return [
+            self._route(
+                "/api/session", Need.NOTHING, GET=self._session, POST=self._log_in, DELETE=self._log_out
+            ),
+            self._route("/api/live", Need.READ, GET=self._live),
+            self._route("/api/server", Need.READ, GET=read(views.about)),
+            self._route("/api/models", Need.READ, GET=read(models.all)),
+            self._route(_MODEL, Need.READ, GET=read(models.one)),
+            self._route(f"{_MODEL}/config", Need.READ, GET=read(parts.configs.show)),
+            self._route(f"{_MODEL}/history", Need.READ, GET=read(models.history)),
+            self._route("/api/traces", Need.READ, GET=self._traces),
+            self._route("/api/logs", Need.READ, GET=self._logs),
+            self._route("/api/settings", Need.ADMIN, GET=read(views.settings)),
+            self._route(f"{_MODEL}/load", Need.CONTROL, POST=change(actions.load)),
+            self._route(f"{_MODEL}/unload", Need.CONTROL, POST=change(actions.unload)),
+            self._route("/api/drain", Need.CONTROL, POST=change(actions.drain, takes_body=False)),
+            self._route("/api/settings/log", Need.CONTROL, POST=change(actions.change_log)),
+            self._route("/api/settings/trace", Need.CONTROL, POST=change(actions.change_traces)),
+            self._route("/api/traces/sample", Need.CONTROL, POST=change(actions.sample)),
+            self._route(f"{_MODEL}(?:/versions/(?P<version>[0-9]+))?/infer", Need.INFER, POST=self._infer),
+            self._route("/(?P<file>[a-zA-Z0-9_./-]*)", Need.NOTHING, GET=self._file, HEAD=self._file),
+        ]
+
+    def _route(self, pattern: str, need: Need, **handlers: Handler) -> Route:
+        return route(pattern, list(handlers), "console", partial(self._checked, need, handlers))
+
+    async def _checked(
+        self, need: Need, handlers: Mapping[str, Handler], exchange: HttpExchange, **path: str
+    ) -> Reply | None:
+        """Answers a request of a user who may do this. Raises ConchError: the user may not."""
+        access = self._parts.access
+        handler = handlers[exchange.method]
+        if exchange.method not in ("GET", "HEAD"):
+            access.check_origin(exchange.fields)
+        user = access.check(exchange.fields, exchange.client, need)
+        return await handler(exchange, user, **{name: unquote(text) for name, text in path.items()})
+
+    async def _run(self, pool: ThreadPool, work: Callable[..., Any], *arguments: Any) -> Any:
+        return await result_of(lambda: pool.submit(work, *arguments))
+
+    async def _file(self, exchange: HttpExchange, user: Principal | None, file: str) -> Reply:
+        return self._parts.static.answer(exchange, file)
+
+    async def _session(self, exchange: HttpExchange, user: Principal | None) -> Reply:
+        options = self._parts.options
+        found: dict[str, Any] = {"tokens": options.tokens is not None}
+        if user is not None:
+            admin = user.role > 1
+            found |= {
+                "user": user.name,
+                "role": user.role.name.lower(),
+                "control": options.allow_control and admin,
+                "infer": options.allow_infer and admin,
+                "switches": {"control": options.allow_control, "infer": options.allow_infer},
+            }
+        return json_reply(found)
+
+    async def _log_in(self, exchange: HttpExchange, user: Principal | None) -> Reply:
+        token = (await _json(exchange)).get("token")
+        if not isinstance(token, str):
+            raise InvalidArgumentError("token must be a text")
+        cookie = self._parts.access.log_in(token.strip(), exchange.client)
+        return Reply(200, [JSON, (b"set-cookie", cookie.encode())], b"{}")
+
+    async def _log_out(self, exchange: HttpExchange, user: Principal | None) -> Reply:
+        cookie = self._parts.access.log_out(exchange.fields)
+        return Reply(200, [JSON, (b"set-cookie", cookie.encode())], b"{}")
+
+    async def _traces(self, exchange: HttpExchange, user: Principal) -> Reply:
+        sampling = self._parts.sampling
+        sampling.settle()
+        settings = sampling.settings.settings()
+        head = orjson.dumps({"level": settings["trace_level"], "mode": settings["trace_mode"], "sampling": sampling.state()})
+        return Reply(200, [JSON], [head[:-1], b',"traces":[', b",".join(self._parts.traces.newest()), b"]}"])
+
+    async def _logs(self, exchange: HttpExchange, user: Principal) -> Reply:
+        logs = self._parts.logs
+        return json_reply({"line": logs.count, "records": logs.newest(_LOG_LINES)})
+
+    async def _infer(self, exchange: HttpExchange, user: Principal, model: str, version: str) -> None:
+        await self._parts.infer(exchange, model, version)
+
+    async def _live(self, exchange: HttpExchange, user: Principal) -> None:
+        """Streams to one viewer until it leaves, falls behind, or the server stops."""
+        query = parse_qs(exchange.query)
+        feed = self._parts.feed
+        viewer = feed.join(query.get("model", [""])[-1], query.get("logs") == ["1"])
+        try:
+            exchange.on_disconnect = viewer.end
+            exchange.begin_response(200, [EVENTS, NOT_KEPT, (b"x-accel-buffering", b"no")], b":\n\n")
+            while text := await viewer.take():
+                await exchange.send(text)
+                if exchange.lost:
+                    return
+            if not viewer.dropped and not exchange.lost:
+                exchange.end()
+        finally:
+            feed.leave(viewer)
+
+
+async def _json(exchange: HttpExchange) -> Mapping[str, Any]:
+    """The JSON object of a small body; empty without a body. Raises InvalidArgumentError: it is none."""
+    body = await read_body(exchange, _BODY_BYTES)
+    try:
+        found = orjson.loads(body) if body else {}
+    except ValueError as error:
+        raise InvalidArgumentError(f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidArgumentError("the body must be a JSON object")
+    return found
+
