@@ -32,7 +32,7 @@ export function LogView({ model = "" }) {
   return html`
     <div class="filters">
       <select aria-label=${T.logs.level} value=${filter.level} onChange=${set("level")}>${Object.entries(T.logs.levels).map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select>
-      ${!model && html`<select aria-label=${T.logs.model} value=${filter.model} onChange=${set("model")}><option value="">${T.logs.allModels}</option>${[...store.models.keys()].map((name) => html`<option>${name}</option>`)}</select>`}
+      ${!model && html`<select aria-label=${T.logs.model} value=${filter.model} onChange=${set("model")}><option value="">${T.logs.allModels}</option>${[...store.models.keys()].map((name) => html`<option value=${name}>${name}</option>`)}</select>`}
       <input type="search" aria-label=${T.logs.text} placeholder=${T.logs.text} value=${filter.text} onInput=${set("text")} />
       <div class="spacer"></div>
       <button aria-pressed=${Boolean(paused)} onClick=${() => setPaused(paused ? null : [...store.records])}>${paused ? T.logs.resume : T.logs.pause}</button>

@@ -32,7 +32,7 @@ function LogForm({ settings, fixed, again }) {
   return html`<form onSubmit=${submit} class="form"><fieldset disabled=${off}>
     ${["log_info", "log_warning", "log_error"].map((name) => html`<label class="check"><input type="checkbox" checked=${value(name)} onChange=${(event) => put(name, event.target.checked)} /> ${T.settings.names[name]}</label>`)}
     <${Field} label=${T.settings.names.log_verbose_level}><input type="number" min="0" value=${value("log_verbose_level")} onInput=${(event) => put("log_verbose_level", Number(event.target.value))} /><//>
-    <${Field} label=${T.settings.names.log_format}><select value=${value("log_format")} onChange=${(event) => put("log_format", event.target.value)}><option>default</option><option>ISO8601</option></select><//>
+    <${Field} label=${T.settings.names.log_format}><select value=${value("log_format")} onChange=${(event) => put("log_format", event.target.value)}><option value="default">default</option><option value="ISO8601">ISO8601</option></select><//>
     ${!off && html`<footer><button class="primary" disabled=${!Object.keys(changes).length}>${T.settings.save}</button></footer>`}
   </fieldset>${fixed && html`<p class="hint">${T.settings.fixed}</p>`}</form>`;
 }
@@ -47,7 +47,7 @@ function TraceForm({ settings, again }) {
   };
   const put = (name) => (event) => setChanges({ ...changes, [name]: event.target.value });
   return html`<form onSubmit=${submit} class="form"><fieldset disabled=${!store.may.control}>
-    ${TRACE_FIELDS.map((name) => html`<${Field} label=${T.settings.names[name]}>${name === "trace_level" ? html`<select value=${value(name)} onChange=${put(name)}>${[...new Set(["OFF", "TIMESTAMPS", value(name)])].map((each) => html`<option>${each}</option>`)}</select>` : html`<input value=${value(name)} onInput=${put(name)} />`}<//>`)}
+    ${TRACE_FIELDS.map((name) => html`<${Field} label=${T.settings.names[name]}>${name === "trace_level" ? html`<select value=${value(name)} onChange=${put(name)}>${[...new Set(["OFF", "TIMESTAMPS", value(name)])].map((each) => html`<option value=${each}>${each}</option>`)}</select>` : html`<input value=${value(name)} onInput=${put(name)} />`}<//>`)}
     <dl class="facts">${Object.entries(settings).filter(([name]) => !TRACE_FIELDS.includes(name)).map(([name, values]) => html`<dt>${T.settings.names[name] || name}</dt><dd><code>${values.join(", ") || "–"}</code></dd>`)}</dl>
     ${store.may.control && html`<footer><button class="primary" disabled=${!Object.keys(changes).length}>${T.settings.save}</button></footer>`}
   </fieldset></form>`;

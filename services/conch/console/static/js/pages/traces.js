@@ -57,7 +57,7 @@ export function TraceView({ model = "", chosen = "" }) {
   const shown = value.traces.find((trace) => String(trace.id) === String(id)) || traces[0];
   return html`
     <div class="filters">
-      ${!model && html`<select aria-label=${T.traces.model} value=${filter.model} onChange=${(event) => setFilter({ ...filter, model: event.target.value })}><option value="">${T.traces.all}</option>${names.map((name) => html`<option>${name}</option>`)}</select>`}
+      ${!model && html`<select aria-label=${T.traces.model} value=${filter.model} onChange=${(event) => setFilter({ ...filter, model: event.target.value })}><option value="">${T.traces.all}</option>${names.map((name) => html`<option value=${name}>${name}</option>`)}</select>`}
       <${Field} label=${T.traces.slow} className="inline"><input type="number" min="0" value=${filter.slowMs} onInput=${(event) => setFilter({ ...filter, slowMs: event.target.value })} /><//>
       <label class="check"><input type="checkbox" checked=${filter.failed} onChange=${(event) => setFilter({ ...filter, failed: event.target.checked })} /> ${T.traces.failed}</label>
       <div class="spacer"></div>

@@ -22,7 +22,7 @@ function ImageFields({ field, change }) {
     <${Field} label=${T.try.image.width}><input type="number" min="1" max="4096" value=${image.width} onInput=${number("width")} /><//>
     <${Field} label=${T.try.image.height}><input type="number" min="1" max="4096" value=${image.height} onInput=${number("height")} /><//>
     <${Field} label=${T.try.image.channels}><select value=${image.channels} onChange=${number("channels")}><option value="1">${T.try.image.grey}</option><option value="3">${T.try.image.colour}</option></select><//>
-    <${Field} label=${T.try.image.order}><select value=${image.order} onChange=${(event) => change({ image: { ...image, order: event.target.value }, made: null })}><option>NHWC</option><option>NCHW</option></select><//>
+    <${Field} label=${T.try.image.order}><select value=${image.order} onChange=${(event) => change({ image: { ...image, order: event.target.value }, made: null })}><option value="NHWC">NHWC</option><option value="NCHW">NCHW</option></select><//>
     <${Field} label=${T.try.image.range}><select value=${own ? "own" : image.range || "unit"} onChange=${(event) => change({ image: { ...image, range: event.target.value === "own" ? { low: 0, high: 16 } : event.target.value }, made: null })}>${Object.entries(T.try.image.ranges).map(([key, text]) => html`<option value=${key}>${text}</option>`)}</select><//>
     ${own && html`<${Field} label=${T.try.image.low}><input type="number" step="any" value=${image.range.low} onInput=${(event) => change({ image: { ...image, range: { ...image.range, low: Number(event.target.value) } }, made: null })} /><//>
       <${Field} label=${T.try.image.high}><input type="number" step="any" value=${image.range.high} onInput=${(event) => change({ image: { ...image, range: { ...image.range, high: Number(event.target.value) } }, made: null })} /><//>`}
@@ -193,7 +193,7 @@ export function TryTab({ name, model, about }) {
   };
   return html`<div class="try">
     <${Panel} title=${T.try.input}><form onSubmit=${submit} onKeyDown=${keys}>
-      ${ready.length > 1 && html`<${Field} label=${T.model.version} className="inline"><select value=${version} onChange=${(event) => setVersion(event.target.value)}><option value="">newest</option>${ready.map((each) => html`<option>${each}</option>`)}</select><//>`}
+      ${ready.length > 1 && html`<${Field} label=${T.model.version} className="inline"><select value=${version} onChange=${(event) => setVersion(event.target.value)}><option value="">newest</option>${ready.map((each) => html`<option value=${each}>${each}</option>`)}</select><//>`}
       ${fields.map((field, index) => html`<${InputField} key=${field.name} field=${field} change=${change(index)} problem=${problem.field === field.name ? problem.text : ""} />`)}
       <${Parameters} options=${options} change=${setOptions} signature=${signature} />
       ${problem.text && !problem.field && html`<p class="problem" role="alert">${problem.text}</p>`}
