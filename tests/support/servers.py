@@ -145,6 +145,13 @@ class ServerProcess:
         assert found, self.output
         return found[1]
 
+    @property
+    def console_url(self) -> str:
+        """Where its console is, as in its table."""
+        found = re.search(r"\| Console +\| (\S+)", self.output)
+        assert found, self.output
+        return found[1]
+
     def logs(self) -> list[dict[str, Any]]:
         """Its log lines; every line must be JSON."""
         return [json.loads(line) for line in self.errors.splitlines()]
@@ -224,6 +231,13 @@ class LocalServer:
     def metrics_url(self) -> str:
         """URL of the metrics."""
         url = self.server.metrics_url
+        assert url is not None
+        return url
+
+    @property
+    def console_url(self) -> str:
+        """URL of the console."""
+        url = self.server.console_url
         assert url is not None
         return url
 

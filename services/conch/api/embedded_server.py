@@ -287,6 +287,15 @@ class Server:
         return f"{scheme}://{local_address(options.address, self.metrics_port)}/metrics"
 
     @property
+    def console_url(self) -> str | None:
+        """Local URL of the console; None without one."""
+        options = self._settings.options.console
+        port = None if self._server is None else self._server.console_port
+        if options is None or port is None:
+            return None
+        return f"http{'s' if options.tls else ''}://{local_address(options.address, port)}"
+
+    @property
     def ready(self) -> bool:
         """Server readiness, as clients see it."""
         return self._stage is _Stage.RUNNING and self._server is not None and self._server.core.serving

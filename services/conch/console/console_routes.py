@@ -6,6 +6,7 @@ Threads and locks: event loop only. Used by: `console_app`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -178,6 +179,9 @@ class ConsoleRoutes:
         query = parse_qs(exchange.query)
         feed = self._parts.feed
         viewer = feed.join(query.get("model", [""])[-1], query.get("logs") == ["1"])
+        task = asyncio.current_task()
+        assert task is not None
+        viewer.on_dropped = task.cancel  # it waits for the client to read, and the connection ends with it
         try:
             exchange.on_disconnect = viewer.end
             exchange.begin_response(200, [EVENTS, NOT_KEPT, (b"x-accel-buffering", b"no")], b":\n\n")
@@ -185,7 +189,7 @@ class ConsoleRoutes:
                 await exchange.send(text)
                 if exchange.lost:
                     return
-            if not viewer.dropped and not exchange.lost:
+            if not exchange.lost:
                 exchange.end()
         finally:
             feed.leave(viewer)

@@ -46,21 +46,20 @@ class Viewer:
         logs: Whether it shows the log.
         waiting: Texts that are to be sent; an empty one ends the stream.
         there: Set when there is something to send.
-        dropped: Whether it did not read in time.
+        on_dropped: Called if it did not read in time.
     """
 
     model: str = ""
     logs: bool = False
     waiting: deque[bytes] = field(default_factory=deque)
     there: asyncio.Event = field(default_factory=asyncio.Event)
-    dropped: bool = False
+    on_dropped: Callable[[], object] = bool
 
     def put(self, text: bytes) -> None:
         """Adds a text; drops the viewer if it is too far behind."""
         if len(self.waiting) >= _MOST_WAITING:
-            self.dropped = True
-            self.waiting.clear()
-            text = b""
+            self.on_dropped()
+            return
         self.waiting.append(text)
         self.there.set()
 
