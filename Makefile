@@ -50,6 +50,7 @@ test-all: $(STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_ray.sh
 	-bash tests/setup_deploy.sh
 	-PYTHON=$(BIN)/python bash tests/setup_image.sh
+	-bash tests/setup_browser.sh
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 
 test-failed: $(STAMP)

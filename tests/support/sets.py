@@ -52,8 +52,8 @@ def mark(items: list[pytest.Item]) -> None:
         values = () if cases is None else cases.params.values()
         worker = any(value == "worker" for value in values if isinstance(value, str))
         fixtures = PROCESS_FIXTURES & set(getattr(item, "fixturenames", ()))
-        peer = item.get_closest_marker("peer") is not None
-        if worker or fixtures or peer or item.nodeid.startswith(PROCESS_FOLDERS):
+        outside = any(item.get_closest_marker(name) is not None for name in ("peer", "browser"))
+        if worker or fixtures or outside or item.nodeid.startswith(PROCESS_FOLDERS):
             item.add_marker(pytest.mark.process)
 
 
@@ -64,4 +64,4 @@ def order(items: list[pytest.Item]) -> None:
 
 def is_quick(item: pytest.Item) -> bool:
     """Whether the test belongs to the set that runs at every change."""
-    return not any(item.get_closest_marker(name) for name in ("process", "slow", "peer", "gpu"))
+    return not any(item.get_closest_marker(name) for name in ("process", "slow", "peer", "gpu", "browser"))

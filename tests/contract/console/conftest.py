@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,8 +46,11 @@ def open_server(repository: Path) -> Iterator[LocalServer]:
         "--model-control-mode=explicit",
         "--load-model=*",
     ]
+    log = logging.getLogger("conch")
+    log.setLevel(logging.INFO)  # the log is the program's, here the test's
     with serving(repository, flags=flags) as server:
         yield server
+    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

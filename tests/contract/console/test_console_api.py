@@ -12,8 +12,6 @@ from tests.contract.console.conftest import SCRIPT
 from tests.support.console import Page
 from tests.support.servers import LocalServer, client_of, eventually, probe, simple_inputs
 
-logging.getLogger("conch").setLevel(logging.INFO)
-
 
 def numbers(name: str, values: list[Any], datatype: str = "INT32") -> dict[str, Any]:
     return {"name": name, "shape": [1, len(values)], "datatype": datatype, "data": values}
@@ -134,8 +132,8 @@ def test_loads_and_unloads_are_done_and_logged(page: Page) -> None:
     assert phases(page)["probe"] == ["READY"]
     failed = page.post("/api/models/broken/load")
     content = failed.json()
-    assert failed.status_code == 500 and "data_tpye" in content["error"]  # as for clients of the protocol
-    assert [each["line"] for each in content["findings"] if each["line"]] == [3]
+    assert failed.status_code == 500 and content["code"] == "INTERNAL"  # as for clients of the protocol
+    assert [each["nearest"] for each in content["findings"] if each["line"]] == ["data_type"]
     messages = [record["message"] for record in page.get("/api/logs").json()["records"]]
     assert any(
         message.startswith("console: local@127.0.0.1 unloads 'probe'") for message in messages

@@ -71,7 +71,7 @@ export function TimeChart({ title, times, span, series, show = format.short, sta
         cursor: { drag: { x: false, y: false }, points: { size: 6 } },
         scales: {
           x: { time: true, range: () => range.current },
-          y: { range: log ? (_, low, high) => uPlot.rangeLog(low > 0 ? low : 1, high > 0 ? high : 10, 10, false) : (_, low, high) => [0, high > 0 ? high * 1.1 : 1], distr: log ? 3 : 1 },
+          y: { range: log ? (_, low, high) => uPlot.rangeLog(low > 0 ? low : 1, high > 0 ? high : 10, 10, false) : (_, low, high) => [0, high > 0 ? high * 1.1 : 4], distr: log ? 3 : 1 },
         },
         axes: [
           { ...axis, size: 26, gap: 6, space: 70, values: (_, splits) => splits.map((t) => format.clock(t).slice(0, span > 300 ? 5 : 8)) },

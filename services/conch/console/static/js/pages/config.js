@@ -31,7 +31,8 @@ export function ConfigTab({ name, model }) {
   const [view, setView] = useState("");
   if (error) return html`<${Failed} error=${error} again=${again} />`;
   if (!value) return html`<${Panel}><${Empty}>…<//><//>`;
-  const shown = view || (value.lines.length ? "effective" : "file");
+  const placed = value.findings.some((each) => each.line && each.file === value.file);
+  const shown = view || (value.lines.length && !placed ? "effective" : "file");
   const button = (key, text) => html`<button aria-pressed=${shown === key} onClick=${() => setView(key)}>${text}</button>`;
   return html`
     <${Panel} title=${T.config.findings}>${value.findings.length ? html`<${Findings} findings=${value.findings} />` : html`<p class="good-text">${T.config.none}</p>`}<//>

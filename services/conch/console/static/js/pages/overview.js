@@ -15,7 +15,7 @@ const BUSIEST = 8;
 const EVENTS = 8;
 
 function Figure({ label, value, hint, tone = "" }) {
-  return html`<div class="figure ${tone}"><dt>${label}</dt><dd>${value}</dd><p>${hint}</p></div>`;
+  return html`<div class="figure ${tone}"><dt>${label}</dt><dd>${value}</dd><dd class="about">${hint}</dd></div>`;
 }
 
 function Figures() {
