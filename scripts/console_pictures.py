@@ -6,13 +6,15 @@ Run it from the root of the checkout; tests/setup_browser.sh installs the browse
 from __future__ import annotations
 
 import io
-import os
+import logging
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -25,23 +27,28 @@ from tests.support.browser import Visit, chromium  # noqa: E402
 import conch  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
-REPOSITORY = "examples/models/basic"
+REPOSITORY = Path("/tmp/models")
+"""Pictures show where models are: not the directories of this machine."""
 SECONDS = 75
 
 
 def main() -> None:
     """Takes all pictures."""
-    os.chdir(ROOT)  # the pictures show where models are: without the directories of this machine
     PICTURES.mkdir(exist_ok=True)
-    flags = {"console_port": 8004, "console_allow_control": True, "console_allow_infer": True}
-    with conch.Server(REPOSITORY, grpc_port=0, http_port=0, metrics_port=0, **flags) as server, loaded(server):  # type: ignore[arg-type]
-        url = server.console_url
-        assert url is not None
-        with chromium() as browser:
+    shutil.copytree(ROOT / "examples" / "models" / "basic", REPOSITORY)
+    flags: dict[str, Any] = {"console_port": 8004, "console_allow_control": True, "console_allow_infer": True}
+    logging.getLogger("conch").setLevel(logging.INFO)
+    server = conch.Server(REPOSITORY, grpc_port=0, http_port=0, metrics_port=0, **flags)
+    try:
+        with server, loaded(server), chromium() as browser:
+            url = server.console_url
+            assert url is not None
             with Visit(browser, url, "light") as light, Visit(browser, url, "dark") as dark:
                 _live(light, dark)
             with Visit(browser, url, "light") as visit:
                 _try(visit)
+    finally:
+        shutil.rmtree(REPOSITORY)
 
 
 @contextmanager
@@ -57,7 +64,8 @@ def loaded(server: conch.Server) -> Iterator[None]:
         sender.join()
 
 
-def _send(url: str, seed: int, ended: threading.Event) -> None:
+def _send(url: str | None, seed: int, ended: threading.Event) -> None:
+    assert url is not None
     random = Random(seed)
     client = triton.InferenceServerClient(url)
     while not ended.wait(random.expovariate(30 + 10 * seed)):
@@ -99,10 +107,10 @@ def _live(light: Visit, dark: Visit) -> None:
     dark.page.get_by_role("link", name="Models").click()
     dark.page.wait_for_timeout(1500)
     _save(dark, "models-dark")
-    dark.page.get_by_role("link", name="Traces").click()
-    dark.page.get_by_role("button", name="Sample next 10").click()
-    dark.page.get_by_text("digit_reader", exact=True).or_(dark.page.get_by_role("rowheader", name="infer")).first.wait_for()
-    dark.page.wait_for_timeout(2500)
+    page = dark.open("models/digit_reader/traces")
+    page.get_by_role("button", name="Sample next 10").click()
+    page.get_by_role("rowheader", name="infer").first.wait_for()
+    page.wait_for_timeout(2500)
     _save(dark, "traces-dark")
 
 
@@ -114,8 +122,6 @@ def _try(visit: Visit) -> None:
     )
     page.get_by_role("button", name="Send").click()
     page.get_by_text("in the server").wait_for()
-    page.get_by_role("button", name="curl").click()
-    page.get_by_role("button", name="Python (tritonclient)").click()
     _save(visit, "try")
     page = visit.open("models/digits/config")
     page.get_by_text("No problems are found.").wait_for()

@@ -186,7 +186,6 @@ class Server:
             else SageMakerModels(self.agent.archives, options.archives.root, options.archives.main),
         )
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
-        self._control_options = control_port
         self._metrics_options = metrics
         self._addresses = ListeningAddresses()
         self._metrics = (
@@ -262,14 +261,14 @@ class Server:
     def _start(self) -> None:
         self.core.check_running()
         self._slow_loads.start()
-        if self._grpc_options is not None:
-            check_free(self._grpc_options)
-        for each, _ in self._rest:
-            check_free(each)
-        if self._metrics_options is not None:
-            check_free(self._metrics_options)
-        if self._console_options is not None:
-            check_free(self._console_options)
+        ports: list[_Address | None] = [
+            self._grpc_options,
+            *(each for each, _ in self._rest),
+            self._metrics_options,
+            self._console_options,
+        ]
+        for port in filter(None, ports):
+            check_free(port)
         if self._planner is not None:
             self._planner.remember()
         if self._control is not None:

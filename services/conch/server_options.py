@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from conch.cli.settings.all_settings import SETTINGS, Settings
+from conch.cli.settings.all_settings import Settings
 from conch.cli.settings.setting import FlagError
-from conch.console.console_options import ConsoleOptions, ConsoleTokens, ShownFlag, read_tokens
+from conch.console.console_options import ConsoleOptions
 from conch.core.errors import InvalidArgumentError
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.frontends.access_policy import parse_restricted_apis, parse_restricted_protocols
@@ -36,6 +36,8 @@ from conch.observability.otlp.endpoint import (
 )
 from conch.observability.tracing.trace_options import OLD_FLAGS, TraceOptions, trace_options
 from conch.platform_options import ArchiveOptions, archive_options, platform_ports, with_azureml
+from conch.process.console_settings import console_options
+from conch.process.option_files import contents_of, refuse_without
 from conch_control.control_options import ControlMode, ControlOptions, StorageOptions
 from conch_control.planner.planner_loop import PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, read_token
@@ -43,7 +45,6 @@ from conch_control.remote_api.connection_options import ControlPortOptions, Serv
 _RELOAD_SETTLE_S = 0.2
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^A-Z/?#@\s]+")
 _HTTP_TLS_FILES = ("http-server-cert", "http-server-key", "http-root-cert")
-_CONSOLE_TLS_FILES = ("console-server-cert", "console-server-key", "console-root-cert")
 _CONTROL_TLS_FILES = ("control-server-cert", "control-server-key", "control-root-cert")
 
 
@@ -116,7 +117,7 @@ def build_options(settings: Settings) -> PartOptions:
         http=http,
         metrics=_metrics(settings, http),
         control_port=_control_port(settings),
-        console=_console(settings),
+        console=console_options(settings),
         log=_log(settings),
         access_log=_access_log(settings),
         platforms=platform_ports(settings, rest),
@@ -327,9 +328,9 @@ def _grpc_tls(settings: Settings) -> TlsOptions | None:
     if not settings.grpc_use_ssl and not mutual:
         return None
     return TlsOptions(
-        private_key=_contents(settings, "grpc-server-key", "gRPC"),
-        certificate=_contents(settings, "grpc-server-cert", "gRPC"),
-        client_root=_contents(settings, "grpc-root-cert", "gRPC") if mutual else None,
+        private_key=contents_of(settings, "grpc-server-key", "gRPC"),
+        certificate=contents_of(settings, "grpc-server-cert", "gRPC"),
+        client_root=contents_of(settings, "grpc-root-cert", "gRPC") if mutual else None,
     )
 
 
@@ -368,11 +369,11 @@ def _http(settings: Settings) -> HttpOptions:
 
 def _http_tls(settings: Settings) -> HttpTls | None:
     if not settings.http_use_ssl:
-        _refuse_without(settings, "http-use-ssl", _HTTP_TLS_FILES)
+        refuse_without(settings, "http-use-ssl", _HTTP_TLS_FILES)
         return None
     for name in _HTTP_TLS_FILES:
         if name != "http-root-cert" or settings[name] is not None:
-            _contents(settings, name, "REST")  # TLS reads it by its path
+            contents_of(settings, name, "REST")  # TLS reads it by its path
     return HttpTls(
         cast("Path", settings.http_server_cert),
         cast("Path", settings.http_server_key),
@@ -398,14 +399,14 @@ def _control_port(settings: Settings) -> ControlPortOptions | None:
 
 def _control_tls(settings: Settings) -> ServerTls | None:
     if not settings.control_use_ssl:
-        _refuse_without(settings, "control-use-ssl", _CONTROL_TLS_FILES)
+        refuse_without(settings, "control-use-ssl", _CONTROL_TLS_FILES)
         return None
     service = "the control port"
-    certificate = _contents(settings, "control-server-cert", service)
-    private_key = _contents(settings, "control-server-key", service)
+    certificate = contents_of(settings, "control-server-cert", service)
+    private_key = contents_of(settings, "control-server-key", service)
     if settings.control_root_cert is None:
         return ServerTls(private_key, certificate)
-    return ServerTls(private_key, certificate, _contents(settings, "control-root-cert", service))
+    return ServerTls(private_key, certificate, contents_of(settings, "control-root-cert", service))
 
 
 def _control_token(settings: Settings) -> str | None:
@@ -413,85 +414,9 @@ def _control_token(settings: Settings) -> str | None:
     if path is None:
         return None
     try:
-        return read_token(_contents(settings, "control-token-file", "").decode(errors="replace"))
+        return read_token(contents_of(settings, "control-token-file", "").decode(errors="replace"))
     except InvalidArgumentError as error:
         raise FlagError(f"--control-token-file: {path}: {error.message}") from None
-
-
-def _console(settings: Settings) -> ConsoleOptions | None:
-    if not settings.console_port:
-        switches = ("console-use-ssl", "console-token-file", "console-allow-control", "console-allow-infer")
-        for name in (*switches, *_CONSOLE_TLS_FILES, "console-host"):
-            if settings[name]:
-                raise FlagError(f"--{name} needs --console-port")
-        return None
-    options = ConsoleOptions(
-        address=settings.console_address,
-        port=settings.console_port,
-        hosts=tuple(settings.console_host),
-        tokens=_console_tokens(settings),
-        tls=_console_tls(settings),
-        allow_control=settings.console_allow_control,
-        allow_infer=settings.console_allow_infer,
-        max_input_bytes=settings.http_max_input_size,
-        flags=tuple(
-            ShownFlag(each.name, each.text(settings[each.name]), str(settings.source(each)))
-            for each in SETTINGS
-            if each.listed
-        ),
-    )
-    if options.address.startswith("unix:"):
-        raise FlagError("--console-address: browsers can't open a Unix socket; give a host")
-    try:
-        options.check()
-    except InvalidArgumentError as error:
-        raise FlagError(f"--console-address: {error.message}") from None
-    if options.tokens is not None and not options.tokens.admin:
-        for name in ("console-allow-control", "console-allow-infer"):
-            if settings[name]:
-                raise FlagError(f"--{name} is for admins: --console-token-file has no line 'admin: TOKEN'")
-    return options
-
-
-def _console_tokens(settings: Settings) -> ConsoleTokens | None:
-    path = settings.console_token_file
-    if path is None:
-        return None
-    try:
-        return read_tokens(_contents(settings, "console-token-file", "").decode(errors="replace"))
-    except InvalidArgumentError as error:
-        raise FlagError(f"--console-token-file: {path}: {error.message}") from None
-
-
-def _console_tls(settings: Settings) -> HttpTls | None:
-    if not settings.console_use_ssl:
-        _refuse_without(settings, "console-use-ssl", _CONSOLE_TLS_FILES)
-        return None
-    for name in _CONSOLE_TLS_FILES:
-        if name != "console-root-cert" or settings[name] is not None:
-            _contents(settings, name, "the console")  # TLS reads it by its path
-    return HttpTls(
-        cast("Path", settings.console_server_cert),
-        cast("Path", settings.console_server_key),
-        settings.console_root_cert,
-    )
-
-
-def _refuse_without(settings: Settings, switch: str, names: Iterable[str]) -> None:
-    for name in names:
-        if settings[name] is not None:
-            raise FlagError(f"--{name} needs --{switch}")
-
-
-def _contents(settings: Settings, name: str, service: str) -> bytes:
-    """The contents of the file that a setting names."""
-    path: Path | None = settings[name]
-    if path is None:
-        raise FlagError(f"--{name} must be specified to serve {service} over TLS")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FlagError(f"--{name}: {path} can't be read: {error.strerror}") from None
 
 
 def backend_options(specifications: Iterable[str]) -> Mapping[str, Mapping[str, str]]:

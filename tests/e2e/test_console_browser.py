@@ -366,6 +366,9 @@ def test_500_models_can_be_filtered(browser: Any, tmp_path: Path) -> None:
     with serving(tmp_path, flags=flags) as server, Visit(browser, server.console_url) as visit:
         page = visit.open("models")
         page.get_by_text("500 models").wait_for()
+        assert page.get_by_role("rowheader").count() == 150
+        page.get_by_role("button", name="Show all 500").click()
+        page.get_by_role("rowheader", name="model_499").wait_for()
         page.get_by_role("searchbox").fill("model_49")
         page.get_by_text("10 of 500 models").wait_for()
         page.get_by_label("State").select_option("UNLOADED")
@@ -376,10 +379,9 @@ def test_500_models_can_be_filtered(browser: Any, tmp_path: Path) -> None:
             "const path = [...document.scripts].find((each) => each.type === 'module').src.split('?');"
             "const { store } = await import(path[0].replace('main.js', 'store.js') + '?' + path[1]);"
             "const names = [...store.models.keys()].map((name, number) => [number, name, 1]);"
-            "store.take('tick', { t: 1, names, m: names.map(([number]) => [number, 1, 2, 3, 'H1zI9']), state: store.state });"
+            "const m = names.map(([number]) => [number, 1, 2, 3, 'H1zI9']);"
+            "store.take('tick', { t: 1, names, m, state: store.state });"
             "}"
         )
         page.get_by_role("searchbox").fill("model_490")
         assert "8" in page.get_by_role("row", name=re.compile("model_490")).inner_text()
-
-

@@ -76,16 +76,17 @@ class Visit:
         self.problems: list[str] = []
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("dialog", self._dialog)
-        self.page.on("console", lambda line: line.type == "error" and self._line(line.text))
+        self.page.on("console", self._line)
 
     def _dialog(self, dialog: Any) -> None:
         self.problems.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 
-    def _line(self, text: str) -> None:
+    def _line(self, line: Any) -> None:
         # The browser notes answers with an error, which are meant, and lost connections.
-        if "Failed to load resource" not in text and "net::ERR" not in text:
-            self.problems.append(text)
+        expected = "Failed to load resource" in line.text or "net::ERR" in line.text
+        if line.type == "error" and not expected:
+            self.problems.append(line.text)
 
     def __enter__(self) -> Visit:
         return self

@@ -4,7 +4,7 @@ A token is exchanged for a session cookie. Requests that change something must c
 page: browsers mark them with `Sec-Fetch-Site` or `Origin`, and the page adds a header that no form can.
 The host must be a name of this console, or a page elsewhere could have its own name resolve to this machine.
 
-Owns: the sessions. Threads and locks: event loop only. Used by: `console_app`.
+Owns: the sessions. Threads and locks: event loop only. Used by: `console_routes`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ConsoleAccess:
 
         Raises:
             UnauthenticatedError: There is no session.
-            PermissionDeniedError: The user may not do this, or nobody may on this console.
+            PermissionDeniedError: The user may not do this, or the console allows it to no one.
         """
         user = self.principal(fields, client)
         if need is Need.NOTHING:
@@ -137,7 +137,9 @@ class ConsoleAccess:
         if need > Need.READ and user.role < Role.ADMIN:
             raise PermissionDeniedError("this needs the admin token; you are logged in as viewer")
         if need is Need.CONTROL and not self._options.allow_control:
-            raise PermissionDeniedError("this console is read-only: the server runs without --console-allow-control")
+            raise PermissionDeniedError(
+                "this console is read-only: the server runs without --console-allow-control"
+            )
         if need is Need.INFER and not self._options.allow_infer:
             raise PermissionDeniedError(
                 "this console sends no requests to models: the server runs without --console-allow-infer"
@@ -185,12 +187,16 @@ class ConsoleAccess:
             return None
         given = token.encode()
         # Both are compared whatever the first says, so that the time tells nothing.
-        admin, viewer = (compare_digest(given, each.encode()) and bool(each) for each in (tokens.admin, tokens.viewer))
+        admin, viewer = (
+            compare_digest(given, each.encode()) and bool(each) for each in (tokens.admin, tokens.viewer)
+        )
         return Role.ADMIN if admin else Role.VIEWER if viewer else None
 
     def _tries_of(self, host: str, now: int) -> deque[int]:
         if len(self._tries) >= _MOST_CLIENTS:
-            self._tries = {each: tries for each, tries in self._tries.items() if tries and now - tries[-1] < _TRIES_NS}
+            self._tries = {
+                each: tries for each, tries in self._tries.items() if tries and now - tries[-1] < _TRIES_NS
+            }
         tries = self._tries.setdefault(host, deque())
         while tries and now - tries[0] >= _TRIES_NS:
             tries.popleft()

@@ -27,7 +27,7 @@ class ShownFlag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleTokens:
-    """The two tokens; an empty one logs nobody in."""
+    """The two tokens; an empty one is none."""
 
     viewer: str = field(default="", repr=False)
     admin: str = field(default="", repr=False)
@@ -113,7 +113,7 @@ class ConsoleOptions:
         """
         if self.tokens is None and not self.mutual and not is_loopback(self.address):
             raise InvalidArgumentError(
-                f"the console would show models, configs and logs to everyone who reaches {self.address}: give "
+                f"the console would show models, configs and logs to all who reach {self.address}: give "
                 "--console-token-file, or --console-root-cert with --console-use-ssl to ask for client "
                 "certificates, or listen on a loopback address with --console-address"
             )

@@ -1,7 +1,7 @@
-"""The routes of the console: which path needs which right, and what answers it.
+"""The routes of the console: which path needs which right, and what answers it; with the security headers.
 
 Reading routes and actions that may block run on pools; the loop only parses and sends.
-Threads and locks: event loop only. Used by: `console_app`.
+Threads and locks: event loop only. Used by: `console_port`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,25 @@ from conch.console.server_views import ServerViews
 from conch.console.static_files import StaticFiles
 from conch.console.trace_sampling import TraceSampling
 from conch.console.try_route import EVENTS, NOT_KEPT, TryRoute
-from conch.core.errors import InvalidArgumentError
-from conch.frontends.http.http_exchange import HttpExchange, Reply
+from conch.core.errors import ConchError, InvalidArgumentError
+from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import result_of
-from conch.frontends.http.http_routing import Route, route
-from conch.frontends.http.json_body import JSON, json_reply, read_body
+from conch.frontends.http.http_routing import Route, RouteTable, route
+from conch.frontends.http.json_body import JSON, error_reply, json_reply, read_body
 from conch.frontends.thread_pool import ThreadPool
 from conch.observability.tracing.trace_ring import TraceRing
 
+POLICY: Final = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    b"connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+_HEADERS: Final[Headers] = [
+    (b"content-security-policy", POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
 _BODY_BYTES: Final = 1 << 20
 _MODEL: Final = "/api/models/(?P<model>[^/]+)"
 _LOG_LINES: Final = 500
@@ -164,7 +175,9 @@ class ConsoleRoutes:
         sampling = self._parts.sampling
         sampling.settle()
         settings = sampling.settings.settings()
-        head = orjson.dumps({"level": settings["trace_level"], "mode": settings["trace_mode"], "sampling": sampling.state()})
+        head = orjson.dumps(
+            {"level": settings["trace_level"], "mode": settings["trace_mode"], "sampling": sampling.state()}
+        )
         return Reply(200, [JSON], [head[:-1], b',"traces":[', b",".join(self._parts.traces.newest()), b"]}"])
 
     async def _logs(self, exchange: HttpExchange, user: Principal) -> Reply:
@@ -195,6 +208,25 @@ class ConsoleRoutes:
             feed.leave(viewer)
 
 
+class ConsoleApp:
+    """Answers all requests of the console."""
+
+    def __init__(self, parts: ConsoleParts) -> None:
+        self._access = parts.access
+        # The routes check origins themselves, as a console may have names besides addresses.
+        self._routes = RouteTable(ConsoleRoutes(parts).table(), checks_origin=False)
+
+    def __call__(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
+        """Answers a request, or returns a coroutine that does."""
+        exchange.extra_headers = _HEADERS
+        try:
+            self._access.check_host(exchange.fields)
+        except ConchError as error:
+            exchange.respond(*error_reply(error))
+            return None
+        return self._routes(exchange)
+
+
 async def _json(exchange: HttpExchange) -> Mapping[str, Any]:
     """The JSON object of a small body; empty without a body. Raises InvalidArgumentError: it is none."""
     body = await read_body(exchange, _BODY_BYTES)
@@ -205,4 +237,3 @@ async def _json(exchange: HttpExchange) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise InvalidArgumentError("the body must be a JSON object")
     return found
-

@@ -1,8 +1,8 @@
 """What has changed in the counters of all model versions since the last look, in a compact form.
 
 A line for each version that has changed: its number, failures, pending and running requests, and the buckets
-of its latencies. Buckets are powers of two of nanoseconds: `A` is up to 2**10, the next letter twice that, and
-behind each letter stands its count in base 36, so a line takes about 25 bytes.
+of its latencies. Buckets are powers of two of nanoseconds: `A` is up to 2**10, the next letter twice that,
+and behind each letter stands its count in base 36, so a line takes about 25 bytes.
 
 Owns: the last counters. Threads and locks: event loop only. Used by: `live_feed`.
 """
@@ -121,16 +121,12 @@ class LiveCounts:
 def _line(version: _Version, before: StatisticsSnapshot) -> list[Any]:
     now = version.snapshot
     failed = now.fail.count - before.fail.count
-    latencies = "" if now.latencies is None else now.latencies.request
-    earlier = before.latencies.request if before.latencies is not None else ()
-    return [version.number, failed, *version.gauges, packed_buckets(latencies, earlier)]
+    return [version.number, failed, *version.gauges, _latencies(now, before)]
 
 
 def _detail(number: int, version: _Version, before: StatisticsSnapshot) -> dict[str, Any]:
     """The charts of one version: outcomes, latencies, stages and batch sizes since the last look."""
     now = version.snapshot
-    latencies = now.latencies.request if now.latencies is not None else ()
-    earlier = before.latencies.request if before.latencies is not None else ()
     rejected = sum(now.rejected.values()) - sum(before.rejected.values())
     cancelled = sum(now.cancelled.values()) - sum(before.cancelled.values())
     failed = now.fail.count - before.fail.count
@@ -148,7 +144,10 @@ def _detail(number: int, version: _Version, before: StatisticsSnapshot) -> dict[
     batches = {
         str(size): runs
         for size, row in now.batches.items()
-        if (runs := row.compute_infer.count - (before.batches[size].compute_infer.count if size in before.batches else 0))
+        if (
+            runs := row.compute_infer.count
+            - (before.batches[size].compute_infer.count if size in before.batches else 0)
+        )
     }
     return {
         "version": number,
@@ -159,10 +158,16 @@ def _detail(number: int, version: _Version, before: StatisticsSnapshot) -> dict[
         "hits": now.cache_hit.count - before.cache_hit.count,
         "pending": version.gauges[0],
         "running": version.gauges[1],
-        "latencies": packed_buckets(latencies, earlier),
+        "latencies": _latencies(now, before),
         "stages_us": [round(ns / number_of / 1000, 1) if number_of else 0 for ns, number_of in stages],
         "batches": batches,
     }
+
+
+def _latencies(now: StatisticsSnapshot, before: StatisticsSnapshot) -> str:
+    if now.latencies is None:
+        return ""
+    return packed_buckets(now.latencies.request, () if before.latencies is None else before.latencies.request)
 
 
 def packed_buckets(now: Sequence[int], before: Sequence[int] = ()) -> str:
@@ -173,7 +178,9 @@ def packed_buckets(now: Sequence[int], before: Sequence[int] = ()) -> str:
         if grown:
             bucket = min(max(place, _FIRST_BUCKET), _LAST_BUCKET)
             found[bucket] = found.get(bucket, 0) + grown
-    return "".join(f"{chr(ord('A') + bucket - _FIRST_BUCKET)}{_base36(grown)}" for bucket, grown in found.items())
+    return "".join(
+        f"{chr(ord('A') + bucket - _FIRST_BUCKET)}{_base36(grown)}" for bucket, grown in found.items()
+    )
 
 
 def _base36(number: int) -> str:

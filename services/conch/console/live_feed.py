@@ -1,10 +1,10 @@
 """`LiveFeed`: one look a second at counters, states, log and machine, for all viewers together.
 
 While there is no viewer nothing is computed. Each look makes one text that all viewers get, and one for each
-model whose charts somebody has open. A viewer that does not read what was sent is dropped: its queue has room
+model whose charts a page has open. A viewer that does not read what was sent is dropped: its queue has room
 for a few looks, and the connection below it for a few kilobytes.
 
-Owns: the viewers. Threads and locks: event loop only. Used by: `console_app`.
+Owns: the viewers. Threads and locks: event loop only. Used by: `console_routes`.
 """
 
 from __future__ import annotations
@@ -183,8 +183,12 @@ class LiveFeed:
             content["names"] = names
         content |= self._new_events()
         text = event_text("tick", content)
-        shown = {name: event_text("detail", {"model": name, "versions": rows}) for name, rows in details.items()}
-        records = self._logs.newest(_MOST_LINES, self._line) if any(each.logs for each in self._viewers) else []
+        shown = {
+            name: event_text("detail", {"model": name, "versions": rows}) for name, rows in details.items()
+        }
+        records = (
+            self._logs.newest(_MOST_LINES, self._line) if any(each.logs for each in self._viewers) else []
+        )
         self._line = self._logs.count
         logged = event_text("logs", records) if records else b""
         for viewer in self._viewers:

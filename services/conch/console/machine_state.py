@@ -1,4 +1,4 @@
-"""Processors, memory and GPUs of the machine and the process, as numbers. Used by: `live_feed`, `read_routes`."""
+"""Processors, memory and GPUs of the machine and the process, as numbers. Used by: `live_feed`."""
 
 from __future__ import annotations
 

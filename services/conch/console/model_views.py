@@ -1,6 +1,7 @@
 """Models as JSON for the console's pages: the list, one model, and its history.
 
-Blocking where the agent lists repositories. Threads and locks: any thread; no state. Used by: `console_routes`.
+Blocking where the agent lists repositories. Threads and locks: any thread; no state.
+Used by: `console_routes`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The route that sends a request to a model for the page, and its responses back as server-sent events.
 
-The body is that of the REST port's infer route: JSON, followed by binary tensors. Every model is answered with
-a stream: an event for each response, and one with the times at the end. Admission is the server's own.
+The body is that of the REST port's infer route: JSON, followed by binary tensors. Every model is answered
+with a stream: an event for each response, and one with the times at the end. Admission is the server's own.
 
-Threads and locks: event loop; `respond` runs on any thread. Used by: `console_app`.
+Threads and locks: event loop; `respond` runs on any thread. Used by: `console_routes`.
 """
 
 from __future__ import annotations

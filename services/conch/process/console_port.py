@@ -1,4 +1,4 @@
-"""The console's port: connects its pages with the server's parts and serves them over HTTP. Used by `conch.server`.
+"""The console's port: connects its pages with the server's parts and serves them. Used by `conch.server`.
 
 It has an event loop of its own, so that pages never hold up requests on the REST port's.
 """
@@ -12,9 +12,8 @@ from conch.backends import backend_names
 from conch.console.config_view import ConfigView
 from conch.console.console_access import ConsoleAccess
 from conch.console.console_actions import ConsoleActions
-from conch.console.console_app import ConsoleApp
 from conch.console.console_options import ConsoleOptions
-from conch.console.console_routes import ConsoleParts
+from conch.console.console_routes import ConsoleApp, ConsoleParts
 from conch.console.live_counts import LiveCounts
 from conch.console.live_feed import LiveFeed
 from conch.console.log_ring import LogRing

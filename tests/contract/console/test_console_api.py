@@ -72,7 +72,14 @@ def test_a_request_is_answered_with_its_outputs_and_times(page: Page) -> None:
         "shape": [1, 16],
         "data": list(range(1, 17)),
     }
-    assert [stage for stage, _ in times["stages"]] == ["receive", "queue", "input", "infer", "output", "respond"]
+    assert [stage for stage, _ in times["stages"]] == [
+        "receive",
+        "queue",
+        "input",
+        "infer",
+        "output",
+        "respond",
+    ]
     assert times["batch"] == {"rows": 1, "requests": 1}
     assert sum(us for _, us in times["stages"]) == pytest.approx(times["total_us"], rel=0.01)
 
@@ -119,7 +126,7 @@ def test_the_live_stream_tells_counts_states_details_and_lines(open_server: Loca
     lines = [line for tick in seen["tick"] for line in tick["m"]]
     assert {line[0] for line in lines} >= {names["probe", 1], names["simple", 1]}
     assert sum(row["ok"] for detail in seen["detail"] for row in detail["versions"]) == 3
-    assert any("a line of the test" == record["message"] for records in seen["logs"] for record in records)
+    assert any(record["message"] == "a line of the test" for records in seen["logs"] for record in records)
     assert all(tick["rss"] > 0 and "memory" in tick for tick in seen["tick"])
 
 

@@ -225,4 +225,3 @@ def test_control_for_viewers_only_is_refused(repository: Path, tmp_path: Path) -
     tokens.write_text("viewer: look\n")
     with pytest.raises(FlagError, match="has no line 'admin: TOKEN'"):
         conch.Server(repository, console_port=1, console_token_file=tokens, console_allow_control=True)
-

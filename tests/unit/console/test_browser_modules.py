@@ -68,8 +68,10 @@ def test_tensors_have_the_bytes_that_numpy_gives_them() -> None:
         f'import {{ encodeTensor, parseValues }} from "file://{STATIC}/js/tensors.js";\n'
         'import { readFileSync } from "node:fs";\n'
         'const cases = JSON.parse(readFileSync(0, "utf8"));\n'
-        "console.log(JSON.stringify(cases.map(([datatype, texts]) => Buffer.from(encodeTensor(datatype, "
-        'datatype === "BYTES" ? texts : parseValues(texts.join(" "), datatype).values)).toString("base64"))));'
+        "const valuesOf = (datatype, texts) => "
+        'datatype === "BYTES" ? texts : parseValues(texts.join(" "), datatype).values;\n'
+        "console.log(JSON.stringify(cases.map(([datatype, texts]) => "
+        'Buffer.from(encodeTensor(datatype, valuesOf(datatype, texts))).toString("base64"))));'
     )
     done = subprocess.run(
         ["node", "--input-type=module", "-e", program],
@@ -83,7 +85,21 @@ def test_tensors_have_the_bytes_that_numpy_gives_them() -> None:
 
 
 def _floats(random: np.random.Generator) -> list[float]:
-    edges = [0.0, -0.0, 1.0, -1.5, 65504.0, 65519.0, 65520.0, 1e-8, 6e-8, 6.1e-5, 1e30, float("inf"), -float("inf")]
+    edges = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.5,
+        65504.0,
+        65519.0,
+        65520.0,
+        1e-8,
+        6e-8,
+        6.1e-5,
+        1e30,
+        float("inf"),
+        -float("inf"),
+    ]
     spread = random.normal(size=200) * 10.0 ** random.integers(-8, 5, 200)
     ties = [1 + 2**-11, 1 + 3 * 2**-11, 2**-25, 3 * 2**-25]  # between two FP16 numbers
     return [*edges, *map(float, spread), *ties]

@@ -128,7 +128,11 @@ def test_sessions_end_and_their_cookie_is_no_ones_else() -> None:
     assert header.endswith("; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict")
     fields = cookie_of(header)
     assert guard.check(fields, CLIENT, Need.READ) is not None
-    for wrong in ({b"cookie": b"conch-console="}, {b"cookie": b"conch-console=change"}, {b"cookie": b'a="\\'}):
+    for wrong in (
+        {b"cookie": b"conch-console="},
+        {b"cookie": b"conch-console=change"},
+        {b"cookie": b'a="\\'},
+    ):
         with pytest.raises(UnauthenticatedError):
             guard.check(wrong, CLIENT, Need.READ)
     clock.pass_s(12 * 3600)

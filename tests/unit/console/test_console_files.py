@@ -73,7 +73,9 @@ def test_the_first_load_is_small() -> None:
 
 
 def test_vendored_files_are_what_was_reviewed() -> None:
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").iterdir()}
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").iterdir()
+    }
     assert found == VENDORED
 
 
@@ -82,7 +84,14 @@ def test_pages_hold_no_inline_script_and_write_no_markup() -> None:
     assert not re.search(r"<script(?![^>]*\bsrc=)|\bon\w+=|<style|\bstyle=", page)
     for path in STATIC.rglob("js/**/*.js"):
         text = path.read_text()
-        for risky in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        for risky in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+        ):
             assert risky not in text, path
 
 
@@ -101,6 +110,8 @@ def test_answers_are_compressed_and_kept() -> None:
     assert answer(files, "js/main.js", if_none_match=tag).status == 304
 
 
-@pytest.mark.parametrize("path", ["../console_app.py", "js", "js/", "vendor/uPlot.LICENSE.txt", "js/../index.html"])
+@pytest.mark.parametrize(
+    "path", ["../console_app.py", "js", "js/", "vendor/uPlot.LICENSE.txt", "js/../index.html"]
+)
 def test_nothing_else_is_served(path: str) -> None:
     assert answer(StaticFiles(), path).status == 404

@@ -20,7 +20,10 @@ counts = st.lists(st.integers(0, 10**6), min_size=PLACES, max_size=PLACES)
 
 
 def unpacked(text: str) -> dict[int, int]:
-    return {ord(letter) - ord("A") + 10: int(count, 36) for letter, count in re.findall("([A-Z])([0-9a-z]+)", text)}
+    return {
+        ord(letter) - ord("A") + 10: int(count, 36)
+        for letter, count in re.findall("([A-Z])([0-9a-z]+)", text)
+    }
 
 
 @given(counts, counts)

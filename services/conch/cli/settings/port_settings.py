@@ -188,6 +188,4 @@ class ConsoleSettings(SettingGroup):
     console_use_ssl = setting(BOOL, False, "serve the console over TLS")
     console_server_cert = optional(FILE, "PEM file of the console's certificate")
     console_server_key = optional(FILE, "PEM file of the console's key")
-    console_root_cert = optional(
-        FILE, "PEM file of the root certificates that browsers must have one from"
-    )
+    console_root_cert = optional(FILE, "PEM file of the root certificates that browsers must have one from")

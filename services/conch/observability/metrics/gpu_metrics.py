@@ -55,7 +55,9 @@ class GpuMetrics:
         found = []
         for gpu, uuid in zip(self._gpus, self._uuids, strict=True):
             total, used = self._value(self._memory, gpu) or (None, None)
-            found.append({"uuid": uuid, "use": self._value(self._utilization, gpu), "used": used, "total": total})
+            found.append(
+                {"uuid": uuid, "use": self._value(self._utilization, gpu), "used": used, "total": total}
+            )
         return found
 
     def close(self) -> None:

@@ -200,9 +200,7 @@ def _flag(given: Mapping[str, list[str]], key: str) -> bool:
     return text == "true"
 
 
-def _check(
-    mode: str, values: TraceValues, tail: TailRules, warnings: list[str], without_file: bool
-) -> None:
+def _check(mode: str, values: TraceValues, tail: TailRules, warnings: list[str], without_file: bool) -> None:
     """Refuses what can't be traced, and warns of what would trace nothing."""
     if values.tensors and mode == OPENTELEMETRY:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""`TraceRing`: a `TraceSink` that keeps the newest traces in memory, as JSON with the rows of their waterfalls.
+"""`TraceRing`: a `TraceSink` that keeps the newest traces in memory, as JSON with their waterfalls.
 
 Bounded in number and bytes. Threads and locks: the tracer's thread writes, any thread reads; a lock guards
 the ring. Used by: `open_tracing`, the console.

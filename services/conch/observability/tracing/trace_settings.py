@@ -123,7 +123,11 @@ class TraceSettings:
             return dict(self._fields.get(model, {}) if model else self._global_fields)
 
     def restore(self, fields: Fields, model: str = "") -> None:
-        """Sets the fields that `own` gave, and clears all others. Raises InvalidArgumentError: they trace nothing."""
+        """Sets the fields that `own` gave, and clears all others.
+
+        Raises:
+            InvalidArgumentError: They would trace nothing.
+        """
         cleared = {name for names in _FIELDS.values() for name in names} - fields.keys()
         with self._lock:
             self._change(fields, cleared, model)

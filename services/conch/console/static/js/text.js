@@ -69,7 +69,7 @@ export const T = {
     dependents: "Unload what was loaded for it only, too:",
     typeName: "Type the name of the model to confirm",
     cancel: "Cancel", close: "Close",
-    ensemble: "ensemble",
+    ensemble: "ensemble", showAll: (n) => `Show all ${n}`,
   },
   model: {
     tabs: { live: "Live", try: "Try", config: "Config", versions: "Versions", traces: "Traces", logs: "Logs" },
@@ -97,7 +97,7 @@ export const T = {
     ways: { values: "Values", random: "Random", image: "Image", file: "File" },
     valuesHint: "Numbers between spaces or commas, or JSON", textHint: "One element a line, or JSON",
     fill: "Fill at random", choose: "Choose a file", fileText: "The file's bytes are one element", fileRaw: "The file's bytes are the elements, little-endian",
-    fileCsv: "numbers of a CSV or JSON file", made: (n) => `${n} values`,
+    fileCsv: "numbers of a CSV or JSON file", made: (n) => `${n} ${n === 1 ? "value" : "values"}`,
     image: { order: "Layout", range: "Values", low: "low", high: "high", invert: "Dark is high", width: "Width", height: "Height", channels: "Channels",
       ranges: { bytes: "0 – 255", unit: "0 – 1", signed: "−1 – 1", imagenet: "ImageNet mean and deviation", own: "own range" }, grey: "1, grey", colour: "3, RGB" },
     parameters: "Parameters", priority: "Priority", timeout: "Queue timeout, µs", sequence: "Sequence id", start: "starts", end: "ends", custom: "Further parameters, JSON", classes: "Classes with labels",

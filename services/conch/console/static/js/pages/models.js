@@ -9,6 +9,7 @@ import { link } from "../router.js";
 import { store, Store } from "../store.js";
 import { T } from "../text.js";
 
+const MOST_ROWS = 150; // drawn anew each second
 const ORDER = ["FAILED", "LOADING", "STAGING", "WARMING", "DRAINING", "READY", "UNLOADED"];
 
 /** The rows of the table: filtered, then sorted by a column. */
@@ -66,6 +67,7 @@ export function Models() {
   const [phase, setPhase] = useState("");
   const [order, setOrder] = useState({ sort: "name", down: false });
   const [loading, setLoading] = useState(false);
+  const [all, setAll] = useState(false);
   const models = [...store.models.values()];
   const rows = rowsOf(models, store.numbers, { filter, phase, ...order });
   const onSort = (name) => setOrder((before) => ({ sort: name, down: before.sort === name ? !before.down : name !== "name" && name !== "backend" && name !== "state" }));
@@ -89,7 +91,7 @@ export function Models() {
         ${heading("rps", T.models.rps, "number")}${heading("p50", T.models.p50, "number mid")}${heading("p99", T.models.p99, "number mid")}${heading("queue", T.models.queue, "number mid")}${heading("memory", T.models.memory, "number wide")}
         <th scope="col" class="wide">${T.models.trend}</th>${store.may.control && html`<th scope="col" class="mid"><span class="unseen">${T.models.actions}</span></th>`}
       </tr></thead>
-      <tbody>${rows.map((row) => html`<tr key=${row.model.name}>
+      <tbody>${(all ? rows : rows.slice(0, MOST_ROWS)).map((row) => html`<tr key=${row.model.name}>
         <th scope="row"><a href=${link("models", row.model.name)}>${row.model.name}</a></th>
         <td><${Versions} model=${row.model} /></td>
         <td class="wide muted">${row.model.ensemble ? T.models.ensemble : row.model.backend || format.NONE}</td>
@@ -102,5 +104,5 @@ export function Models() {
         <td class="wide"><${Sparkline} values=${row.live ? row.live.trend : []} /></td>
         ${store.may.control && html`<td class="mid"><${ModelActions} model=${row.model} compact /></td>`}
       </tr>`)}</tbody>
-    </table><//></section>`}`;
+    </table><//></section>${!all && rows.length > MOST_ROWS && html`<button onClick=${() => setAll(true)}>${T.models.showAll(rows.length)}</button>`}`}`;
 }

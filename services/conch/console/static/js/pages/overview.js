@@ -125,7 +125,7 @@ export function Overview() {
     <div class="title"><h1 tabindex="-1">${T.overview.title}</h1><div class="spacer"></div><${Drain} /></div>
     <${Troubles} />
     <${Figures} />
-    <${Panel} className="chart-panel"><${TimeChart} title=${T.overview.traffic} times=${t} span=${t.length > 60 ? 300 : 60} show=${format.rate} series=${[
+    <${Panel} className="chart-panel"><${TimeChart} title=${T.overview.traffic} times=${t} span=${Math.min(Math.max(t.length, 60), 300)} show=${format.rate} series=${[
       { name: T.live.ok, color: "c1", values: rps },
       { name: T.live.failed, color: "bad", values: errors },
     ]} /><//>
