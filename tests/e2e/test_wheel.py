@@ -35,6 +35,13 @@ def test_protos_and_examples_are_in_it(wheel: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_console_is_in_it(wheel: Path) -> None:
+    static = ROOT / "services" / "conch" / "console" / "static"
+    files = {path.relative_to(ROOT / "services").as_posix() for path in static.rglob("*") if path.is_file()}
+    assert len(files) > 30 and files <= set(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.mark.slow
 def test_the_demo_serves_from_it(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     command = [
@@ -50,7 +57,7 @@ def test_the_demo_serves_from_it(wheel: Path, tmp_path: Path) -> None:
     ]
     subprocess.run(command, check=True)
     port = free_port()
-    ports = [f"--grpc-port={port}", "--http-port=0", "--metrics-port=0"]
+    ports = [f"--grpc-port={port}", "--http-port=0", "--metrics-port=0", f"--console-port={free_port()}"]
     log = tmp_path / "log"
     with log.open("w") as errors:
         server = subprocess.Popen(
