@@ -7,16 +7,12 @@ Used by `conch serve` and `conch.Server`.
 
 from __future__ import annotations
 
-import errno
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
-from typing import Protocol
 
 from conch import __version__
 from conch.backends import load_backend
@@ -24,7 +20,7 @@ from conch.caches import fastest_hash, open_cache
 from conch.console.console_options import ConsoleOptions
 from conch.core.backend import Backend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
-from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
+from conch.core.errors import ConchError, InternalError, error_text
 from conch.core.model_control import IndexEntry
 from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
@@ -53,7 +49,14 @@ from conch.process.console_port import ConsolePort
 from conch.process.exposure import exposure
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.metrics_port import MetricsPort
-from conch.process.start_diagnostics import SlowLoads, cause_line, listener_of, repository_hint
+from conch.process.start_diagnostics import (
+    Address,
+    SlowLoads,
+    Target,
+    cause_line,
+    check_free,
+    repository_hint,
+)
 from conch.server_options import ServerOptions
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -87,10 +90,19 @@ class Server:
         failures: The startup models that failed to load, set by `start`.
         exposure: A sentence on what is open to which clients.
         models_at_failure: The index of a start that failed because of models; else empty.
+        grpc_port: The port in use, as the next ones; None while it is not open.
+        metrics_port: That of metrics.
+        console_port: That of the console.
+        control_port: The control port.
 
     Raises:
         ConchError: The options can't work, such as a repository that is not a directory.
     """
+
+    grpc_port: int | None = None
+    metrics_port: int | None = None
+    console_port: int | None = None
+    control_port: int | None = None
 
     def __init__(
         self,
@@ -146,9 +158,7 @@ class Server:
             raise
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
         guarded_agent = GuardedAgent(self.agent, control.mode, options.allow_model_control)
-        self.exposure = exposure(
-            options, control.mode, grpc, http, metrics, control_port, platforms, console
-        )
+        self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port, platforms, console)
         strict = options.strict_readiness
         exemplars = Exemplars()
         ring = None if console is None else TraceRing()
@@ -174,7 +184,6 @@ class Server:
                 self.core, grpc, logs=self.logs, traces=self.traces, regions=self.regions, reports=reports
             )
         )
-        self.grpc_port: int | None = None
         self._loop = LoopThread()  # shared by the HTTP and metrics ports
         self._services = Services(
             self.regions,
@@ -222,7 +231,6 @@ class Server:
                 lambda: self.endpoints,
             )
         )
-        self.metrics_port: int | None = None
         handler = None if self._metrics is None else self._metrics.handler
         rest = platforms if http is None else (http, *platforms)
         self._rest = [
@@ -230,8 +238,6 @@ class Server:
             for each in rest
         ]
         self.rest_ports: dict[str, int] = {}
-        self.console_port: int | None = None
-        self.control_port: int | None = None
         self._slow_loads = SlowLoads(self.agent.unfinished)
         self._waiting = threading.Event()  # never set: a stop sleeps on it
         self._start_lock = threading.Lock()  # held during the start
@@ -261,7 +267,7 @@ class Server:
     def _start(self) -> None:
         self.core.check_running()
         self._slow_loads.start()
-        ports: list[_Address | None] = [
+        ports: list[Address | None] = [
             self._grpc_options,
             *(each for each, _ in self._rest),
             self._metrics_options,
@@ -419,7 +425,7 @@ class Server:
             self.metrics_port = self._metrics.start()
             self._close_in_forks(self._metrics_options, self.metrics_port)
 
-    def _close_in_forks(self, options: _Target | None, port: int) -> None:
+    def _close_in_forks(self, options: Target | None, port: int) -> None:
         assert options is not None
         self._addresses.add(options.target, port)
 
@@ -472,52 +478,3 @@ def _listening(target: str, port: int) -> str:
 
 def _security(tls: object | None) -> str:
     return "plain text" if tls is None else "TLS"
-
-
-class _Target(Protocol):
-    """Options with an address."""
-
-    @property
-    def target(self) -> str:
-        """Host and port, or ``unix:PATH``."""
-
-
-class _Address(_Target, Protocol):
-    """Options with host and port."""
-
-    @property
-    def address(self) -> str:
-        """The host."""
-
-    @property
-    def port(self) -> int:
-        """The port, or 0."""
-
-    @property
-    def reuse_port(self) -> bool:
-        """Whether other processes may listen on the port too."""
-
-
-def check_free(options: _Address) -> None:
-    """Checks that an address is free before models are loaded, which may take minutes.
-
-    Raises:
-        UnavailableError: The address is not free or unknown; the text is Triton's.
-    """
-    if options.address.startswith("unix:") or options.port == 0 or getattr(options, "reuse_port", False):
-        return
-    try:
-        found = socket.getaddrinfo(options.address, options.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        with closing(socket.socket(family, kind, protocol)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except socket.gaierror as error:
-        raise UnavailableError(f"address '{options.address}' is not known: {error.strerror}") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            taken = UnavailableError(f"Socket '{options.target}' already in use ")
-            owner = listener_of(options.port)
-            taken.add_note(f"{owner or 'another process'} listens there; end it, or choose another port")
-            raise taken from None
-        raise UnavailableError(f"address {options.target} can't be listened on: {error.strerror}") from None
