@@ -10,6 +10,7 @@ Owns: the sessions. Threads and locks: event loop only. Used by: `console_routes
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import secrets
 from collections import deque
@@ -27,6 +28,8 @@ from conch.core.errors import (
     ResourceExhaustedError,
     UnauthenticatedError,
 )
+
+log = logging.getLogger(__name__)
 
 COOKIE: Final = "conch-console"
 OWN_HEADER: Final = b"x-conch-console"
@@ -162,6 +165,7 @@ class ConsoleAccess:
         role = self._role(token)
         if role is None:
             tries.append(now)
+            log.warning("console: a wrong token from %s", client)
             raise UnauthenticatedError("this is not a token of this console")
         for known, session in list(self._sessions.items()):
             if session.ends_ns <= now:

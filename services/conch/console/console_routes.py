@@ -48,6 +48,7 @@ _HEADERS: Final[Headers] = [
 _BODY_BYTES: Final = 1 << 20
 _MODEL: Final = "/api/models/(?P<model>[^/]+)"
 _LOG_LINES: Final = 500
+_SETTLE_S: Final = 1.0
 
 Handler = Callable[..., Coroutine[Any, Any, Reply | None]]
 """Takes exchange, user and the groups of the path."""
@@ -121,7 +122,7 @@ class ConsoleRoutes:
             self._route("/api/drain", Need.CONTROL, POST=change(actions.drain, takes_body=False)),
             self._route("/api/settings/log", Need.CONTROL, POST=change(actions.change_log)),
             self._route("/api/settings/trace", Need.CONTROL, POST=change(actions.change_traces)),
-            self._route("/api/traces/sample", Need.CONTROL, POST=change(actions.sample)),
+            self._route("/api/traces/sample", Need.CONTROL, POST=self._settling(change(actions.sample))),
             self._route(f"{_MODEL}(?:/versions/(?P<version>[0-9]+))?/infer", Need.INFER, POST=self._infer),
             self._route("/(?P<file>[a-zA-Z0-9_./-]*)", Need.NOTHING, GET=self._file, HEAD=self._file),
         ]
@@ -139,6 +140,22 @@ class ConsoleRoutes:
             access.check_origin(exchange.fields)
         user = access.check(exchange.fields, exchange.client, need)
         return await handler(exchange, user, **{name: unquote(text) for name, text in path.items()})
+
+    def _settling(self, sample: Handler) -> Handler:
+        """A handler that samples, and puts the settings back later, whether a page is open then or not."""
+
+        async def handle(exchange: HttpExchange, user: Principal, **path: str) -> Reply | None:
+            reply = await sample(exchange, user, **path)
+            self._settle(asyncio.get_running_loop())
+            return reply
+
+        return handle
+
+    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        sampling = self._parts.sampling
+        sampling.settle()
+        if sampling.state():
+            loop.call_later(_SETTLE_S, self._settle, loop)
 
     async def _run(self, pool: ThreadPool, work: Callable[..., Any], *arguments: Any) -> Any:
         return await result_of(lambda: pool.submit(work, *arguments))

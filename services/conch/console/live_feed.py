@@ -37,6 +37,10 @@ def event_text(name: str, content: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(content))
 
 
+def _ignore() -> None:
+    """A viewer that nothing waits for."""
+
+
 @dataclass(eq=False, slots=True)
 class Viewer:
     """One open page.
@@ -53,7 +57,7 @@ class Viewer:
     logs: bool = False
     waiting: deque[bytes] = field(default_factory=deque)
     there: asyncio.Event = field(default_factory=asyncio.Event)
-    on_dropped: Callable[[], object] = bool
+    on_dropped: Callable[[], object] = _ignore
 
     def put(self, text: bytes) -> None:
         """Adds a text; drops the viewer if it is too far behind."""

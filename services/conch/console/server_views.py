@@ -54,7 +54,7 @@ class ServerViews:
         stage = self._core.stages.stage
         return {
             "stage": stage.name,
-            "ready": stage in (Stage.SERVING,) and self._core.loaded,
+            "ready": stage is Stage.SERVING and self._core.loaded,
             "uptime": (self._clock() - self._began_ns) // 10**9,
         }
 
