@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from tests.contract.console.conftest import SCRIPT
+from tests.support.certificates import Authority
 from tests.support.console import Page
 from tests.support.servers import LocalServer, eventually, free_port, serving
 
@@ -225,3 +227,27 @@ def test_control_for_viewers_only_is_refused(repository: Path, tmp_path: Path) -
     tokens.write_text("viewer: look\n")
     with pytest.raises(FlagError, match="has no line 'admin: TOKEN'"):
         conch.Server(repository, console_port=1, console_token_file=tokens, console_allow_control=True)
+
+
+def test_client_certificates_stand_for_tokens(repository: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    (server_key, server_certificate), (client_key, client_certificate) = map(
+        authority.issue, ("server", "me")
+    )
+    flags = [
+        f"--console-port={free_port()}",
+        "--console-use-ssl",
+        f"--console-server-cert={server_certificate}",
+        f"--console-server-key={server_key}",
+        f"--console-root-cert={authority.root}",
+        "--exit-on-error=false",
+    ]
+    context = ssl.create_default_context(cafile=authority.root)
+    with serving(repository, flags=flags) as server:
+        assert server.console_url.startswith("https://")
+        with httpx.Client(verify=context) as stranger, pytest.raises(httpx.HTTPError):
+            stranger.get(f"{server.console_url}/api/session")
+        context.load_cert_chain(client_certificate, client_key)
+        with httpx.Client(verify=context) as known:
+            session = known.get(f"{server.console_url}/api/session").json()
+    assert (session["user"], session["role"]) == ("certificate@127.0.0.1", "admin")

@@ -130,6 +130,10 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: value(found, name, gpu_uuid="GPU-a") for name in first} == first
     assert value(found, "nv_gpu_utilization", gpu_uuid="GPU-b") == 0.26
     assert value(found, "nv_gpu_power_usage", gpu_uuid="GPU-b") is None
+    assert gpus.loads() == [
+        {"uuid": "GPU-a", "use": 0.25, "used": 100, "total": 1000},
+        {"uuid": "GPU-b", "use": 0.26, "used": 100, "total": 1000},
+    ]
     gpus.close()
     assert nvml.open == 0
 
