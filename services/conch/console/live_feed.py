@@ -90,6 +90,9 @@ class LiveFeed:
         logs: The server's log.
         machine: The machine's state.
         state: What pages show of the server as a whole.
+
+    Attributes:
+        looks: How often it has looked.
     """
 
     def __init__(
@@ -116,6 +119,11 @@ class LiveFeed:
     def viewers(self) -> int:
         """How many there are."""
         return len(self._viewers)
+
+    @property
+    def resting(self) -> bool:
+        """Whether no look is planned."""
+        return self._timer is None
 
     def join(self, model: str = "", logs: bool = False) -> Viewer:
         """Adds a viewer; it first gets the names of all versions.

@@ -129,16 +129,10 @@ def _signature(model: Servable) -> dict[str, Any]:
             "labels": each.name in labelled,
         }
 
-    formats = {
-        each.get("name"): each.get("format")
-        for each in config.get("input", ())
-        if isinstance(each, Mapping) and each.get("format") not in (None, "FORMAT_NONE")
-    }
     return {
-        "inputs": [tensor(each) | {"format": formats.get(each.name, "")} for each in spec.inputs],
+        "inputs": [tensor(each) for each in spec.inputs],
         "outputs": [tensor(each) for each in spec.outputs],
         "max_batch": spec.max_batch_size,
         "decoupled": spec.decoupled,
         "sequence": spec.sequence is not None,
-        "priorities": 0 if spec.batching is None else len(spec.batching.policies),
     }

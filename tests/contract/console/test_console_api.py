@@ -44,7 +44,6 @@ def test_one_model_has_its_tensors(page: Page) -> None:
         "shape": [-1, 16],
         "optional": False,
         "labels": False,
-        "format": "",
     }
     assert found["used_by"] == found["made_of"] == []
     assert page.get("/api/models/unknown").status_code == 404
