@@ -1,4 +1,4 @@
-"""The live feed: nothing without a viewer, one look for all of them, and no more events than a page follows."""
+"""The live feed: nothing without a viewer, one look for all, and no more events than a page follows."""
 
 from __future__ import annotations
 

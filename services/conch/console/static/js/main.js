@@ -31,7 +31,7 @@ function Connection() {
   }, []);
   if (store.connection !== "lost") return null;
   const left = Math.max(Math.ceil((store.nextTry - Date.now()) / 1000), 0);
-  return html`<div class="offline" role="status"><span>${T.connection.lostLong(left)}</span><button onClick=${() => store.wake && store.wake()}>${T.connection.retry}</button></div>`;
+  return html`<div class="offline" role="status"><span>${store.refusal || T.connection.lostLong(left)}</span><button onClick=${() => store.wake && store.wake()}>${T.connection.retry}</button></div>`;
 }
 
 function Frame({ page, children }) {

@@ -2,6 +2,7 @@
 
 import { ApiError, backOff, get, stream } from "./api.js";
 import { addBuckets, quantile, takeBuckets } from "./quantiles.js";
+import { T } from "./text.js";
 
 const WINDOW = 10; // seconds of quantiles and rates
 const TREND = 60; // seconds of the small charts
@@ -85,6 +86,7 @@ export class Store {
     this.detail = { model: "", points: [] };
     this.connection = "connecting";
     this.nextTry = 0;
+    this.refusal = ""; // why the server lets no further page watch
     this.expired = false;
     this.watching = { model: "", logs: false };
     this.tries = 0;
@@ -202,6 +204,7 @@ export class Store {
         await stream(`/api/live?${query}`, { signal: this.abort.signal }, (name, content) => this.take(name, content));
       } catch (error) {
         if (error === "switch" || this.abort.signal.reason === "switch") continue;
+        this.refusal = error instanceof ApiError && error.status === 429 ? T.errors.viewers : "";
         if (error instanceof ApiError && error.status === 401) {
           this.expired = true;
           this.session = { tokens: true };
