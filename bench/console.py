@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -115,6 +115,12 @@ def measure_server(models: int, rounds: int, seconds: float, requests: int) -> I
                     "at most 2 % more" if percent == 99 else "",
                     median(ratios) <= P99_MOST if percent == 99 else None,
                 )
+            alone = [_quantile(taken, 0.99) for _, taken in busy["without"]]
+            noise = [one / other for one, other in pairwise(alone)]
+            yield Row(
+                "p99 of a round without a viewer by that of the one before it",
+                f"{median(noise):.3f} [{min(noise):.3f}-{max(noise):.3f}]",
+            )
             with viewer(port) as sizes:
                 ends = time.monotonic() + 3
                 while time.monotonic() < ends:
