@@ -45,9 +45,10 @@ def test_all_viewers_share_one_look_and_without_one_there_is_none() -> None:
         assert with_logs.startswith(plain) and content(plain, "logs") is None
         assert [record["message"] for record in content(with_logs, "logs")] == ["line"]
         feed.leave(first)
-        assert not feed.resting
+        states = [feed.resting]
         feed.leave(second)
-        assert feed.resting and feed.viewers == 0 and feed.looks == 1
+        states.append(feed.resting)
+        assert states == [False, True] and feed.viewers == 0 and feed.looks == 1
 
     run(test)
 
