@@ -27,6 +27,7 @@ from conch.console.static_files import StaticFiles
 from conch.console.trace_sampling import TraceSampling
 from conch.console.try_route import EVENTS, NOT_KEPT, TryRoute
 from conch.core.errors import ConchError, InvalidArgumentError
+from conch.frontends.http.flow_control import UnreadBodyError
 from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.http_routing import Route, RouteTable, route
@@ -246,7 +247,11 @@ class ConsoleApp:
 
 async def _json(exchange: HttpExchange) -> Mapping[str, Any]:
     """The JSON object of a small body; empty without a body. Raises InvalidArgumentError: it is none."""
-    body = await read_body(exchange, _BODY_BYTES)
+    try:
+        body = await read_body(exchange, _BODY_BYTES)
+    except InvalidArgumentError as error:
+        kind = UnreadBodyError if isinstance(error, UnreadBodyError) else InvalidArgumentError
+        raise kind(f"the body may have {_BODY_BYTES} bytes, in few chunks") from None
     try:
         found = orjson.loads(body) if body else {}
     except ValueError as error:

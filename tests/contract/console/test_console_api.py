@@ -202,3 +202,9 @@ def test_settings_are_shown_with_their_sources_and_changed(page: Page) -> None:
 )
 def test_malformed_actions_are_refused(page: Page, path: str, content: Any) -> None:
     assert page.post(path, content).status_code == 400
+
+
+def test_a_body_that_is_too_large_is_refused(page: Page) -> None:
+    large = {"config": "x" * (1 << 20)}
+    refused = page.post("/api/models/simple/load", large)
+    assert refused.status_code == 400 and "1048576 bytes" in refused.json()["error"]

@@ -11,8 +11,9 @@ import pytest
 from conch.console.log_ring import LogRing
 from conch.console.secrets_masking import masked_config, masked_text
 from conch.console.trace_sampling import TraceSampling
-from conch.core.errors import InternalError
+from conch.core.errors import InternalError, InvalidArgumentError
 from conch.observability.tracing.trace import Trace
+from conch.observability.tracing.trace_options import trace_options
 from conch.observability.tracing.trace_ring import TraceRing
 from conch.observability.tracing.trace_setting import TraceSetting, TraceValues
 from conch.observability.tracing.trace_settings import TraceSettings
@@ -124,6 +125,15 @@ def test_sampling_puts_back_what_it_borrowed(model: str) -> None:
     now[0] = 601 * 10**9
     sampling.settle()
     assert traces.settings(model) == before
+
+
+def test_the_ring_is_enough_for_times_and_not_for_tensors() -> None:
+    level = "level=TENSORS"
+    with pytest.raises(InvalidArgumentError, match="trace file"):
+        settings().update({"trace_level": ["TENSORS"]})
+    with pytest.raises(InvalidArgumentError, match="trace file"):
+        trace_options([level], {}, without_file=True)
+    assert trace_options(["level=TIMESTAMPS"], {}, without_file=True).values.timestamps
 
 
 def test_sampling_leaves_alone_what_others_have_changed() -> None:

@@ -62,7 +62,7 @@ def trace_options(
     Args:
         configs: Values of ``--trace-config``.
         old: Values of `OLD_FLAGS` that were given, by flag.
-        without_file: Whether mode ``triton`` may trace without a file, as the console keeps traces.
+        without_file: Whether mode ``triton`` may trace times without a file, as the console keeps them.
 
     Raises:
         InvalidArgumentError: One of them is wrong; the text is Triton's where it has one.
@@ -207,7 +207,7 @@ def _check(mode: str, values: TraceValues, tail: TailRules, warnings: list[str],
             "Tensor level tracing is not supported by the mode: opentelemetry; use level=TIMESTAMPS"
         )
     if values.on and mode == TRITON:
-        if not values.file and not without_file:
+        if not values.file and (values.tensors or not without_file):
             raise InvalidArgumentError("trace file name is not given: --trace-config triton,file=PATH")
         if not values.rate:
             raise InvalidArgumentError("sample rate must be non-zero: --trace-config rate=1")

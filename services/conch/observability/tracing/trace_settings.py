@@ -42,7 +42,7 @@ class TraceSettings:
         values: The global values of the command line, to which cleared ones return.
         mode: ``triton`` or ``opentelemetry``.
         shown: Further settings of the mode as the RPC shows them, which can't be changed.
-        without_file: Whether mode ``triton`` may trace without a file, as traces are kept in memory too.
+        without_file: Whether mode ``triton`` may trace times without a file, as they are kept in memory too.
 
     Attributes:
         on: Whether anything is traced, of any model.
@@ -169,7 +169,7 @@ class TraceSettings:
         if not values.on:
             return
         reason = ""
-        if self.mode == TRITON and not values.file and not self._without_file:
+        if self.mode == TRITON and not values.file and (values.tensors or not self._without_file):
             reason = "trace file name is not given"
         elif self.mode == TRITON and not values.rate:
             reason = "sample rate must be non-zero"
