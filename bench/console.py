@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -60,11 +60,12 @@ def viewer(port: int) -> Iterator[list[int]]:
 
     def read() -> None:
         size = 0
-        while line := response.readline():
-            size += len(line)
-            if line == b"\n":
-                sizes.append(size)
-                size = 0
+        with suppress(OSError):  # the end of the block breaks the connection
+            while line := response.readline():
+                size += len(line)
+                if line == b"\n":
+                    sizes.append(size)
+                    size = 0
 
     reader = threading.Thread(target=read)
     reader.start()
