@@ -16,11 +16,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from conch import __version__
+from conch.access.access_guard import Access
+from conch.access.metered_admission import MeteredAdmission
+from conch.access.policy_reload import PolicyReload
 from conch.backends import load_backend
 from conch.caches import fastest_hash, open_cache
+from conch.core.admission import Admission
 from conch.core.backend import Backend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
@@ -39,6 +44,7 @@ from conch.frontends.operations.sagemaker_models import SageMakerModels
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
 from conch.observability.logging.access_log import AccessLog
+from conch.observability.logging.audit_log import AuditLog
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.load_meter import LoadMeter
@@ -47,7 +53,7 @@ from conch.observability.metrics.server_metrics import CustomMetrics
 from conch.observability.request_watch import RequestWatches
 from conch.observability.tracing.open_tracing import open_tracing
 from conch.process.banner import Endpoint, banner, local_address
-from conch.process.exposure import exposure
+from conch.process.exposure import exposure, open_control_warning
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.metrics_port import MetricsPort
 from conch.process.start_diagnostics import SlowLoads, cause_line, listener_of, repository_hint
@@ -79,6 +85,7 @@ class Server:
         get_backend: Finds a backend by name.
         repositories: Repositories besides those of `control`.
         families: Receives the metrics that models define while they load.
+        audit_log: Logs what the access policy refuses and allows; None for no log. The caller closes it.
 
     Attributes:
         failures: The startup models that failed to load, set by `start`.
@@ -105,7 +112,10 @@ class Server:
         get_backend: Callable[[str], Backend] = load_backend,
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
+        audit_log: AuditLog | None = None,
     ) -> None:
+        self._policy = None if options.access_policy is None else PolicyReload(options.access_policy)
+        access = self._access = None if self._policy is None else Access(self._policy.state, audit_log)
         if control_port is not None:
             control_port.check()
         if metrics is not None:
@@ -140,6 +150,7 @@ class Server:
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
         guarded_agent = GuardedAgent(self.agent, control.mode, options.allow_model_control)
         self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port, platforms)
+        self._warning = open_control_warning(options, control.mode, grpc, http)
         strict = options.strict_readiness
         exemplars = Exemplars()
         tracing = open_tracing(options.tracing, exemplars)
@@ -152,6 +163,7 @@ class Server:
             self.agent.ready,
             strict,
             RequestWatches(access_log, self._tracer),
+            Admission if access is None else partial(MeteredAdmission, access),
         )
         self.logs = LogControl(LogOptions(), None) if logs is None else logs
         self.regions = Regions(options.allow_client_shm, cuda_opener())
@@ -161,7 +173,13 @@ class Server:
             None
             if grpc is None
             else GrpcFrontEnd(
-                self.core, grpc, logs=self.logs, traces=self.traces, regions=self.regions, reports=reports
+                self.core,
+                grpc,
+                logs=self.logs,
+                traces=self.traces,
+                regions=self.regions,
+                reports=reports,
+                access=access,
             )
         )
         self.grpc_port: int | None = None
@@ -175,7 +193,7 @@ class Server:
             if options.archives is None
             else SageMakerModels(self.agent.archives, options.archives.root, options.archives.main),
         )
-        self._control = None if control_port is None else ControlPort(self.agent, control_port)
+        self._control = None if control_port is None else ControlPort(self.agent, control_port, access=access)
         self._control_options = control_port
         self._metrics_options = metrics
         self._addresses = ListeningAddresses()
@@ -195,13 +213,19 @@ class Server:
                 tracing,
                 exemplars,
                 self.logs.exporter,
+                access,
             )
         )
         self.metrics_port: int | None = None
         handler = None if self._metrics is None else self._metrics.handler
         rest = platforms if http is None else (http, *platforms)
         self._rest = [
-            (each, HttpFrontEnd(self.core, each, self._loop, self._services, reports, metrics=handler))
+            (
+                each,
+                HttpFrontEnd(
+                    self.core, each, self._loop, self._services, reports, metrics=handler, access=access
+                ),
+            )
             for each in rest
         ]
         self.rest_ports: dict[str, int] = {}
@@ -233,6 +257,7 @@ class Server:
 
     def _start(self) -> None:
         self.core.check_running()
+        self._start_policy()
         self._slow_loads.start()
         if self._grpc_options is not None:
             check_free(self._grpc_options)
@@ -280,7 +305,14 @@ class Server:
 
         Models run on their own threads: the transport's threads run nothing inline.
         """
-        return GrpcMethods(self.core, self._services, MethodOptions(), lambda claim: claim.release())
+        options, access = MethodOptions(), self._access
+        return GrpcMethods(self.core, self._services, options, lambda claim: claim.release(), access=access)
+
+    def _start_policy(self) -> None:
+        if self._warning:
+            log.warning("%s", self._warning)
+        if self._policy is not None and self._access is not None:
+            self._policy.start(self._access)
 
     @property
     def http_port(self) -> int | None:
@@ -406,6 +438,8 @@ class Server:
     def _stop_metrics(self, grace_s: float) -> bool:
         ended = self._metrics is None or self._metrics.stop(grace_s)
         self._loop.stop()
+        if self._policy is not None:
+            self._policy.stop()
         self._addresses.clear()
         return ended
 

@@ -18,6 +18,7 @@ from conch.cli.settings.platform_settings import (
     VertexAiSettings,
 )
 from conch.cli.settings.port_settings import (
+    AccessSettings,
     ControlPortSettings,
     GrpcKeepAliveSettings,
     GrpcSettings,
@@ -64,6 +65,7 @@ class Settings(
     GrpcKeepAliveSettings,
     HttpSettings,
     HttpTlsSettings,
+    AccessSettings,
     ControlPortSettings,
     LogSettings,
     AccessLogSettings,
