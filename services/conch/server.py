@@ -7,14 +7,11 @@ Used by `conch serve` and `conch.Server`.
 
 from __future__ import annotations
 
-import errno
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -28,7 +25,7 @@ from conch.caches import fastest_hash, open_cache
 from conch.core.admission import Admission
 from conch.core.backend import Backend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
-from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
+from conch.core.errors import ConchError, InternalError, error_text
 from conch.core.model_control import IndexEntry
 from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
@@ -56,7 +53,7 @@ from conch.process.banner import Endpoint, banner, local_address
 from conch.process.exposure import exposure, open_control_warning
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.metrics_port import MetricsPort
-from conch.process.start_diagnostics import SlowLoads, cause_line, listener_of, repository_hint
+from conch.process.start_diagnostics import SlowLoads, cause_line, check_free, repository_hint
 from conch.server_options import ServerOptions
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -472,44 +469,3 @@ class _Target(Protocol):
     @property
     def target(self) -> str:
         """Host and port, or ``unix:PATH``."""
-
-
-class _Address(_Target, Protocol):
-    """Options with host and port."""
-
-    @property
-    def address(self) -> str:
-        """The host."""
-
-    @property
-    def port(self) -> int:
-        """The port, or 0."""
-
-    @property
-    def reuse_port(self) -> bool:
-        """Whether other processes may listen on the port too."""
-
-
-def check_free(options: _Address) -> None:
-    """Checks that an address is free before models are loaded, which may take minutes.
-
-    Raises:
-        UnavailableError: The address is not free or unknown; the text is Triton's.
-    """
-    if options.address.startswith("unix:") or options.port == 0 or getattr(options, "reuse_port", False):
-        return
-    try:
-        found = socket.getaddrinfo(options.address, options.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = found[0]
-        with closing(socket.socket(family, kind, protocol)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except socket.gaierror as error:
-        raise UnavailableError(f"address '{options.address}' is not known: {error.strerror}") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            taken = UnavailableError(f"Socket '{options.target}' already in use ")
-            owner = listener_of(options.port)
-            taken.add_note(f"{owner or 'another process'} listens there; end it, or choose another port")
-            raise taken from None
-        raise UnavailableError(f"address {options.target} can't be listened on: {error.strerror}") from None

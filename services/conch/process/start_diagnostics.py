@@ -1,18 +1,23 @@
-"""Diagnostics: hints for failed loads, the process that holds a port, progress of slow loads.
+"""Diagnostics: hints for failed loads, addresses that are taken, progress of slow loads.
 
 Threads: `conch-slow-loads` reports loads that take long. Used by: `conch.server`.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
+from typing import Protocol
 
 from conch.core.clock import wall_seconds
+from conch.core.errors import UnavailableError
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import UNFINISHED
 from conch_control.port import ModelStatus, VersionStatus
@@ -152,3 +157,48 @@ def _activity(version: VersionStatus) -> str:
     return (
         f"{_ACTIVITIES[version.phase]}{part}, for {max(wall_seconds() - version.seconds, 0.0):.0f} s so far"
     )
+
+
+class Address(Protocol):
+    """Options with host and port, or a Unix socket."""
+
+    @property
+    def target(self) -> str:
+        """Host and port, or ``unix:PATH``."""
+
+    @property
+    def address(self) -> str:
+        """The host."""
+
+    @property
+    def port(self) -> int:
+        """The port, or 0."""
+
+    @property
+    def reuse_port(self) -> bool:
+        """Whether other processes may listen on the port too."""
+
+
+def check_free(options: Address) -> None:
+    """Checks that an address is free before models are loaded, which may take minutes.
+
+    Raises:
+        UnavailableError: The address is not free or unknown; the text is Triton's.
+    """
+    if options.address.startswith("unix:") or options.port == 0 or getattr(options, "reuse_port", False):
+        return
+    try:
+        found = socket.getaddrinfo(options.address, options.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with closing(socket.socket(family, kind, protocol)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror as error:
+        raise UnavailableError(f"address '{options.address}' is not known: {error.strerror}") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            taken = UnavailableError(f"Socket '{options.target}' already in use ")
+            owner = listener_of(options.port)
+            taken.add_note(f"{owner or 'another process'} listens there; end it, or choose another port")
+            raise taken from None
+        raise UnavailableError(f"address {options.target} can't be listened on: {error.strerror}") from None
