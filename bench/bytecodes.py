@@ -53,11 +53,12 @@ class Function:
 
 @dataclass(frozen=True)
 class Walk:
-    """A kind of request: a model, what makes a function that asks once, and flags of the server."""
+    """A kind of request: a model, what makes a function that asks once, flags of the server and a key."""
 
     model: str
     prepare: Callable[[Server, Probe, str], Callable[[], object]]
     flags: tuple[str, ...] = ()
+    key: str = ""
 
 
 def _values(probe: Probe, model: str) -> npt.NDArray[np.float32]:
@@ -93,6 +94,9 @@ WALKS = {
     "grpc": Walk("identity_fp32", _by_grpc),
     "http": Walk("identity_fp32", _by_http),
     "worker": Walk("identity_worker", _by_grpc),
+    "access": Walk(
+        "identity_fp32", _by_grpc, (f"--access-policy={ROOT}/bench/access.toml",), "bench-key-of-steady"
+    ),
     "load": Walk("identity_fp32", _loads, ("--model-control-mode=explicit", "--load-model=identity_fp32")),
 }
 
@@ -142,7 +146,7 @@ def _load(server: Server, walk: Walk, clients: int) -> Iterator[list[int]]:
     answered = [0] * clients
 
     def ask(client: int) -> None:
-        with Probe(server.address) as probe:
+        with Probe(server.address, walk.key) as probe:
             once = walk.prepare(server, probe, walk.model)
             while not over.is_set():
                 once()

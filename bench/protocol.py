@@ -19,10 +19,11 @@ SERVICE = "/inference.GRPCInferenceService/"
 class Probe:
     """Asks a running server for its state; never used while a measurement's load is on."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, key: str = "") -> None:
         # A server is tried again soon after a refused connection: the default backoff starts at a second.
         options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
         self._channel = grpc.insecure_channel(address, options=options)
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
 
     def __enter__(self) -> Self:
         return self
@@ -39,7 +40,7 @@ class Probe:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=reply.FromString,
         )
-        return stub(request, timeout=timeout, wait_for_ready=wait)
+        return stub(request, timeout=timeout, wait_for_ready=wait, metadata=self._metadata)
 
     def ready(self, timeout: float) -> bool:
         """Whether the server calls itself ready, waiting up to the timeout for it to accept a connection."""

@@ -13,11 +13,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 from conch import __version__
+from conch.access.access_guard import Access
+from conch.access.metered_admission import MeteredAdmission
+from conch.access.policy_reload import PolicyReload
 from conch.backends import load_backend
 from conch.caches import fastest_hash, open_cache
 from conch.console.console_options import ConsoleOptions
+from conch.core.admission import Admission
 from conch.core.backend import Backend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, error_text
@@ -36,6 +42,7 @@ from conch.frontends.operations.sagemaker_models import SageMakerModels
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
 from conch.observability.logging.access_log import AccessLog
+from conch.observability.logging.audit_log import AuditLog
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.load_meter import LoadMeter
@@ -44,19 +51,12 @@ from conch.observability.metrics.server_metrics import CustomMetrics
 from conch.observability.request_watch import RequestWatches
 from conch.observability.tracing.open_tracing import open_tracing
 from conch.observability.tracing.trace_ring import TraceRing
-from conch.process.banner import Endpoint, banner, local_address
+from conch.process.banner import Endpoint, banner, listening, local_address, security
 from conch.process.console_port import ConsolePort
-from conch.process.exposure import exposure
+from conch.process.exposure import exposure, open_control_warning
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.metrics_port import MetricsPort
-from conch.process.start_diagnostics import (
-    Address,
-    SlowLoads,
-    Target,
-    cause_line,
-    check_free,
-    repository_hint,
-)
+from conch.process.start_diagnostics import Address, SlowLoads, cause_line, check_free, repository_hint
 from conch.server_options import ServerOptions
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -85,6 +85,7 @@ class Server:
         get_backend: Finds a backend by name.
         repositories: Repositories besides those of `control`.
         families: Receives the metrics that models define while they load.
+        audit_log: Logs what the access policy refuses and allows; None for no log. The caller closes it.
 
     Attributes:
         failures: The startup models that failed to load, set by `start`.
@@ -121,11 +122,13 @@ class Server:
         get_backend: Callable[[str], Backend] = load_backend,
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
+        audit_log: AuditLog | None = None,
     ) -> None:
+        self._policy = None if options.access_policy is None else PolicyReload(options.access_policy)
+        access = self._access = None if self._policy is None else Access(self._policy.state, audit_log)
         if control_port is not None:
             control_port.check()
         if console is not None:
-            console.check()
             control = replace(control, keep_latencies=True)
         if metrics is not None:
             # Histograms and summaries need these counts.
@@ -159,6 +162,7 @@ class Server:
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
         guarded_agent = GuardedAgent(self.agent, control.mode, options.allow_model_control)
         self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port, platforms, console)
+        self._warning = open_control_warning(options, control.mode, grpc, http)
         strict = options.strict_readiness
         exemplars = Exemplars()
         ring = None if console is None else TraceRing()
@@ -172,6 +176,7 @@ class Server:
             self.agent.ready,
             strict,
             RequestWatches(access_log, self._tracer),
+            Admission if access is None else partial(MeteredAdmission, access),
         )
         self.logs = LogControl(LogOptions(), None) if logs is None else logs
         self.regions = Regions(options.allow_client_shm, cuda_opener())
@@ -181,7 +186,13 @@ class Server:
             None
             if grpc is None
             else GrpcFrontEnd(
-                self.core, grpc, logs=self.logs, traces=self.traces, regions=self.regions, reports=reports
+                self.core,
+                grpc,
+                logs=self.logs,
+                traces=self.traces,
+                regions=self.regions,
+                reports=reports,
+                access=access,
             )
         )
         self._loop = LoopThread()  # shared by the HTTP and metrics ports
@@ -194,7 +205,7 @@ class Server:
             if options.archives is None
             else SageMakerModels(self.agent.archives, options.archives.root, options.archives.main),
         )
-        self._control = None if control_port is None else ControlPort(self.agent, control_port)
+        self._control = None if control_port is None else ControlPort(self.agent, control_port, access=access)
         self._metrics_options = metrics
         self._addresses = ListeningAddresses()
         self._metrics = (
@@ -213,9 +224,21 @@ class Server:
                 tracing,
                 exemplars,
                 self.logs.exporter,
+                access,
             )
         )
-        self._console_options = console
+        handler = None if self._metrics is None else self._metrics.handler
+        rest = platforms if http is None else (http, *platforms)
+        self._rest = [
+            (
+                each,
+                HttpFrontEnd(
+                    self.core, each, self._loop, self._services, reports, metrics=handler, access=access
+                ),
+            )
+            for each in rest
+        ]
+        self.rest_ports: dict[str, int] = {}
         self._console = (
             None
             if console is None or ring is None
@@ -231,13 +254,6 @@ class Server:
                 lambda: self.endpoints,
             )
         )
-        handler = None if self._metrics is None else self._metrics.handler
-        rest = platforms if http is None else (http, *platforms)
-        self._rest = [
-            (each, HttpFrontEnd(self.core, each, self._loop, self._services, reports, metrics=handler))
-            for each in rest
-        ]
-        self.rest_ports: dict[str, int] = {}
         self._slow_loads = SlowLoads(self.agent.unfinished)
         self._waiting = threading.Event()  # never set: a stop sleeps on it
         self._start_lock = threading.Lock()  # held during the start
@@ -254,7 +270,7 @@ class Server:
             except BaseException:
                 if self.core.stages.stage is not Stage.STOPPING:  # else `stop` closes everything in order
                     self._slow_loads.stop()
-                    self._stop_listening(0.0)
+                    self._stoplistening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
                     self._stop_console(0.0)
@@ -266,12 +282,13 @@ class Server:
 
     def _start(self) -> None:
         self.core.check_running()
+        self._start_policy()
         self._slow_loads.start()
         ports: list[Address | None] = [
             self._grpc_options,
             *(each for each, _ in self._rest),
             self._metrics_options,
-            self._console_options,
+            None if self._console is None else self._console.options,
         ]
         for port in filter(None, ports):
             check_free(port)
@@ -283,7 +300,7 @@ class Server:
             self._close_in_forks(self._control_options, self.control_port)
         if self._console is not None:
             self.console_port = self._console.start()
-            self._close_in_forks(self._console_options, self.console_port)
+            self._close_in_forks(self._console.options, self.console_port)
         if self._options.listen_while_loading:
             self._listen()
         wrong = list(filter(None, map(repository_hint, self._locations)))
@@ -318,7 +335,14 @@ class Server:
 
         Models run on their own threads: the transport's threads run nothing inline.
         """
-        return GrpcMethods(self.core, self._services, MethodOptions(), lambda claim: claim.release())
+        options, access = MethodOptions(), self._access
+        return GrpcMethods(self.core, self._services, options, lambda claim: claim.release(), access=access)
+
+    def _start_policy(self) -> None:
+        if self._warning:
+            log.warning("%s", self._warning)
+        if self._policy is not None and self._access is not None:
+            self._policy.start(self._access)
 
     @property
     def http_port(self) -> int | None:
@@ -333,30 +357,26 @@ class Server:
         if grpc is not None and self.grpc_port is not None:
             unix = grpc.address.startswith("unix:")
             url = grpc.target if unix else local_address(grpc.address, self.grpc_port)
-            address = grpc.target if unix else _listening(grpc.target, self.grpc_port)
-            found.append(Endpoint("gRPC", url, address, _security(grpc.tls)))
+            address = grpc.target if unix else listening(grpc.target, self.grpc_port)
+            found.append(Endpoint("gRPC", url, address, security(grpc.tls)))
         for each, _ in self._rest:
             port = self.rest_ports.get(each.title)
             if port is not None:
                 scheme = "http" if each.tls is None else "https"
                 url = f"{scheme}://{local_address(each.address, port)}"
-                found.append(Endpoint(each.title, url, _listening(each.target, port), _security(each.tls)))
+                found.append(Endpoint(each.title, url, listening(each.target, port), security(each.tls)))
         if metrics is not None and self.metrics_port is not None:
             scheme = "http" if metrics.tls is None else "https"
             url = f"{scheme}://{local_address(metrics.address, self.metrics_port)}/metrics"
-            address = _listening(metrics.target, self.metrics_port)
-            found.append(Endpoint("Metrics", url, address, _security(metrics.tls)))
+            address = listening(metrics.target, self.metrics_port)
+            found.append(Endpoint("Metrics", url, address, security(metrics.tls)))
         if control is not None and self.control_port is not None:
             unix = control.is_unix
             url = control.target if unix else local_address(control.address, self.control_port)
-            address = control.target if unix else _listening(control.target, self.control_port)
+            address = control.target if unix else listening(control.target, self.control_port)
             found.append(Endpoint("Control", url, address, control.security))
-        console = self._console_options
-        if console is not None and self.console_port is not None:
-            scheme = "http" if console.tls is None else "https"
-            url = f"{scheme}://{local_address(console.address, self.console_port)}"
-            address = _listening(console.target, self.console_port)
-            found.append(Endpoint("Console", url, address, console.security))
+        if self._console is not None and self.console_port is not None:
+            found.append(self._console.endpoint(self.console_port))
         return found
 
     def banner(self) -> str:
@@ -398,7 +418,7 @@ class Server:
         if self._planner is not None:
             self._planner.stop(0.0)  # starts no more loads; the agent ends running ones
         self._finish_sequences(end)
-        ended = self._stop_listening(left())
+        ended = self._stoplistening(left())
         if self._metrics is not None:
             self._metrics.finish_export(left())
         ended = self.agent.close(left()) and ended
@@ -425,11 +445,11 @@ class Server:
             self.metrics_port = self._metrics.start()
             self._close_in_forks(self._metrics_options, self.metrics_port)
 
-    def _close_in_forks(self, options: Target | None, port: int) -> None:
+    def _close_in_forks(self, options: _Target | None, port: int) -> None:
         assert options is not None
         self._addresses.add(options.target, port)
 
-    def _stop_listening(self, grace_s: float) -> bool:
+    def _stoplistening(self, grace_s: float) -> bool:
         """Stops all front ends in parallel, each with the whole grace period."""
         stops: list[Callable[[float], bool]] = []
         if self._grpc is not None and self.grpc_port is not None:
@@ -454,6 +474,8 @@ class Server:
     def _stop_metrics(self, grace_s: float) -> bool:
         ended = self._metrics is None or self._metrics.stop(grace_s)
         self._loop.stop()
+        if self._policy is not None:
+            self._policy.stop()
         self._addresses.clear()
         return ended
 
@@ -471,10 +493,9 @@ def _cache_service(options: ServerOptions) -> CacheService | None:
     return CacheService(cache, new_hash)
 
 
-def _listening(target: str, port: int) -> str:
-    """An address with the port in use, also if any free port was requested."""
-    return f"{target.rpartition(':')[0]}:{port}"
+class _Target(Protocol):
+    """Options with an address."""
 
-
-def _security(tls: object | None) -> str:
-    return "plain text" if tls is None else "TLS"
+    @property
+    def target(self) -> str:
+        """Host and port, or ``unix:PATH``."""

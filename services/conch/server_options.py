@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from conch.access.policy_file import read_policy
 from conch.cli.settings.all_settings import Settings
+from conch.cli.settings.pair_options import backend_options, cache_options
 from conch.cli.settings.setting import FlagError
 from conch.console.console_options import ConsoleOptions
 from conch.core.errors import InvalidArgumentError
@@ -25,7 +27,7 @@ from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.http.cors import ANY_ORIGIN
 from conch.frontends.http.http_server import HttpOptions, HttpTls
 from conch.frontends.http.infer.infer_headers import forwarder
-from conch.observability.logging.log_settings import AccessLogOptions, LogOptions
+from conch.observability.logging.log_settings import AccessLogOptions, AuditLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
 from conch.observability.otlp.endpoint import (
     LOGS,
@@ -65,6 +67,7 @@ class ServerOptions:
         allow_client_shm: Whether clients may register shared memory.
         tracing: What is traced.
         archives: Directories that SageMaker loads; None where it does not.
+        access_policy: The policy file; None for no policy.
     """
 
     server_id: str = "triton"
@@ -79,6 +82,7 @@ class ServerOptions:
     allow_client_shm: bool = True
     tracing: TraceOptions = field(default_factory=TraceOptions)
     archives: ArchiveOptions | None = None
+    access_policy: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class PartOptions:
     console: ConsoleOptions | None
     log: LogOptions
     access_log: AccessLogOptions | None
+    audit_log: AuditLogOptions | None
     platforms: tuple[HttpOptions, ...] = ()
 
 
@@ -109,6 +114,15 @@ def build_options(settings: Settings) -> PartOptions:
     server = _server(settings)
     rest = _http(settings)
     http = with_azureml(settings, rest if settings.allow_http else None)
+    platforms = platform_ports(settings, rest)
+    control_port = _control_port(settings)
+    _check_policy(settings, any(each is not None and each.mutual for each in (grpc, http, control_port)))
+    hosts = [each.title for each in (http, *platforms) if each is not None and each.platform is not None]
+    if settings.access_policy is not None and hosts:
+        raise FlagError(
+            f"--access-policy does not hold for the routes of {' and '.join(hosts)}, whose platform decides "
+            f"who may call: leave it out, or turn these routes off"
+        )
     return PartOptions(
         server=server,
         control=control,
@@ -116,12 +130,33 @@ def build_options(settings: Settings) -> PartOptions:
         grpc=grpc,
         http=http,
         metrics=_metrics(settings, http),
-        control_port=_control_port(settings),
+        control_port=control_port,
         console=console_options(settings),
         log=_log(settings),
         access_log=_access_log(settings),
-        platforms=platform_ports(settings, rest),
+        audit_log=_audit_log(settings),
+        platforms=platforms,
     )
+
+
+def _check_policy(settings: Settings, certificates: bool) -> None:
+    """Raises FlagError: the access policy is wrong; `certificates` is whether a port asks clients for one."""
+    path = settings.access_policy
+    if path is None:
+        if settings.audit_log is not None:
+            raise FlagError(
+                "--audit-log logs what the access policy refuses and allows: it needs --access-policy"
+            )
+        return
+    try:
+        policy = read_policy(path)
+    except InvalidArgumentError as error:
+        raise FlagError(f"--access-policy: {error.message}") from None
+    if policy.certificates and not certificates:
+        raise FlagError(
+            f"--access-policy: {path} names certificates of clients, which no port asks for: give "
+            f"--grpc-use-ssl-mutual, --http-root-cert or --control-root-cert"
+        )
 
 
 def _server(settings: Settings) -> ServerOptions:
@@ -138,6 +173,7 @@ def _server(settings: Settings) -> ServerOptions:
         allow_client_shm=settings.allow_client_shm,
         tracing=_tracing(settings),
         archives=archive_options(settings),
+        access_policy=settings.access_policy,
     )
 
 
@@ -231,6 +267,11 @@ def _access_log(settings: Settings) -> AccessLogOptions | None:
     if name is None:
         return None
     return AccessLogOptions(None if name == "-" else Path(name), settings.access_log_format == "json")
+
+
+def _audit_log(settings: Settings) -> AuditLogOptions | None:
+    name = settings.audit_log
+    return None if name is None else AuditLogOptions(None if name == "-" else Path(name))
 
 
 def _metrics(settings: Settings, http: HttpOptions | None) -> MetricsOptions | None:
@@ -389,7 +430,9 @@ def _control_port(settings: Settings) -> ControlPortOptions | None:
                 raise FlagError(f"--{name} needs --control-port, or a Unix socket in --control-address")
         return None
     tls, token = _control_tls(settings), _control_token(settings)
-    options = ControlPortOptions(options.address, options.port, tls, token)
+    options = ControlPortOptions(
+        options.address, options.port, tls, token, settings.access_policy is not None
+    )
     try:
         options.check()
     except InvalidArgumentError as error:
@@ -417,57 +460,6 @@ def _control_token(settings: Settings) -> str | None:
         return read_token(contents_of(settings, "control-token-file", "").decode(errors="replace"))
     except InvalidArgumentError as error:
         raise FlagError(f"--control-token-file: {path}: {error.message}") from None
-
-
-def backend_options(specifications: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
-    """Parses ``<backend>,<key>=<value>`` options; the key ``""`` has those without a backend.
-
-    Raises:
-        FlagError: One is malformed.
-    """
-    options: dict[str, dict[str, str]] = {}
-    for specification in specifications:
-        backend, comma, setting = specification.rpartition(",")
-        key, equals, value = setting.partition("=")
-        if not equals or not key or (comma and not backend):
-            raise FlagError(
-                f"--backend-config: '{specification}' is not of the form '<backend>,<setting>=<value>' or "
-                f"'<setting>=<value>'"
-            )
-        options.setdefault(backend, {})[key] = value
-    return options
-
-
-def cache_options(specifications: list[str], byte_size: int | None) -> Mapping[str, Mapping[str, str]]:
-    """Parses ``<cache name>,<setting>=<value>`` options, whose values may hold commas; texts are Triton's.
-
-    `byte_size` is the value of the deprecated flag.
-
-    Raises:
-        FlagError: One is malformed, or both flags are given.
-    """
-    if byte_size is not None:
-        if specifications:
-            raise FlagError(
-                "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
-                "Please provide one or the other."
-            )
-        return {"local": {"size": str(byte_size)}}
-    caches: dict[str, dict[str, str]] = {}
-    for specification in specifications:
-        name, comma, setting = specification.partition(",")
-        if not (name and comma):
-            raise FlagError(
-                f"No cache specified. --cache-config option format is <cache name>,<setting>=<value>. "
-                f"Got {specification}"
-            )
-        key, _, value = setting.partition("=")
-        if not (key and value):
-            raise FlagError(
-                f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {specification}"
-            )
-        caches.setdefault(name, {})[key] = value
-    return caches
 
 
 def rate_limits(settings: Settings) -> tuple[ResourceLimit, ...] | None:

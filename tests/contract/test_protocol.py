@@ -540,7 +540,7 @@ def test_every_file_names_its_packages_in_other_languages() -> None:
     """So that code can be generated without a flag for each file."""
     content = (Path(conch.protocol.__path__[0]) / "descriptors.binpb").read_bytes()
     files = {file.name: file.options for file in descriptor_pb2.FileDescriptorSet.FromString(content).file}
-    assert len(files) == 6
+    assert len(files) == 7
     for name, options in files.items():
         assert "/" in options.go_package, name
         assert options.java_package and options.java_multiple_files, name

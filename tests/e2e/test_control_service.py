@@ -44,7 +44,7 @@ SERVICE = "/conch.control.v1.ModelControl/"
 
 @contextmanager
 def served(
-    agent: FakeAgent, options: ControlPortOptions | None = None, **limits: int
+    agent: FakeAgent, options: ControlPortOptions | None = None, **limits: Any
 ) -> Iterator[tuple[ControlPort, str]]:
     """A control port in front of an agent, and its target."""
     options = options or ControlPortOptions(port=0)

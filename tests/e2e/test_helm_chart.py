@@ -129,10 +129,7 @@ def test_objects_fit_together(variant: str) -> None:
 def test_the_server_accepts_its_flags_and_has_time_to_drain(variant: str) -> None:
     objects = rendered(variant)
     container = server_container(objects)
-    flags = list(container["args"])
-    if variant == "access policy":
-        assert flags.pop() == "--access-policy=/etc/conch/access/policy.toml"
-    settings = read_flags(flags, {})
+    settings = read_flags(container["args"], {})
     paths = [mount["mountPath"] for mount in container["volumeMounts"]]
     for key in (
         "grpc_server_cert",
@@ -403,8 +400,7 @@ def test_notes_say_what_an_autoscaler_needs() -> None:
 def test_flags_that_the_chart_keeps_to_itself_exist() -> None:
     helpers = (CHART / "templates/_helpers.tpl").read_text()
     (names,) = re.findall(r'\$own := splitList " " "(.*?)"', helpers)
-    later = {"access-policy"}  # not a setting of every server that the chart is for
-    assert set(names.split()) - later <= {each.flag.removeprefix("--") for each in SETTINGS}
+    assert set(names.split()) <= {each.flag.removeprefix("--") for each in SETTINGS}
 
 
 class Kubelet:

@@ -76,7 +76,8 @@ from tests.support.servers import RawClient, eventually
 from tests.chaos.test_clients import INFER, STREAM, probe_request
 from tritonclient.grpc import service_pb2
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
-from conch.server_options import ServerOptions, backend_options
+from conch.cli.settings.pair_options import backend_options
+from conch.server_options import ServerOptions
 from conch.server import Server
 from conch_control.control_options import ControlOptions
 

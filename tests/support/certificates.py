@@ -29,10 +29,11 @@ class Authority:
         self.root.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str) -> tuple[Path, Path]:
-        """A key and a certificate for localhost."""
+        """A key and a certificate for localhost, with a URI for the name too."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names = [x509.DNSName("localhost"), x509.IPAddress(IPv4Address("127.0.0.1"))]
+        uri = x509.UniformResourceIdentifier(f"spiffe://conch.test/{name}")
+        names = [x509.DNSName("localhost"), x509.IPAddress(IPv4Address("127.0.0.1")), uri]
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         certificate = (
             self._builder(subject, key)

@@ -34,12 +34,15 @@ class ControlPortOptions:
         address: Host to listen on, or ``unix:PATH``.
         port: Port to listen on; ignored for a Unix socket.
         tls: TLS, or None for plain text.
+        token: A token that callers must send; None for none.
+        policy: Whether an access policy says who may call.
     """
 
     address: str = DEFAULT_ADDRESS
     port: int = DEFAULT_PORT
     tls: ServerTls | None = None
     token: str | None = field(default=None, repr=False)
+    policy: bool = False
 
     @property
     def is_unix(self) -> bool:
@@ -63,7 +66,8 @@ class ControlPortOptions:
     def security(self) -> str:
         """Protection of the port, for logs."""
         transport = "plain text" if self.tls is None else "mutual TLS" if self.mutual else "TLS"
-        return transport if self.token is None else f"{transport}, token"
+        secrets = [name for name, there in (("token", self.token), ("access policy", self.policy)) if there]
+        return ", ".join([transport, *secrets])
 
     def check(self) -> None:
         """Checks that the port is protected unless it is local.
@@ -71,11 +75,13 @@ class ControlPortOptions:
         Raises:
             InvalidArgumentError: It is open to the network; the text names the remedies.
         """
-        if self.token is None and not self.mutual and not self.is_unix and not is_loopback(self.address):
+        protected = self.token is not None or self.policy or self.mutual or self.is_unix
+        if not protected and not is_loopback(self.address):
             raise InvalidArgumentError(
                 f"the control port would let everybody who reaches {self.address} load models, and with them "
-                "code: give --control-token-file, or --control-root-cert with --control-use-ssl to ask for "
-                "client certificates, or listen on a loopback address or a Unix socket with --control-address"
+                "code: give --control-token-file or --access-policy, or --control-root-cert with "
+                "--control-use-ssl to ask for client certificates, or listen on a loopback address or a Unix "
+                "socket with --control-address"
             )
 
 

@@ -11,11 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from conch.access.access_guard import Access
+from conch.access.principals import EVERY_MODEL
 from conch.core.errors import (
     ConchError,
     InternalError,
@@ -34,6 +37,7 @@ from conch_control.remote_api.messages import (
     index_message,
     load_parameters,
 )
+from conch_control.remote_api.port_access import CallAccess, OpenAccess, PolicyAccess, PortAccess
 from conch_control.remote_api.watch_stream import STOPPED, Watch
 
 log = logging.getLogger(__name__)
@@ -67,8 +71,15 @@ class ConcurrencyLimit:
 class ModelControl:
     """Implements the service with an agent."""
 
-    def __init__(self, port: AgentPort, watches: int = MOST_WATCHES, loads: int = MOST_LOADS) -> None:
+    def __init__(
+        self,
+        port: AgentPort,
+        watches: int = MOST_WATCHES,
+        loads: int = MOST_LOADS,
+        access: PortAccess | None = None,
+    ) -> None:
         self._port = port
+        self._access = access or OpenAccess()
         self._watches = ConcurrencyLimit(watches, "callers watch")
         self._loads = ConcurrencyLimit(loads, "loads go on")
         self._refusing = False
@@ -78,7 +89,7 @@ class ModelControl:
 
     def handlers(self) -> Any:
         """The `grpc.GenericRpcHandler` of the service."""
-        unary: dict[str, tuple[Any, Callable[[Any], Message]]] = {
+        unary: dict[str, tuple[Any, Callable[[Any, CallAccess], Message]]] = {
             "Load": (pb.LoadRequest, self._load),
             "Unload": (pb.UnloadRequest, self._unload),
             "Index": (pb.IndexRequest, self._index),
@@ -86,7 +97,7 @@ class ModelControl:
             "Drain": (pb.DrainRequest, self._drain),
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(self._unary_handler(kind, answer))
+            name: grpc.unary_unary_rpc_method_handler(self._unary_handler(name, kind, answer))
             for name, (kind, answer) in unary.items()
         }
         methods["Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
@@ -121,26 +132,31 @@ class ModelControl:
         if self._refusing:
             raise UnavailableError(STOPPED)
 
-    def _load(self, request: pb.LoadRequest) -> pb.LoadResponse:
+    def _load(self, request: pb.LoadRequest, caller: CallAccess) -> pb.LoadResponse:
         self._check_changes()
-        with self._loads.acquire():
+        with caller.changing(request.model), self._loads.acquire():
             self._port.load(request.model, load_parameters(request))
         return pb.LoadResponse()
 
-    def _unload(self, request: pb.UnloadRequest) -> pb.UnloadResponse:
+    def _unload(self, request: pb.UnloadRequest, caller: CallAccess) -> pb.UnloadResponse:
         self._check_changes()
-        self._port.unload(request.model, request.unload_dependents)
+        with caller.changing(request.model):
+            self._port.unload(request.model, request.unload_dependents)
         return pb.UnloadResponse()
 
-    def _index(self, request: pb.IndexRequest) -> pb.IndexResponse:
-        return pb.IndexResponse(index=index_message(self._port.models()))
+    def _index(self, request: pb.IndexRequest, caller: CallAccess) -> pb.IndexResponse:
+        index = self._port.models()
+        shown = replace(index, models=tuple(model for model in index.models if caller.sees(model.name)))
+        return pb.IndexResponse(index=index_message(shown))
 
-    def _describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+    def _describe(self, request: pb.DescribeRequest, caller: CallAccess) -> pb.DescribeResponse:
+        caller.check(request.model)
         return pb.DescribeResponse(description=description_message(self._port.describe(request.model)))
 
-    def _drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
+    def _drain(self, request: pb.DrainRequest, caller: CallAccess) -> pb.DrainResponse:
         self._check_changes()
-        self._port.drain()
+        with caller.changing(EVERY_MODEL):
+            self._port.drain()
         return pb.DrainResponse()
 
     def _watch(self, data: bytes, context: Any) -> Iterator[bytes]:
@@ -154,8 +170,12 @@ class ModelControl:
             return
         try:
             with self._tracked(), self._watches.acquire():
+                caller = self._access.admit(context, "Watch", len(data))
                 request = pb.WatchRequest.FromString(data)
-                for message in Watch(self._port, request, lambda: self._stopping or gone.is_set()):
+                for message in Watch(
+                    self._port, request, lambda: self._stopping or gone.is_set(), sees=caller.sees
+                ):
+                    caller.renew()
                     yield message.SerializeToString()
         except ConchError as error:
             abort(context, error)
@@ -165,13 +185,16 @@ class ModelControl:
             log.exception("a watch has failed")
             abort(context, _failed(error))
 
-    def _unary_handler(self, kind: Any, answer: Callable[[Any], Message]) -> Callable[[bytes, Any], bytes]:
+    def _unary_handler(
+        self, name: str, kind: Any, answer: Callable[[Any, CallAccess], Message]
+    ) -> Callable[[bytes, Any], bytes]:
         def handle(data: bytes, context: Any) -> bytes:
             error: ConchError
             transient = False
             try:
                 with self._tracked():
-                    return answer(kind.FromString(data)).SerializeToString()
+                    caller = self._access.admit(context, name, len(data))
+                    return answer(kind.FromString(data), caller).SerializeToString()
             except ConchError as raised:
                 transient = is_transient(raised)
                 error = without_traceback(raised)
@@ -212,7 +235,7 @@ _ARGUMENTS = (
 
 
 class ControlPort:
-    """Serves an agent's API on one port.
+    """Serves an agent's API on one port; `access` is the access policy, None for none.
 
     Raises:
         InvalidArgumentError: The port would be open to everyone.
@@ -224,10 +247,12 @@ class ControlPort:
         options: ControlPortOptions,
         watches: int = MOST_WATCHES,
         loads: int = MOST_LOADS,
+        access: Access | None = None,
     ) -> None:
         options.check()
         self._options = options
-        self._service = ModelControl(port, watches, loads)
+        self._policy = None if access is None else PolicyAccess(access, options.token)
+        self._service = ModelControl(port, watches, loads, self._policy)
         self._threads = ThreadPoolExecutor(watches + loads + QUICK_THREADS, "conch-control-port")
         self._server: Any = None
 
@@ -238,11 +263,12 @@ class ControlPort:
             UnavailableError: The address or the certificates are unusable.
         """
         options = self._options
-        in_the_clear = options.token is not None and options.tls is None and not options.is_unix
+        secret = options.token is not None or self._policy is not None
+        in_the_clear = secret and options.tls is None and not options.is_unix
         if in_the_clear and not is_loopback(options.address):
             log.warning("the control port lets tokens travel in plain text: use --control-use-ssl")
         handlers = self._service.handlers()
-        if options.token is not None:
+        if options.token is not None and self._policy is None:
             handlers = TokenGuard(handlers, options.token)
         server = grpc.server(
             self._threads, handlers=(handlers,), options=_ARGUMENTS, maximum_concurrent_rpcs=_MOST_CALLS

@@ -23,7 +23,8 @@ _NS_PER_S = 1_000_000_000
 class Watch:
     """Messages of one watch stream, as an iterable.
 
-    `given_up` turns True when the client is gone or the service stops; `EventLog.wake` must follow.
+    `given_up` turns True when the client is gone or the service stops; `EventLog.wake` must follow. `sees`
+    tells whether the client may see a model.
 
     Raises:
         InvalidArgumentError: The request contradicts itself.
@@ -35,7 +36,9 @@ class Watch:
         request: pb.WatchRequest,
         given_up: Callable[[], bool],
         clock: Clock = monotonic_ns,
+        sees: Callable[[str], bool] = lambda model: True,
     ) -> None:
+        self._sees = sees
         if request.WhichOneof("start") == "whole_state" and not request.whole_state:
             raise InvalidArgumentError("'whole_state' must be true, or absent to begin elsewhere")
         self._port = port
@@ -115,7 +118,7 @@ class Watch:
         return self._given_up() or self._port.draining != self._draining
 
     def _wants(self, model: str) -> bool:
-        return not self._models or model in self._models
+        return (not self._models or model in self._models) and self._sees(model)
 
     def _track_staging(self, phases: Iterable[tuple[str, int, Phase]]) -> None:
         if self._interval_ns is None:

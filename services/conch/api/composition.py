@@ -20,6 +20,7 @@ from conch.core.custom_metrics import CustomFamilies
 from conch.core.execution.placement import Devices
 from conch.core.request_log import REQUESTS
 from conch.observability.logging.access_log import AccessLog
+from conch.observability.logging.audit_log import AuditLog
 from conch.process.gpu_discovery import find_gpus
 from conch.server import Server
 from conch.server_options import build_options
@@ -76,7 +77,7 @@ class ServerSettings:
 
         Raises:
             ConchError: The settings can't work.
-            FlagError: The access log can't be opened.
+            FlagError: The access log or the audit log can't be opened.
         """
         REQUESTS.on = log.isEnabledFor(logging.DEBUG)
         options, settings = self.options, self._settings
@@ -100,6 +101,13 @@ class ServerSettings:
             except OSError as error:
                 raise FlagError(f"access_log can't be opened: {error}") from None
             stack.callback(request_log.close)
+        audit_log = None
+        if options.audit_log is not None:
+            try:
+                audit_log = AuditLog(options.audit_log.file)
+            except OSError as error:
+                raise FlagError(f"audit_log can't be opened: {error}") from None
+            stack.callback(audit_log.close)
         return Server(
             options.server,
             control,
@@ -112,6 +120,7 @@ class ServerSettings:
             metrics=options.metrics,
             platforms=options.platforms,
             console=options.console,
+            audit_log=audit_log,
             get_backend=get_backend,
             repositories=(bound,),
             families=CustomFamilies(),

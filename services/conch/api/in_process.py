@@ -198,6 +198,7 @@ class _Program:
     read_ns = 0
     path = ""
     client = ""
+    access = None
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._headers = headers

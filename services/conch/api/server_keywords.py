@@ -87,6 +87,8 @@ class ServerKeywords(TypedDict, total=False):
     http_server_cert: Path | str | None
     http_server_key: Path | str | None
     http_root_cert: Path | str | None
+    access_policy: Path | str | None
+    audit_log: str | None
     control_port: int | str | None
     control_address: str | None
     control_token_file: Path | str | None

@@ -21,6 +21,7 @@ COMMANDS = {
         "make a running server follow repositories, from another process",
     ),
     "check": ("check_command", "REPO ...", "check model repositories; see conch check --help"),
+    "access": ("access_command", "COMMAND", "make keys for an access policy, and check one"),
     "trace": ("trace_command", "COMMAND", "show where time goes, from trace files"),
     "completion": ("completion_command", "SHELL", "print a script that completes commands in bash or zsh"),
     "new": ("new_command", "model NAME", "write a first Python model and its test"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from conch.cli import check_command, control_command, models_command, trace_command
+from conch.cli import access_command, check_command, control_command, models_command, trace_command
 from conch.cli.command_parser import CommandParser, commands_of, flags_of
 from conch.cli.settings.all_settings import SETTINGS
 
@@ -67,7 +67,18 @@ def make_parser() -> CommandParser:
 def script(shell: str) -> str:
     """The script for a shell, made from the definitions of settings and commands."""
     names = {
-        "": ["serve", "config", "models", "control", "check", "trace", "completion", "--help", "--version"]
+        "": [
+            "serve",
+            "config",
+            "models",
+            "control",
+            "check",
+            "access",
+            "trace",
+            "completion",
+            "--help",
+            "--version",
+        ]
     }
     listed = [each for each in SETTINGS if each.listed]
     names["serve"] = [*(each.flag for each in listed), "--help"]
@@ -81,6 +92,7 @@ def script(shell: str) -> str:
         ("models", models_command),
         ("control", control_command),
         ("check", check_command),
+        ("access", access_command),
         ("trace", trace_command),
     ):
         _add(command, module.make_parser(), names, values)

@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
         return 1
     try:
-        logs = open_logs(options.log, options.access_log)
+        logs = open_logs(options.log, options.access_log, options.audit_log)
     except LogFileError as error:
         print(f"conch serve: {error}", file=sys.stderr)
         return 1
@@ -82,6 +82,7 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
             metrics=options.metrics,
             platforms=options.platforms,
             console=options.console,
+            audit_log=logs.audit,
             get_backend=backends_within(settings.backend_directory, load_backend),
         )
 

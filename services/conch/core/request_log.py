@@ -22,6 +22,14 @@ from conch.core.tensor import Tensor
 log = logging.getLogger(__name__)
 
 
+class Granted(Protocol):
+    """What an access policy grants a caller."""
+
+    @property
+    def name(self) -> str:
+        """Name of the principal that it acts as."""
+
+
 class Caller(Protocol):
     """The call that a request came with.
 
@@ -32,6 +40,10 @@ class Caller(Protocol):
 
     read_ns: int
     path: str
+
+    @property
+    def access(self) -> Granted | None:
+        """What the access policy grants it; None without a policy, and before it was checked."""
 
     @property
     def client(self) -> str:

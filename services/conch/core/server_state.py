@@ -49,6 +49,7 @@ class ServerState:
         agent: The control plane.
         models_ready: True once all initial models are loaded.
         strict_readiness: Whether readiness requires `models_ready` and the models' own readiness checks.
+        new_admission: Makes admissions that clients use; takes the arguments of `Admission`.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class ServerState:
         models_ready: Callable[[], bool],
         strict_readiness: bool = True,
         request_log: RequestLog | None = None,
+        new_admission: Callable[[Registry, str, ServerStages, RequestLog | None], Admission] = Admission,
     ) -> None:
         self.registry = registry
+        self._new_admission = new_admission
         self._agent = agent
         self.server_id = server_id
         self.version = version
@@ -72,7 +75,7 @@ class ServerState:
 
     def admission(self, protocol: str) -> Admission:
         """The way in for one front end; `protocol` is its name in the request log."""
-        return Admission(self.registry, protocol, self.stages, self.request_log)
+        return self._new_admission(self.registry, protocol, self.stages, self.request_log)
 
     @property
     def agent(self) -> ClientModelControl:

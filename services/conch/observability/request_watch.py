@@ -27,6 +27,7 @@ from conch.observability.tracing.trace import MOST_SPANS, TensorRecord, Trace
 from conch.observability.tracing.trace_context import format_traceparent
 from conch.observability.tracing.tracer import Tracer
 
+_NO_ORIGIN = ("", "")
 _QUEUED, _MADE = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 
 
@@ -65,8 +66,8 @@ class RequestWatches:
         trace = self.tracer.begin(request, model.spec.name, protocol, caller)
         if trace is None and self.access is None:
             return
-        client = "" if caller is None or self.access is None else caller.client
-        watch = RequestWatch(self, self.access, trace, protocol, client, bytes_in)
+        origin = _NO_ORIGIN if caller is None or self.access is None else _origin(caller)
+        watch = RequestWatch(self, self.access, trace, protocol, origin, bytes_in)
         watch.attach(request, model)
 
     def refuse(
@@ -86,15 +87,15 @@ class RequestWatches:
         watch = request.watch
         if watch is None:
             trace = self.tracer.begin(request, request.model_name, protocol, caller)
-            client = "" if caller is None or self.access is None else caller.client
-            watch = RequestWatch(self, self.access, trace, protocol, client, bytes_in)
+            origin = _NO_ORIGIN if caller is None or self.access is None else _origin(caller)
+            watch = RequestWatch(self, self.access, trace, protocol, origin, bytes_in)
         watch.refused(request, error)
 
 
 class RequestWatch:
     """The watch of one request; see `Watch`."""
 
-    __slots__ = ("_access", "_bytes_in", "_client", "_done", "_protocol", "_responder", "_responses",
+    __slots__ = ("_access", "_bytes_in", "_done", "_origin", "_protocol", "_responder", "_responses",
                  "_version", "_watches", "bytes_out", "times", "trace")  # fmt: skip
 
     _responder: Responder
@@ -105,14 +106,14 @@ class RequestWatch:
         access: AccessLog | None,
         trace: Trace | None,
         protocol: str,
-        client: str,
+        origin: tuple[str, str],
         bytes_in: int,
     ) -> None:
         self._watches = watches
         self._access = access
         self.trace = trace
         self._protocol = protocol
-        self._client = client
+        self._origin = origin
         self._bytes_in = bytes_in
         self._version = ""
         self._responses = 0
@@ -174,7 +175,7 @@ class RequestWatch:
         if parent is None and access is None:
             return
         trace = None if parent is None else self._watches.tracer.child(parent, kind)
-        RequestWatch(self._watches, access, trace, kind, self._client, 0).attach(request, model)
+        RequestWatch(self._watches, access, trace, kind, self._origin, 0).attach(request, model)
 
     def refused(self, request: InferenceRequest, error: ConchError) -> None:
         """Records an error that did not pass the responder; see `Watch`."""
@@ -249,7 +250,7 @@ class RequestWatch:
         return AccessRecord(
             ts=wall_seconds(),
             protocol=self._protocol,
-            client=self._client,
+            client=self._origin[0],
             id=request.id,
             model=request.model_name,
             version=version if model is None else model.version_text,
@@ -266,7 +267,13 @@ class RequestWatch:
             compute_output_us=output // 1000,
             total_us=(now - request.received_ns) // 1000,
             trace_id="" if self.trace is None or not self.trace.reason else f"{self.trace.trace_id:032x}",
+            principal=self._origin[1],
         )
+
+
+def _origin(caller: Caller) -> tuple[str, str]:
+    """Address and principal of a caller."""
+    return caller.client, "" if caller.access is None else caller.access.name
 
 
 def _record(activity: str, tensor: Tensor) -> TensorRecord:

@@ -52,6 +52,16 @@ def local_address(address: str, port: int) -> str:
     return f"{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"
 
 
+def listening(target: str, port: int) -> str:
+    """An address with the port in use, also if any free port was requested."""
+    return f"{target.rpartition(':')[0]}:{port}"
+
+
+def security(tls: object | None) -> str:
+    """The protection of a port without tokens."""
+    return "plain text" if tls is None else "TLS"
+
+
 def models_table(models: Iterable[IndexEntry]) -> str:
     """The versions of all models, with the reasons of unavailable ones."""
     rows = [

@@ -31,7 +31,7 @@ from conch.observability.logging.log_settings import LogControl
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.observability.tracing.trace_ring import TraceRing
 from conch.observability.tracing.trace_settings import TraceSettings
-from conch.process.banner import Endpoint
+from conch.process.banner import Endpoint, listening, local_address
 from conch_control.check.model_checks import Rules
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.agent import Agent
@@ -53,6 +53,12 @@ class ConsolePort:
         traces: Trace settings.
         ring: The newest traces.
         endpoints: Gives the server's open ports.
+
+    Attributes:
+        options: As given.
+
+    Raises:
+        InvalidArgumentError: It would be open to everyone.
     """
 
     def __init__(
@@ -68,7 +74,7 @@ class ConsolePort:
         endpoints: Callable[[], Sequence[Endpoint]],
     ) -> None:
         options.check()
-        self._options = options
+        self.options = options
         self._thread = LoopThread("conch-console")
         self._lines = LogRing()
         self._reading = ThreadPool(_READING_THREADS, "conch-console-read")
@@ -103,7 +109,7 @@ class ConsolePort:
         Raises:
             UnavailableError: The address or a certificate can't be used.
         """
-        options = self._options
+        options = self.options
         tls = None if options.tls is None else options.tls.context()
         self._lines.install()
         self._listener = self._thread.listen(
@@ -114,6 +120,12 @@ class ConsolePort:
             most_connections=_MOST_CONNECTIONS,
         )
         return self._listener.port
+
+    def endpoint(self, port: int) -> Endpoint:
+        """Its line in the table of open ports."""
+        options = self.options
+        url = f"{'http' if options.tls is None else 'https'}://{local_address(options.address, port)}"
+        return Endpoint("Console", url, listening(options.target, port), options.security)
 
     def stop(self, grace_s: float) -> bool:
         """Ends all streams and stops listening; returns whether all work has ended in time."""

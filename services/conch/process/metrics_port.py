@@ -6,13 +6,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from conch.access.access_guard import Access
+from conch.access.principals import EVERY_MODEL, READS
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
+from conch.frontends.http.guarded_routes import guard_handler
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.memory.regions import Regions
+from conch.observability.metrics.access_metrics import AccessMetrics
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.observability.metrics.load_meter import LoadMeter
@@ -50,6 +54,7 @@ class MetricsPort:
         tracing: Tracing | None = None,
         exemplars: Exemplars | None = None,
         log_exporter: BatchExporter[Any] | None = None,
+        access: Access | None = None,
     ) -> None:
         self._options = options
         self._thread = thread
@@ -62,6 +67,8 @@ class MetricsPort:
         ]
         if tracing is not None:
             sources.append(TraceMetrics(tracing.tracer.drops.counts, tracing.exports))
+        if access is not None:
+            sources.append(AccessMetrics(access.counts))
         interval_ns = options.interval_ms * _NS_PER_MS
         if options.cpu:
             sources.append(Polled(MachineMetrics(), interval_ns))
@@ -79,6 +86,10 @@ class MetricsPort:
             exemplars=exemplars,
         )
         self._app = MetricsApp(Exposition(models, sources).render)
+        self._handler: Handler = self._app
+        if access is not None:
+            # The text has the metrics of all models.
+            self._handler = guard_handler(self._app, access.guard("metrics"), READS, "metrics", EVERY_MODEL)
         self._export: MetricsExport | None = None
         exporters = {} if log_exporter is None else {LOGS: log_exporter}
         if options.export is not None:
@@ -91,7 +102,7 @@ class MetricsPort:
     @property
     def handler(self) -> Handler:
         """The handler of ``GET /metrics``, for other ports of the same event loop."""
-        return self._app
+        return self._handler
 
     def start(self) -> int:
         """Listens; returns the port in use.
@@ -101,7 +112,7 @@ class MetricsPort:
         """
         options = self._options
         tls = None if options.tls is None else options.tls()
-        self._listener = self._thread.listen(self._app, options.address.strip("[]"), options.port, tls)
+        self._listener = self._thread.listen(self._handler, options.address.strip("[]"), options.port, tls)
         if self._export is not None:
             self._export.start()
         return self._listener.port

@@ -1,4 +1,4 @@
-"""Diagnostics: hints for failed loads, ports that are not free, progress of slow loads.
+"""Diagnostics: hints for failed loads, addresses that are taken, progress of slow loads.
 
 Threads: `conch-slow-loads` reports loads that take long. Used by: `conch.server`.
 """
@@ -159,16 +159,12 @@ def _activity(version: VersionStatus) -> str:
     )
 
 
-class Target(Protocol):
-    """Options with an address."""
+class Address(Protocol):
+    """Options with host and port, or a Unix socket."""
 
     @property
     def target(self) -> str:
         """Host and port, or ``unix:PATH``."""
-
-
-class Address(Target, Protocol):
-    """Options with host and port."""
 
     @property
     def address(self) -> str:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
+from conch.access.principals import Grant
 from conch.core.errors import ConchError
 from conch.frontends.grpc.adapter import Metadata
 
@@ -41,12 +42,16 @@ class RayCall:
     Attributes:
         read_ns: 0, as in `Caller`.
         path: Empty, as in `Caller`.
+        access: What the access policy grants the client; see `Caller`.
+        certificate_names: None: Ray's proxy asks for no certificates.
         client: Address of the client; empty for a handle.
         metadata: The client's metadata, and that the call was forwarded: a client is never local.
     """
 
     read_ns = 0
     path = ""
+    access: Grant | None = None
+    certificate_names: tuple[str, ...] = ()
 
     def __init__(self, context: Any | None) -> None:
         self._loop = asyncio.get_running_loop()

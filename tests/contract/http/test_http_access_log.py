@@ -42,9 +42,9 @@ class Site:
 
     def line(self, ask: Callable[[], httpx.Response]) -> tuple[httpx.Response, dict[str, Any]]:
         """The response to a request and its line, which must be the only one."""
-        before = len(self._log.read_text().splitlines())
+        before = self._log.read_text().count("\n")
         response = ask()
-        eventually(lambda: len(self._log.read_text().splitlines()) > before, "the line is written")
+        eventually(lambda: self._log.read_text().count("\n") > before, "the whole line is written")
         (line,) = self._log.read_text().splitlines()[before:]
         return response, json.loads(line)
 

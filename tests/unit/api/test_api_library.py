@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,10 +47,11 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = conch.Srever  # type: ignore[attr-defined]
 
 
-PORTS = ("grpc-port", "http-port", "metrics-port")
+PORTS = tuple(flag.name for flag in SETTINGS if re.fullmatch(r"(?!reuse-).*-port", flag.name))
 ROUTES = tuple(flag.name for flag in SETTINGS if flag.name.endswith("-route"))
 # Where 1 is refused.
-VALUES = {"grpc-max-metadata-bytes": "2048", "sagemaker-safe-port-range": "1-65535"} | dict.fromkeys(ROUTES, "/1")
+VALUES = dict.fromkeys(ROUTES, "/1")
+VALUES |= {"grpc-max-metadata-bytes": "2048", "sagemaker-safe-port-range": "1-65535"}
 
 
 def test_every_flag_has_a_keyword_that_says_the_same() -> None:

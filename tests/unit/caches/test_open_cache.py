@@ -15,13 +15,14 @@ import pytest
 import conch.caches
 from conch.caches import GROUP, fastest_hash, open_cache
 from conch.caches.local import open_local
+from conch.cli.settings.pair_options import cache_options
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
 from conch.core.errors import InvalidArgumentError
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.local_cache import LocalCache
 from conch.server import Server
-from conch.server_options import ServerOptions, build_options, cache_options
+from conch.server_options import ServerOptions, build_options
 from conch_control.control_options import ControlOptions
 
 

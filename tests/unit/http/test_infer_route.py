@@ -134,6 +134,7 @@ def test_what_fails_on_a_worker_is_answered(route: InferRoute, error: Exception,
 
         began = lost = False
         client = ""
+        access = None
 
         def respond(self, status: int, headers: Any, body: bytes, closes: bool) -> None:
             self.response = status, body

@@ -56,6 +56,7 @@ class From:
 
     read_ns = 0
     path = ""
+    access = None
 
     def __init__(self, client: str) -> None:
         self.client = client

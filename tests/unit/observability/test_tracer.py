@@ -48,6 +48,7 @@ class From:
     """A call with headers."""
 
     client = "c"
+    access = None
     read_ns = 0
     path = ""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from conch.cli.settings.settings_reader import read_flags
-from conch.process.exposure import exposure
+from conch.process.exposure import exposure, open_control_warning
 from conch.server_options import build_options
 
 
@@ -64,7 +66,42 @@ EXPLICIT = "--model-control-mode=explicit"
             ("--allow-grpc=false", "--allow-http=false", "--allow-metrics=false"),
             "open: nothing",
         ),
+        (
+            (EXPLICIT, "--access-policy={policy}", "--allow-client-shm=false", "--control-port=8003"),
+            "open: inference to principals of the access policy (gRPC, HTTP); loading models to principals "
+            "of the access policy (gRPC, HTTP); with files to principals of the access policy (gRPC, HTTP); "
+            "metrics to principals of the access policy; the control port to principals of the access policy",
+        ),
     ],
 )
-def test_what_is_open_to_whom(arguments: tuple[str, ...], sentence: str) -> None:
-    assert said(*arguments) == sentence
+def test_what_is_open_to_whom(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    policy = tmp_path / "access.toml"
+    policy.write_text('[[principal]]\nname = "a"\nanonymous = true\ninfer = ["*"]\n')
+    assert said(*(each.format(policy=policy) for each in arguments)) == sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ports"),
+    [
+        ((EXPLICIT,), "gRPC on 0.0.0.0:8001 and HTTP on 0.0.0.0:8000"),
+        ((EXPLICIT, "--http-restricted-api=model-repository:k=v"), "gRPC on 0.0.0.0:8001"),
+        ((EXPLICIT, "--allow-grpc=false", "--http-address=::"), "HTTP on [::]:8000"),
+        ((EXPLICIT, *HERE), None),
+        ((EXPLICIT, "--allow-model-control=false"), None),
+        ((EXPLICIT, "--access-policy={policy}"), None),
+        ((), None),
+    ],
+)
+def test_model_control_that_is_open_is_warned_of(
+    tmp_path: Path, arguments: tuple[str, ...], ports: str | None
+) -> None:
+    policy = tmp_path / "access.toml"
+    policy.write_text('[[principal]]\nname = "a"\nanonymous = true\ninfer = ["*"]\n')
+    options = build_options(read_flags([each.format(policy=policy) for each in arguments], {}))
+    warning = open_control_warning(options.server, options.control.mode, options.grpc, options.http)
+    assert warning == (
+        ""
+        if ports is None
+        else f"all clients that reach {ports} may load and unload models: --allow-model-control=false closes "
+        f"this, --access-policy opens it to chosen clients only"
+    )

@@ -18,6 +18,7 @@ from conch.cli.settings.platform_settings import (
     VertexAiSettings,
 )
 from conch.cli.settings.port_settings import (
+    AccessSettings,
     ConsoleSettings,
     ControlPortSettings,
     GrpcKeepAliveSettings,
@@ -65,6 +66,7 @@ class Settings(
     GrpcKeepAliveSettings,
     HttpSettings,
     HttpTlsSettings,
+    AccessSettings,
     ControlPortSettings,
     ConsoleSettings,
     LogSettings,

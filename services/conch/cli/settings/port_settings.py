@@ -146,6 +146,21 @@ class HttpTlsSettings(SettingGroup):
     http_root_cert = optional(FILE, "PEM file of the root certificates that REST clients must have one from")
 
 
+class AccessSettings(SettingGroup):
+    """Who may call, on all ports."""
+
+    title = "access"
+    access_policy = optional(
+        FILE,
+        "TOML file with the principals that may call, on all ports, and their credentials, roles and limits; "
+        "reread when it changes; see docs/access.md",
+    )
+    audit_log = optional(
+        TEXT,
+        "file to log refused calls and clients' changes to, or - for standard output; needs --access-policy",
+    )
+
+
 class ControlPortSettings(SettingGroup):
     """The port for conch models and conch control."""
 
@@ -155,7 +170,8 @@ class ControlPortSettings(SettingGroup):
         TEXT,
         "127.0.0.1",
         "address for the control port, or unix:PATH; its clients decide what code the server runs, so an "
-        "address that other machines reach needs --control-token-file or --control-root-cert",
+        "address that other machines reach needs --control-token-file, --control-root-cert or "
+        "--access-policy",
     )
     control_token_file = optional(FILE, "file with the token that clients of the control port must send")
     control_use_ssl = setting(BOOL, False, "serve the control port over TLS")

@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from conch.access.access_guard import Access
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.core.process_setup import GRPC_SHARES, most_connections
@@ -122,6 +123,7 @@ class GrpcFrontEnd:
         traces: The trace settings; None for new ones.
         regions: The shared-memory regions; None for none.
         reports: The load reports; None for none.
+        access: The access policy; None for none.
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
@@ -136,6 +138,7 @@ class GrpcFrontEnd:
         traces: TraceSettings | None = None,
         regions: Regions | None = None,
         reports: LoadReports | None = None,
+        access: Access | None = None,
     ) -> None:
         self._options = options
         services = Services(
@@ -148,6 +151,7 @@ class GrpcFrontEnd:
             self._queue_inline,
             clock,
             reports if options.load_reports else None,
+            access,
         )
         self._server = Server(
             self._methods.unary,

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from conch.access.access_guard import Access
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import UnauthenticatedError
+from conch.core.errors import ConchError
 from conch.core.request_log import Caller
 from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
+from conch.frontends.grpc.guarded_rpcs import guard_streams, guard_unary, preparation
 from conch.frontends.grpc.health_watch import HealthWatch
 from conch.frontends.grpc.infer_rpc import InferHandler
 from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
@@ -58,6 +60,7 @@ class GrpcMethods:
         queue_inline: Takes claims of models that a handler's thread may run after the call.
         clock: Monotonic time in nanoseconds.
         reports: Adds load reports to the trailing metadata of inference calls, or None.
+        access: The access policy; None for none.
 
     Attributes:
         unary: Handlers of unary methods, by full name such as ``/package.Service/Method``.
@@ -72,30 +75,36 @@ class GrpcMethods:
         queue_inline: Callable[[InlineClaim], None],
         clock: Clock = monotonic_ns,
         reports: LoadReports | None = None,
+        access: Access | None = None,
     ) -> None:
+        guard = None if access is None else access.guard("grpc")
         self._operations = OperationPools("conch-grpc")
         self._decoding = ThreadPool(_DECODE_THREADS, "conch-grpc-decode")
         pattern = options.header_forward_pattern
         forward = HeaderForwarder(pattern) if pattern else None
-        uploads = UploadRule(options.any_upload)
-        unary: dict[str, UnaryMethod] = operation_handlers(core, services, self._operations, uploads)
-        encoder, compression, regions = ResponseEncoder(), options.compression, services.regions
-        shared = core, queue_inline, encoder, clock, self._decoding, forward, compression, regions, reports
-        self._infer = InferHandler(*shared)
+        # With a policy only callers with the role `control` may load models.
+        uploads = UploadRule(options.any_upload or guard is not None)
+        unary: dict[str, UnaryMethod] = operation_handlers(core, services, self._operations, uploads, guard)
+        shared = core, queue_inline, ResponseEncoder(), clock, self._decoding
+        outgoing = options.compression, services.regions, reports
+        self._infer = InferHandler(*shared, preparation(forward, guard, stream=False), *outgoing)
         unary[table.INFER.grpc_method] = self._infer
-        self._streams = StreamInferHandler(*shared)
+        self._streams = StreamInferHandler(*shared, preparation(forward, guard, stream=True), *outgoing)
         streams: dict[str, StreamMethod] = {
             table.STREAM_INFER.grpc_method: self._streams,
             table.HEALTH_WATCH.grpc_method: HealthWatch(core),
         }
         streams |= reflection_handlers(list(table.SERVICES))
 
-        def refused(text: str, call: Caller, size: int) -> None:
+        def refused(error: ConchError, call: Caller, size: int) -> None:
             if core.request_log is not None:
-                core.request_log.refuse(None, UnauthenticatedError(text), "grpc", call, size, clock())
+                core.request_log.refuse(None, error, "grpc", call, size, clock())
 
         self.unary = restrict(unary, options.restrictions, refused)
         self.streams = restrict_streams(streams, options.restrictions, refused)
+        if guard is not None:
+            self.unary = guard_unary(self.unary, guard, refused)
+            self.streams = guard_streams(self.streams, guard, refused)
 
     def refuse_requests(self) -> None:
         """Refuses all further unary inference requests as unavailable."""

@@ -16,7 +16,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
-from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
+from conch.frontends.grpc.guarded_rpcs import PrepareRequest
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder, retry_metadata
 from conch.frontends.grpc.rpc_calls import UnaryRpc
@@ -33,7 +33,7 @@ class InferHandler:
         queue_inline: Takes claims of models that the polling thread may run inline.
         clock: Monotonic time in nanoseconds.
         decoding: Decodes long messages, off the polling threads.
-        forward: Copies call metadata to request parameters, or None.
+        prepare: Completes or refuses each decoded request, or None.
         compression: gRPC's name of the compression algorithm of responses, or None.
         regions: Shared memory that tensors may lie in; None for none.
         reports: Adds load reports to the trailing metadata, or None.
@@ -49,7 +49,7 @@ class InferHandler:
         encoder: ResponseEncoder,
         clock: Clock,
         decoding: Executor,
-        forward: HeaderForwarder | None = None,
+        prepare: PrepareRequest | None = None,
         compression: str | None = None,
         regions: Regions | None = None,
         reports: LoadReports | None = None,
@@ -62,7 +62,7 @@ class InferHandler:
         self._clock = clock
         self._decode = RequestDecoder(regions)
         self._decoding = decoding
-        self._forward = forward
+        self._prepare = prepare
         self._compression = compression
         self._reports = reports
         self._plain = compression is None and reports is None
@@ -81,8 +81,8 @@ class InferHandler:
             request = self._decode(message, self._respond, now_ns)
             request.context = call
             request.deadline_ns = call.deadline_ns(now_ns)
-            if self._forward is not None:
-                self._forward(request, call.metadata)
+            if self._prepare is not None:
+                self._prepare(request, call, len(message))
             if self.admission.closed:
                 self.admission.check_open()
             call.watch(self._cancel, request)

@@ -13,12 +13,14 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from conch.access.access_guard import AccessGuard
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import UploadRule
 from conch.frontends.grpc import operation_messages as messages
 from conch.frontends.grpc.rpc_calls import UnaryMethod, UnaryRpc
 from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.checked_operations import checked
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.operation_table import Operation, RunsOn
 from conch.frontends.thread_pool import OperationPools
@@ -43,10 +45,14 @@ class _Rpc:
 
 
 def operation_handlers(
-    core: ServerState, services: Services, pools: OperationPools, uploads: UploadRule
+    core: ServerState,
+    services: Services,
+    pools: OperationPools,
+    uploads: UploadRule,
+    guard: AccessGuard | None = None,
 ) -> dict[str, UnaryMethod]:
     """Returns the handlers of all operations that have an RPC, by gRPC method."""
-    return {rpc.operation.grpc_method: _handler(rpc, core, services, pools) for rpc in _rpcs(uploads)}
+    return {rpc.operation.grpc_method: _handler(rpc, core, services, pools, guard) for rpc in _rpcs(uploads)}
 
 
 def _rpcs(uploads: UploadRule) -> tuple[_Rpc, ...]:
@@ -144,7 +150,9 @@ def _nothing(message: Any, call: UnaryRpc) -> None:
     """Reads a request without fields."""
 
 
-def _handler(rpc: _Rpc, core: ServerState, services: Services, pools: OperationPools) -> UnaryMethod:
+def _handler(
+    rpc: _Rpc, core: ServerState, services: Services, pools: OperationPools, guard: AccessGuard | None
+) -> UnaryMethod:
     def handle(call: UnaryRpc, message: bytes) -> None:
         if rpc.max_bytes is not None and len(message) > rpc.max_bytes:
             call.abort(
@@ -161,6 +169,7 @@ def _handler(rpc: _Rpc, core: ServerState, services: Services, pools: OperationP
     def answer(call: UnaryRpc, message: bytes) -> None:
         try:
             request = read(message_class.FromString(message), call)
+            run = handler if guard is None else checked(operation, guard, call)
             call.reply(write(run(core, services, request)).SerializeToString())
         except ConchError as error:
             call.abort(error.grpc_status, error.message)
@@ -170,7 +179,7 @@ def _handler(rpc: _Rpc, core: ServerState, services: Services, pools: OperationP
             log.exception("%s could not be answered", message_class.__name__)
             call.abort(InternalError.grpc_status, f"the request could not be answered: {error}")
 
-    message_class, read, write = rpc.message_class, rpc.read, rpc.write
-    run: Callable[[ServerState, Services, Any], Any] = rpc.operation.handler
-    runs_on: RunsOn = rpc.operation.runs_on
+    message_class, read, write, operation = rpc.message_class, rpc.read, rpc.write, rpc.operation
+    handler: Callable[[ServerState, Services, Any], Any] = operation.handler
+    runs_on: RunsOn = operation.runs_on
     return handle

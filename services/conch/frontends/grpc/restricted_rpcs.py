@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from hmac import compare_digest
 
-from conch.core.errors import UnavailableError
+from conch.core.errors import ConchError, UnauthenticatedError, UnavailableError
 from conch.core.request_log import Caller
 from conch.frontends.access_policy import Restrictions
 from conch.frontends.grpc.adapter import Metadata
 from conch.frontends.grpc.rpc_calls import StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
 from conch.frontends.operations.operation_table import ACCESS_BY_RPC
 
-OnRefused = Callable[[str, Caller, int], None]
-"""Logs a refused inference: error text, call, bytes of the request."""
+OnRefused = Callable[[ConchError, Caller, int], None]
+"""Logs a refused inference: error, call, bytes of the request."""
 
 
-def _ignore(text: str, call: Caller, size: int) -> None:
+def _ignore(error: ConchError, call: Caller, size: int) -> None:
     """Logs nothing."""
 
 
@@ -41,7 +41,7 @@ def restrict(
                 handler(call, message)
             else:
                 call.abort(UnavailableError.grpc_status, _text(key))
-                notify(_text(key), call, len(message))
+                notify(UnauthenticatedError(_text(key)), call, len(message))
 
         return handle
 
@@ -65,7 +65,7 @@ def restrict_streams(
                 handler(call)
             else:
                 call.refuse(UnavailableError.grpc_status, _text(key))
-                notify(_text(key), call, 0)
+                notify(UnauthenticatedError(_text(key)), call, 0)
 
         return handle
 

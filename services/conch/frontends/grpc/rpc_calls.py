@@ -10,12 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from conch.access.principals import Grant
 from conch.core.request_log import Caller
 from conch.frontends.grpc.adapter import Metadata
 
 
 class RpcCall(Caller, Protocol):
-    """Metadata, client and deadline of a call."""
+    """Metadata, client and deadline of a call, and what an access policy grants its client."""
+
+    @property
+    def access(self) -> Grant | None:
+        """See `Caller`."""
+
+    @access.setter
+    def access(self, grant: Grant) -> None: ...
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """Names in the client's certificate, such as ``cn:web``; none without one."""
 
     @property
     def metadata(self) -> Metadata:

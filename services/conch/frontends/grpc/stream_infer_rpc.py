@@ -23,7 +23,7 @@ from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.adapter import Metadata
-from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
+from conch.frontends.grpc.guarded_rpcs import PrepareRequest
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import (
     RETRY_PARAMETER,
@@ -178,7 +178,7 @@ class StreamInferHandler:
         encoder: ResponseEncoder,
         clock: Clock,
         decoding: Executor,
-        forward: HeaderForwarder | None = None,
+        prepare: PrepareRequest | None = None,
         compression: str | None = None,
         regions: Regions | None = None,
         reports: LoadReports | None = None,
@@ -190,7 +190,7 @@ class StreamInferHandler:
         self._clock = clock
         self._decode = RequestDecoder(regions)
         self._decoding = decoding
-        self._forward = forward
+        self._prepare = prepare
         self.received = 0
         self.reports = reports
 
@@ -218,8 +218,8 @@ class StreamInferHandler:
             request.context = slot
             request.deadline_ns = slot.stream.deadline_ns
             slot.request = request
-            if self._forward is not None:
-                self._forward(request, call.metadata)
+            if self._prepare is not None:
+                self._prepare(request, call, len(message))
             self.admission.check_refused(request)
             model = self.admission.resolve(request)
             if not model.spec.decoupled:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
+from conch.access.principals import Grant
 from conch.core.tensor import Buffer
 from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
@@ -116,6 +117,7 @@ class HttpExchange:
     """
 
     __slots__ = (
+        "_access",
         "_chunked",
         "_connection",
         "began",
@@ -146,6 +148,8 @@ class HttpExchange:
         "version",
         "whole",
     )
+
+    _access: Grant
 
     def __init__(
         self,
@@ -182,6 +186,25 @@ class HttpExchange:
     def header(self, name: str) -> str:
         """The last value of a header, by its name in lower case; empty without it."""
         return self.fields.get(name.encode(), b"").decode("latin-1")
+
+    @property
+    def access(self) -> Grant | None:
+        """What the access policy grants the client; see `Caller`."""
+        return getattr(self, "_access", None)  # unset without a policy, which then costs nothing
+
+    @access.setter
+    def access(self, grant: Grant) -> None:
+        self._access = grant
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """Names in the client's certificate, such as ``cn:web``; none without one."""
+        found = self._connection.transport.get_extra_info("peercert") or {}
+        subject = [pair for part in found.get("subject", ()) for pair in part]
+        return (
+            *(f"cn:{name}" for key, name in subject if key == "commonName"),
+            *(f"{kind.lower()}:{name}" for kind, name in found.get("subjectAltName", ())),
+        )
 
     @property
     def lost(self) -> bool:

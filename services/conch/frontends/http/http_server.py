@@ -8,16 +8,19 @@ from __future__ import annotations
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conch.access.access_guard import Access
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import UnauthenticatedError, UnavailableError
+from conch.core.errors import ConchError, UnauthenticatedError, UnavailableError
 from conch.core.process_setup import HTTP_SHARES, most_connections
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.http.cors import CrossOriginInference
+from conch.frontends.http.guarded_routes import guard_routes
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import Listener, LoopThread
@@ -125,11 +128,13 @@ class HttpFrontEnd:
         reports: LoadReports,
         clock: Clock = monotonic_ns,
         metrics: Handler | None = None,
+        access: Access | None = None,
     ) -> None:
         self._options = options
         self._core = core
         platform = options.platform
         self._thread = thread
+        guard = None if access is None else access.guard("http")
         self._pools = Pools()
         self._admission = core.admission("http")
         most_bytes = options.max_input_bytes
@@ -144,24 +149,28 @@ class HttpFrontEnd:
             self._admission,
             None if platform is None else platform.prepare,
         )
-        identified = options.mutual or "model-repository" in options.restrictions
+        identified = options.mutual or "model-repository" in options.restrictions or guard is not None
         uploads = UploadRule(options.allow_model_upload or identified)
-        refused = _log_refused(core, options.restrictions, clock)
-        routes = RouteTable(
-            [
-                route(path_pattern(INFER.paths[0]), [INFER.http_method], INFER.access, infer),
-                *api_routes(core, services, self._pools, most_bytes, clock, self._admission, uploads),
-            ],
+        routes = [
+            route(path_pattern(INFER.paths[0]), [INFER.http_method], INFER.access, infer),
+            *api_routes(core, services, self._pools, most_bytes, clock, self._admission, uploads, guard),
+        ]
+        log_refused = _refusal_log(core, clock)
+        if guard is not None:
+            routes = guard_routes(routes, guard, log_refused)
+        refused = _restriction_log(options.restrictions, log_refused)
+        table = RouteTable(
+            routes,
             options.restrictions,
             refused,
             CrossOriginInference(options.cors_origins) if options.cors_origins else None,
             reports=reports,
         )
-        self._handler: Handler = routes
+        self._handler: Handler = table
         if platform is not None:
             rules = options.restrictions, refused
             self._handler = platform.bind(
-                RestApi(core, services, self._pools, routes, infer, *rules, most_bytes, metrics)
+                RestApi(core, services, self._pools, table, infer, *rules, most_bytes, metrics)
             )
         self._listener: Listener | None = None
 
@@ -218,19 +227,26 @@ class HttpFrontEnd:
             never.wait(_QUIET_S)
 
 
-def _log_refused(core: ServerState, restrictions: Restrictions, clock: Clock) -> OnRefused:
+def _refusal_log(core: ServerState, clock: Clock) -> Callable[[HttpExchange, str, str, ConchError], None]:
     """Returns a callback that logs refused inference requests."""
-    told = core.request_log
-    if told is None or "inference" not in restrictions:
+
+    def log_refused(exchange: HttpExchange, model: str, version: str, error: ConchError) -> None:
+        if core.request_log is not None:
+            now = clock()
+            request = InferenceRequest(model, version, {}, _ignore_response, now)
+            core.request_log.refuse(request, error, "http", exchange, 0, now)
+
+    return log_refused
+
+
+def _restriction_log(
+    restrictions: Restrictions, log_refused: Callable[[HttpExchange, str, str, ConchError], None]
+) -> OnRefused:
+    """Returns a callback that logs inference requests without the header that they need."""
+    if "inference" not in restrictions:
         return ignore_refused
     error = UnauthenticatedError(restricted_text(restrictions["inference"][0]))
-
-    def refused(exchange: HttpExchange, model: str, version: str) -> None:
-        now = clock()
-        request = InferenceRequest(model, version, {}, _ignore_response, now)
-        told.refuse(request, error, "http", exchange, 0, now)
-
-    return refused
+    return lambda exchange, model, version: log_refused(exchange, model, version, error)
 
 
 def _ignore_response(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from conch.core.admission import ExitingError
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnauthenticatedError
 from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError
 from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools, result_of
@@ -43,6 +43,8 @@ def text_error(text: str, status: int) -> Reply:
 def error_reply(error: ConchError) -> Reply:
     """Returns an error response, with Retry-After if known."""
     headers = [JSON, *retry_after(error.retry_after_ms)]
+    if error.http_status == UnauthenticatedError.http_status:
+        headers.append((b"www-authenticate", b"Bearer"))
     closes = isinstance(error, ExitingError | UnreadBodyError)
     return Reply(error.http_status, headers, error_body(error.message), closes)
 

@@ -26,16 +26,18 @@ _PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 _MEANINGS = {
     400: "The request is wrong, or what it asks whether it is so is not.",
-    403: "The API is restricted, and the header that opens it is missing; or a page of another origin asks.",
+    401: "The server has an access policy, and the request no valid credentials.",
+    403: "The API is restricted, and the header that opens it is missing; or a page of another origin asks; "
+    "or the access policy gives the caller no role for this.",
     404: "There is no such model, version, region or path.",
     405: "The path has other methods.",
-    429: "Too much waits already; try again later.",
+    429: "Too much waits already, or the caller is over a limit of the access policy; try again later.",
     500: "The server, or the model, has failed, or the JSON has a value of the wrong type, as Triton has it.",
     501: "The server does not do that.",
     503: "The server, or the model, can't answer now, or the server is not set up to do that.",
 }
-_ALWAYS = (400, 403, 404, 405, 503)
-_INFER_STATUSES = (429, 500, 501)
+_ALWAYS = (400, 401, 403, 404, 405, 429, 503)
+_INFER_STATUSES = (500, 501)
 _BINARY: dict[str, Any] = {"application/octet-stream": {}}
 
 
@@ -107,10 +109,10 @@ _CONTENTS: Mapping[Endpoint, _Contents] = {
     table.LOAD_MODEL: _Contents(_EMPTY, "LoadRequest", (429, 500, 501), required=False),
     table.UNLOAD_MODEL: _Contents(_EMPTY, "UnloadRequest", (429, 500, 501), required=False),
     table.SYSTEM_REGIONS: _Contents(_named("SystemRegions")),
-    table.REGISTER_SYSTEM: _Contents(_EMPTY, "SystemRegistration", (429, 500, 501)),
+    table.REGISTER_SYSTEM: _Contents(_EMPTY, "SystemRegistration", (500, 501)),
     table.UNREGISTER_SYSTEM: _Contents(_EMPTY, statuses=(501,)),
     table.CUDA_REGIONS: _Contents(_named("CudaRegions")),
-    table.REGISTER_CUDA: _Contents(_EMPTY, "CudaRegistration", (429, 500, 501)),
+    table.REGISTER_CUDA: _Contents(_EMPTY, "CudaRegistration", (500, 501)),
     table.UNREGISTER_CUDA: _Contents(_EMPTY, statuses=(501,)),
 }
 

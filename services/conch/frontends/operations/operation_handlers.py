@@ -194,6 +194,18 @@ def repository_index(core: ServerState, services: Services, ready_only: bool) ->
     return core.agent.index(ready_only)
 
 
+def entries_of(entries: list[IndexEntry], sees: Callable[[str], bool]) -> list[IndexEntry]:
+    """The entries of an index with models that a caller may see."""
+    return [entry for entry in entries if sees(entry.name)]
+
+
+def statistics_of(
+    models: list[tuple[ModelSpec, StatisticsSnapshot]], sees: Callable[[str], bool]
+) -> list[tuple[ModelSpec, StatisticsSnapshot]]:
+    """The counters of models that a caller may see."""
+    return [each for each in models if sees(each[0].name)]
+
+
 def load_model(core: ServerState, services: Services, request: LoadRequest) -> None:
     """Loads or reloads a model, and returns when it is ready."""
     core.agent.load(request.name, request.parameters, request.may_upload)

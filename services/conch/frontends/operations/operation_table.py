@@ -1,7 +1,7 @@
 """One table of the protocol's calls for both front ends.
 
-An `Endpoint` is a call that clients see: its RPC, its paths, its access category. An `Operation` is an
-endpoint other than inference, with a handler from a plain request to a plain result. The front ends only
+An `Endpoint` is a call that clients see: its RPC, its paths, its access category and roles. An `Operation` is
+an endpoint other than inference, with a handler from a plain request to a plain result. The front ends only
 convert: `grpc.operation_rpcs` messages, `http.routes` JSON. Used by: both, access rules, OpenAPI,
 reflection.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
+from conch.access.principals import ANY, CONTROLS, EVERY_MODEL, INFERS, OPEN, READS, Roles
 from conch.core.server_state import ServerState
 from conch.frontends.operations import operation_handlers as handlers
 from conch.frontends.operations.operation_handlers import SERVICE, Services
@@ -48,6 +49,7 @@ class Endpoint:
         rpc: Method of `SERVICE`, or ``service/method`` of another service; empty without an RPC.
         http_method: Method of all paths.
         paths: Templates such as ``/v2/models/{model}[/versions/{version}]``, with one optional part each.
+        roles: Roles of an access policy, of which one suffices; none for calls without credentials.
     """
 
     name: str
@@ -56,6 +58,12 @@ class Endpoint:
     rpc: str = ""
     http_method: str = "GET"
     paths: tuple[str, ...] = ()
+    roles: Roles = field(kw_only=True)
+
+    @property
+    def entry_roles(self) -> Roles:
+        """The roles of which one is needed for any request, before it is read."""
+        return self.roles
 
     @property
     def grpc_method(self) -> str:
@@ -71,11 +79,26 @@ class Operation(Endpoint, Generic[RequestT, ResultT]):
         handler: Maps a plain request to a plain result; raises `ConchError`.
         runs_on: The thread that runs the handler.
         mutates: True if the handler changes the server.
+        model_of: The model that a request names; empty for none, `EVERY_MODEL` for the server as a whole.
+        changes: Whether a request changes anything, for calls that may also read; None for others.
+        shown: Reduces a listing to the models whose names pass a test; None if the result is no listing.
     """
 
     handler: Callable[[ServerState, Services, RequestT], ResultT] = field(kw_only=True)
     runs_on: RunsOn = field(default=RunsOn.CALLER, kw_only=True)
     mutates: bool = field(default=False, kw_only=True)
+    model_of: Callable[[RequestT], str] = field(default=lambda request: "", kw_only=True)
+    changes: Callable[[RequestT], bool] | None = field(default=None, kw_only=True)
+    shown: Callable[[ResultT, Callable[[str], bool]], ResultT] | None = field(default=None, kw_only=True)
+
+    @property
+    def entry_roles(self) -> Roles:
+        """See `Endpoint.entry_roles`."""
+        return self.roles if self.changes is None else READS
+
+    def roles_for(self, request: RequestT) -> Roles:
+        """The roles for one request."""
+        return READS if self.changes is not None and not self.changes(request) else self.roles
 
 
 _MODEL = "/v2/models/{model}[/versions/{version}]"
@@ -85,14 +108,15 @@ _REPOSITORY = "/v2/repository[/{repository}]"
 _SYSTEM = "/v2/systemsharedmemory[/region/{region}]"
 _CUDA = "/v2/cudasharedmemory[/region/{region}]"
 
-HOME_PAGE = Endpoint("home_page", "metadata", "A page for people", paths=("/",))
-OPENAPI = Endpoint("openapi", "metadata", "This document", paths=("/openapi.json",))
+HOME_PAGE = Endpoint("home_page", "metadata", "A page for people", paths=("/",), roles=ANY)
+OPENAPI = Endpoint("openapi", "metadata", "This document", paths=("/openapi.json",), roles=ANY)
 SERVER_METADATA = Operation(
     "server_metadata",
     "metadata",
     "Server metadata",
     "ServerMetadata",
     paths=("/v2",),
+    roles=ANY,
     handler=handlers.server_metadata,
 )
 SERVER_LIVE = Operation(
@@ -101,6 +125,7 @@ SERVER_LIVE = Operation(
     "Whether the server is live",
     "ServerLive",
     paths=("/v2/health/live",),
+    roles=OPEN,
     handler=handlers.server_live,
 )
 SERVER_READY = Operation(
@@ -109,6 +134,7 @@ SERVER_READY = Operation(
     "Whether the server is ready",
     "ServerReady",
     paths=("/v2/health/ready",),
+    roles=OPEN,
     handler=handlers.server_ready,
     runs_on=RunsOn.READINESS,
 )
@@ -117,18 +143,22 @@ HEALTH_CHECK = Operation(
     "health",
     "Status of the server in gRPC's health protocol",
     "grpc.health.v1.Health/Check",
+    roles=OPEN,
     handler=handlers.health_check,
     runs_on=RunsOn.READINESS,
 )
 HEALTH_WATCH = Endpoint(
-    "health_watch", "health", "Changes of the server's status", "grpc.health.v1.Health/Watch"
+    "health_watch", "health", "Changes of the server's status", "grpc.health.v1.Health/Watch", roles=OPEN
 )
 ALL_STATISTICS = Operation(
     "all_statistics",
     "statistics",
     "Statistics of all models",
     paths=("/v2/models/stats",),
+    roles=READS,
     handler=handlers.statistics,
+    model_of=lambda request: request.name,
+    shown=handlers.statistics_of,
 )
 MODEL_METADATA = Operation(
     "model_metadata",
@@ -136,7 +166,9 @@ MODEL_METADATA = Operation(
     "Model metadata",
     "ModelMetadata",
     paths=(_MODEL,),
+    roles=ANY,
     handler=handlers.model_metadata,
+    model_of=lambda request: request.name,
 )
 MODEL_READY = Operation(
     "model_ready",
@@ -144,7 +176,9 @@ MODEL_READY = Operation(
     "Whether the model is ready",
     "ModelReady",
     paths=(_MODEL + "/ready",),
+    roles=ANY,
     handler=handlers.model_ready,
+    model_of=lambda request: request.name,
     runs_on=RunsOn.READINESS,
 )
 MODEL_CONFIG = Operation(
@@ -153,7 +187,9 @@ MODEL_CONFIG = Operation(
     "Model configuration",
     "ModelConfig",
     paths=(_MODEL + "/config",),
+    roles=ANY,
     handler=handlers.model_config,
+    model_of=lambda request: request.name,
 )
 MODEL_STATISTICS = Operation(
     "model_statistics",
@@ -161,16 +197,24 @@ MODEL_STATISTICS = Operation(
     "Statistics of the model",
     "ModelStatistics",
     paths=(_MODEL + "/stats",),
+    roles=READS,
     handler=handlers.statistics,
+    model_of=lambda request: request.name,
+    shown=handlers.statistics_of,
 )
-INFER = Endpoint("infer", "inference", "Run the model", "ModelInfer", "POST", (_MODEL + "/infer",))
-STREAM_INFER = Endpoint("stream_infer", "inference", "Run models over one stream", "ModelStreamInfer")
+INFER = Endpoint(
+    "infer", "inference", "Run the model", "ModelInfer", "POST", (_MODEL + "/infer",), roles=INFERS
+)
+STREAM_INFER = Endpoint(
+    "stream_infer", "inference", "Run models over one stream", "ModelStreamInfer", roles=INFERS
+)
 GENERATE = Endpoint(
     "generate",
     "inference",
     "Run the model with flat JSON",
     http_method="POST",
     paths=(_MODEL + "/generate",),
+    roles=INFERS,
 )
 GENERATE_STREAM = Endpoint(
     "generate_stream",
@@ -178,9 +222,16 @@ GENERATE_STREAM = Endpoint(
     "Run the model with flat JSON and stream what it responds",
     http_method="POST",
     paths=(_MODEL + "/generate_stream",),
+    roles=INFERS,
 )
 TRACE_SETTINGS = Operation(
-    "trace_settings", "trace", "Trace settings", paths=_TRACE, handler=handlers.trace_settings
+    "trace_settings",
+    "trace",
+    "Trace settings",
+    paths=_TRACE,
+    roles=READS,
+    handler=handlers.trace_settings,
+    model_of=lambda model: model,
 )
 UPDATE_TRACE_SETTINGS = Operation(
     "update_trace_settings",
@@ -189,11 +240,14 @@ UPDATE_TRACE_SETTINGS = Operation(
     "TraceSetting",
     "POST",
     _TRACE,
+    roles=CONTROLS,
     handler=handlers.update_trace_settings,
+    model_of=lambda request: request.model or (EVERY_MODEL if request.changes else ""),
+    changes=lambda request: bool(request.changes),
     mutates=True,
 )
 LOG_SETTINGS = Operation(
-    "log_settings", "logging", "Log settings", paths=_LOGGING, handler=handlers.log_settings
+    "log_settings", "logging", "Log settings", paths=_LOGGING, roles=READS, handler=handlers.log_settings
 )
 UPDATE_LOG_SETTINGS = Operation(
     "update_log_settings",
@@ -202,7 +256,10 @@ UPDATE_LOG_SETTINGS = Operation(
     "LogSettings",
     "POST",
     _LOGGING,
+    roles=CONTROLS,
     handler=handlers.update_log_settings,
+    model_of=lambda changes: EVERY_MODEL if changes else "",
+    changes=bool,
     mutates=True,
 )
 REPOSITORY_INDEX = Operation(
@@ -212,7 +269,9 @@ REPOSITORY_INDEX = Operation(
     "RepositoryIndex",
     "POST",
     (_REPOSITORY + "/index",),
+    roles=READS,
     handler=handlers.repository_index,
+    shown=handlers.entries_of,
     runs_on=RunsOn.REPOSITORY,
 )
 LOAD_MODEL = Operation(
@@ -222,7 +281,9 @@ LOAD_MODEL = Operation(
     "RepositoryModelLoad",
     "POST",
     (_REPOSITORY + "/models/{model}/load",),
+    roles=CONTROLS,
     handler=handlers.load_model,
+    model_of=lambda request: request.name,
     runs_on=RunsOn.LOAD,
     mutates=True,
 )
@@ -233,7 +294,9 @@ UNLOAD_MODEL = Operation(
     "RepositoryModelUnload",
     "POST",
     (_REPOSITORY + "/models/{model}/unload",),
+    roles=CONTROLS,
     handler=handlers.unload_model,
+    model_of=lambda request: request.name,
     runs_on=RunsOn.UNLOAD,
     mutates=True,
 )
@@ -243,6 +306,7 @@ SYSTEM_REGIONS = Operation(
     "System regions",
     "SystemSharedMemoryStatus",
     paths=(_SYSTEM + "/status",),
+    roles=INFERS,
     handler=handlers.system_regions,
 )
 REGISTER_SYSTEM = Operation(
@@ -252,6 +316,7 @@ REGISTER_SYSTEM = Operation(
     "SystemSharedMemoryRegister",
     "POST",
     (_SYSTEM + "/register",),
+    roles=INFERS,
     handler=handlers.register_system,
     runs_on=RunsOn.MEMORY,
     mutates=True,
@@ -263,6 +328,7 @@ UNREGISTER_SYSTEM = Operation(
     "SystemSharedMemoryUnregister",
     "POST",
     (_SYSTEM + "/unregister",),
+    roles=INFERS,
     handler=handlers.unregister_system,
     runs_on=RunsOn.MEMORY,
     mutates=True,
@@ -273,6 +339,7 @@ CUDA_REGIONS = Operation(
     "Cuda regions",
     "CudaSharedMemoryStatus",
     paths=(_CUDA + "/status",),
+    roles=INFERS,
     handler=handlers.cuda_regions,
 )
 REGISTER_CUDA = Operation(
@@ -282,6 +349,7 @@ REGISTER_CUDA = Operation(
     "CudaSharedMemoryRegister",
     "POST",
     (_CUDA + "/register",),
+    roles=INFERS,
     handler=handlers.register_cuda,
     runs_on=RunsOn.MEMORY,
     mutates=True,
@@ -293,6 +361,7 @@ UNREGISTER_CUDA = Operation(
     "CudaSharedMemoryUnregister",
     "POST",
     (_CUDA + "/unregister",),
+    roles=INFERS,
     handler=handlers.unregister_cuda,
     runs_on=RunsOn.MEMORY,
     mutates=True,
@@ -339,6 +408,9 @@ SERVICES = tuple(sorted({each.grpc_method.split("/")[1] for each in ENDPOINTS if
 
 ACCESS_BY_RPC = {each.grpc_method: each.access for each in ENDPOINTS if each.rpc}
 """The access category of each gRPC method."""
+
+ENDPOINT_BY_RPC = {each.grpc_method: each for each in ENDPOINTS if each.rpc}
+"""The endpoint of each gRPC method."""
 
 _SEGMENTS = {"version": "[0-9]+"}
 

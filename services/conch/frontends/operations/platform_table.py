@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conch.access.principals import CONTROLS, INFERS, OPEN, READS
 from conch.core.errors import UnavailableError
 from conch.core.server_state import ServerState
 from conch.frontends.operations.operation_handlers import Services
@@ -53,26 +54,40 @@ def unload_model(core: ServerState, services: Services, name: str) -> None:
 
 _MODEL = "/models/{model}"
 
-SAGEMAKER_PING = Endpoint("sagemaker_ping", "health", "Whether the server is ready or live", paths=("/ping",))
+SAGEMAKER_PING = Endpoint(
+    "sagemaker_ping", "health", "Whether the server is ready or live", paths=("/ping",), roles=OPEN
+)
 SAGEMAKER_INVOCATIONS = Endpoint(
     "sagemaker_invocations",
     "inference",
     "Run the default model",
     http_method="POST",
     paths=("/invocations",),
+    roles=INFERS,
 )
 SAGEMAKER_INVOKE = Endpoint(
-    "sagemaker_invoke", "inference", "Run a model", http_method="POST", paths=(_MODEL + "/invoke",)
+    "sagemaker_invoke",
+    "inference",
+    "Run a model",
+    http_method="POST",
+    paths=(_MODEL + "/invoke",),
+    roles=INFERS,
 )
 SAGEMAKER_LIST_MODELS = Operation(
     "sagemaker_list_models",
     "model-repository",
     "Loaded models",
     paths=("/models",),
+    roles=READS,
     handler=list_models,
 )
 SAGEMAKER_GET_MODEL = Operation(
-    "sagemaker_get_model", "model-repository", "A loaded model", paths=(_MODEL,), handler=get_model
+    "sagemaker_get_model",
+    "model-repository",
+    "A loaded model",
+    paths=(_MODEL,),
+    roles=READS,
+    handler=get_model,
 )
 SAGEMAKER_LOAD_MODEL = Operation(
     "sagemaker_load_model",
@@ -80,6 +95,7 @@ SAGEMAKER_LOAD_MODEL = Operation(
     "Load a model",
     http_method="POST",
     paths=("/models",),
+    roles=CONTROLS,
     handler=load_model,
     runs_on=RunsOn.LOAD,
     mutates=True,
@@ -90,6 +106,7 @@ SAGEMAKER_UNLOAD_MODEL = Operation(
     "Unload a model",
     http_method="DELETE",
     paths=(_MODEL,),
+    roles=CONTROLS,
     handler=unload_model,
     runs_on=RunsOn.LOAD,  # it waits for requests in flight
     mutates=True,

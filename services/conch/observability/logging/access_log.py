@@ -50,6 +50,7 @@ class AccessRecord:
         compute_output_us: Microseconds to make the responses.
         total_us: Microseconds from receipt to the hand-over of the last response to the transport.
         trace_id: Trace of the request, or empty.
+        principal: Name in the access policy, or empty.
     """
 
     ts: float
@@ -71,6 +72,7 @@ class AccessRecord:
     compute_output_us: int
     total_us: int
     trace_id: str = ""
+    principal: str = ""
 
 
 class AccessLog:
@@ -117,10 +119,10 @@ class AccessLog:
 
 
 def json_line(record: AccessRecord) -> str:
-    """A record as one line of JSON, without an empty `error` or `trace_id`."""
+    """A record as one line of JSON, without an empty `error`, `trace_id` or `principal`."""
     fields = {name: getattr(record, name) for name in AccessRecord.__slots__}
     fields["ts"] = _time(record.ts)
-    for name in ("error", "trace_id"):
+    for name in ("error", "trace_id", "principal"):
         if not fields[name]:
             del fields[name]
     return quoted(fields)
@@ -137,6 +139,8 @@ def text_line(record: AccessRecord) -> str:
         f"input={record.compute_input_us} infer={record.compute_infer_us} "
         f"output={record.compute_output_us} total={record.total_us}"
     )
+    if record.principal:
+        line += f" principal={_word(record.principal)}"
     trace = f" trace={record.trace_id}" if record.trace_id else ""
     return line + trace + (f" error={quoted(record.error)}" if record.error else "")
 

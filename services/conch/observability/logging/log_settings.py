@@ -66,6 +66,13 @@ class AccessLogOptions:
     json: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class AuditLogOptions:
+    """Options of the audit log; `file` is None for standard output."""
+
+    file: Path | None = None
+
+
 class LogControl:
     """Reads and changes the log settings; from any thread.
 

@@ -15,9 +15,15 @@ from typing import Protocol
 
 from conch.core.errors import ConchError
 from conch.observability.logging.access_log import AccessLog
+from conch.observability.logging.audit_log import AuditLog
 from conch.observability.logging.log_export import LogExport
 from conch.observability.logging.log_handler import LogHandler, configure, unconfigure
-from conch.observability.logging.log_settings import AccessLogOptions, LogControl, LogOptions
+from conch.observability.logging.log_settings import (
+    AccessLogOptions,
+    AuditLogOptions,
+    LogControl,
+    LogOptions,
+)
 
 
 class Reopenable(Protocol):
@@ -59,6 +65,7 @@ class Logs:
         handler: The installed log handler.
         control: Settings of the log.
         access: The access log; None for none.
+        audit: The audit log; None for none.
         files: The logs with files.
         in_file: Whether the log is a file.
     """
@@ -68,6 +75,7 @@ class Logs:
         handler: LogHandler,
         control: LogControl,
         access: AccessLog | None,
+        audit: AuditLog | None,
         files: tuple[Reopenable, ...],
         in_file: bool = False,
     ) -> None:
@@ -77,6 +85,7 @@ class Logs:
         self._stack = ExitStack()
         self.control = control
         self.access = access
+        self.audit = audit
 
     def announce(self, text: str, level: int = logging.INFO) -> None:
         """Writes text for people to the log in order, and to standard error if the log is a file."""
@@ -93,10 +102,15 @@ class Logs:
 
     def flush(self) -> None:
         """Writes everything and closes the logs, for a process that ends at once."""
-        if self.access is not None:
-            self.access.close()
+        for each in self._requests:
+            each.close()
         self._handler.close()
         self._close_export()
+
+    @property
+    def _requests(self) -> list[AccessLog | AuditLog]:
+        """The logs of requests, which log the lines that they drop."""
+        return [each for each in (self.access, self.audit) if each is not None]
 
     def _close_export(self) -> None:
         if self._handler.export is not None:
@@ -105,8 +119,8 @@ class Logs:
     def __enter__(self) -> Logs:
         self._stack.callback(self._close_export)  # last: it sends what the others log
         self._stack.callback(unconfigure, self._handler)
-        if self.access is not None:
-            self._stack.callback(self.access.close)  # first: it logs its dropped lines
+        for each in self._requests:
+            self._stack.callback(each.close)  # first: they log their dropped lines
         self._stack.enter_context(reopened_at_hangup(self._files))
         return self
 
@@ -116,7 +130,9 @@ class Logs:
         self._stack.close()
 
 
-def open_logs(options: LogOptions, access: AccessLogOptions | None) -> Logs:
+def open_logs(
+    options: LogOptions, access: AccessLogOptions | None, audit: AuditLogOptions | None = None
+) -> Logs:
     """Opens the logs and installs the handler. Raises LogFileError: one of them can't be opened."""
     try:
         handler = configure(options)
@@ -131,14 +147,21 @@ def open_logs(options: LogOptions, access: AccessLogOptions | None) -> Logs:
     exporter = None if handler.export is None else handler.export.exporter
     control = LogControl(options, handler.apply, exporter)
     files: list[Reopenable] = [] if options.file is None else [handler]
-    if access is None:
-        return Logs(handler, control, None, tuple(files), bool(files))
+    access_log: AccessLog | None = None
+    audit_log: AuditLog | None = None
+    flag = "--access-log"
     try:
-        # Ensemble steps are verbose; read each time, as verbosity can change.
-        access_log = AccessLog(access, lambda: control.verbose)
+        if access is not None:
+            # Ensemble steps are verbose; read each time, as verbosity can change.
+            access_log = AccessLog(access, lambda: control.verbose)
+            files += [] if access.file is None else [access_log]
+        flag = "--audit-log"
+        if audit is not None:
+            audit_log = AuditLog(audit.file)
+            files += [] if audit.file is None else [audit_log]
     except OSError as error:
+        if access_log is not None:
+            access_log.close()
         unconfigure(handler)
-        raise LogFileError(f"--access-log can't be opened: {error}") from None
-    if access.file is not None:
-        files.append(access_log)
-    return Logs(handler, control, access_log, tuple(files), options.file is not None)
+        raise LogFileError(f"{flag} can't be opened: {error}") from None
+    return Logs(handler, control, access_log, audit_log, tuple(files), options.file is not None)

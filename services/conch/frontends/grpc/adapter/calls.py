@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
+from conch.access.principals import Grant
 from conch.core.errors import status_details
 from conch.frontends.grpc.adapter.batch_operations import (
     OK,
@@ -36,6 +37,7 @@ _IDLE_TICK_S = 0.02
 _QUIET_TICK_S = 0.1
 _TICKS_BEFORE_QUIET = 50
 _TICKS_BEFORE_WATCHING = 5
+_CERTIFICATE_NAMES = ((b"x509_common_name", "cn"), (b"peer_dns", "dns"), (b"peer_uri", "uri"))
 _NO_DEADLINE_S = 1e11  # calls without a deadline have one far beyond this, in the year 5138
 
 
@@ -47,8 +49,9 @@ class Call:
         path: Empty, as in `Caller`.
     """
 
-    __slots__ = ("_event",)
+    __slots__ = ("_access", "_event")
 
+    _access: Grant
     _event: Any
     read_ns = 0
     path = ""
@@ -63,6 +66,25 @@ class Call:
     def client(self) -> str:
         """Address of the client, such as ``ipv4:127.0.0.1:50000``."""
         return unquote(self._event.call.peer().decode(errors="replace"))
+
+    @property
+    def access(self) -> Grant | None:
+        """What the access policy grants the client; see `Caller`."""
+        return getattr(self, "_access", None)  # unset without a policy, which then costs nothing
+
+    @access.setter
+    def access(self, grant: Grant) -> None:
+        self._access = grant
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """Names in the client's certificate, such as ``cn:web``; none without one."""
+        found = cygrpc.auth_context(self._event.call)
+        return tuple(
+            f"{kind}:{name.decode(errors='replace')}"
+            for key, kind in _CERTIFICATE_NAMES
+            for name in found.get(key, ())
+        )
 
     def header(self, name: str) -> str:
         """The first value of a text key of the metadata; empty without it."""

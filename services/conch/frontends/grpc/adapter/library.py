@@ -27,6 +27,7 @@ _NEEDED = (
     "SendMessageOperation",
     "SendStatusFromServerOperation",
     "Server",
+    "auth_context",
 )
 
 

@@ -16,9 +16,11 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
+from conch.access.access_guard import AccessGuard
+from conch.access.principals import ANY
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.model_control import LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.server_state import ServerState
@@ -41,6 +43,7 @@ from conch.frontends.http.jsontext.json_loader import load
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes import operation_json as json
 from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.checked_operations import audit_failure, checked
 from conch.frontends.operations.operation_handlers import (
     CudaRegistration,
     LoadRequest,
@@ -82,6 +85,7 @@ def api_routes(
     clock: Clock = monotonic_ns,
     admission: Admission | None = None,
     uploads: UploadRule = LOCAL_UPLOADS,
+    guard: AccessGuard | None = None,
 ) -> list[Route]:
     """Returns all routes but that of infer; `most_bytes` is the largest body of JSON."""
     reply = document(core.version)
@@ -94,7 +98,7 @@ def api_routes(
         table.OPENAPI.name: openapi,
     }
     for form in _forms(core, services, pools, most_bytes, uploads):
-        endpoints[form.operation.name] = _endpoint(form, core, services, pools)
+        endpoints[form.operation.name] = _endpoint(form, core, services, pools, guard)
     return [*generate_routes(core, pools, most_bytes, clock, admission), *_routes(endpoints)]
 
 
@@ -127,13 +131,21 @@ def _routes(endpoints: Mapping[str, RouteHandler]) -> list[Route]:
     ]
 
 
-def _endpoint(form: _Form, core: ServerState, services: Services, pools: Pools) -> RouteHandler:
-    run: Callable[[ServerState, Services, Any], Any] = form.operation.handler
+def _endpoint(
+    form: _Form, core: ServerState, services: Services, pools: Pools, guard: AccessGuard | None
+) -> RouteHandler:
+    handler: Callable[[ServerState, Services, Any], Any] = form.operation.handler
     runs_on = form.operation.runs_on
 
     async def answer(exchange: HttpExchange, **path: str) -> Reply:
-        form.check(path)
+        try:
+            form.check(path)
+        except ConchError as error:
+            if guard is not None:
+                audit_failure(form.operation, guard, exchange, path.get("model", ""), error)
+            raise
         plain = await form.read(exchange, path)
+        run = handler if guard is None else checked(form.operation, guard, exchange)
         pool = pools.operations.choose(runs_on, core)
         if pool is None:
             return form.write(run(core, services, plain))
@@ -279,7 +291,12 @@ def home_endpoint(core: ServerState) -> RouteHandler:
 
     async def home(exchange: HttpExchange) -> Reply:
         core.check_running()
-        models = [(model.spec.name, model.spec.version) for model in models_with_statistics(core, "", "")]
+        grant = exchange.access
+        models = [
+            (model.spec.name, model.spec.version)
+            for model in models_with_statistics(core, "", "")
+            if grant is None or grant.principal.allows(ANY, model.spec.name)
+        ]
         return Reply(200, [_HTML], page(core.server_id, core.version, models).encode())
 
     return home

@@ -1,0 +1,255 @@
+"""The checks of calls: `Access` for a server, and an `AccessGuard` for each of its ports.
+
+Owns: the state of the policy in effect, the limiters and the counts of refusals.
+Threads and locks: calls on any thread; `Access` swaps the whole state at once, and has a lock for its counts.
+Used by: all ports, `MeteredAdmission`, the metrics; `policy_reload` installs states.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from conch.access.policy_state import PolicyState
+from conch.access.principals import Grant, Roles
+from conch.access.request_limits import Limiter
+from conch.core.clock import wall_seconds
+from conch.core.errors import (
+    ConchError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
+from conch.observability.logging.audit_log import OK, AuditLog, AuditRecord
+from conch.observability.metrics.access_metrics import AccessCounts
+
+AUTHORIZATION = "authorization"
+SCHEME = "bearer"
+
+_REASONS: Mapping[str, str] = {
+    PermissionDeniedError.code: "forbidden",
+    ResourceExhaustedError.code: "limited",
+}
+_NO_CREDENTIALS = "unauthenticated"
+_MISSING = (
+    "no credentials: send a key or a token as 'authorization: Bearer ...', or a client certificate that the "
+    "access policy names"
+)
+
+
+class Client(Protocol):
+    """The client of a call."""
+
+    @property
+    def client(self) -> str:
+        """Its address."""
+
+
+class Peer(Client, Protocol):
+    """The client of a call, with what identifies it."""
+
+    def header(self, name: str) -> str:
+        """A header or an entry of metadata, by its name in lower case; empty without it."""
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """Names in the client's certificate, such as ``cn:web`` or ``uri:spiffe://a/b``; none without one."""
+
+
+class Counts:
+    """Counters by name; any thread."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(names, 0)
+
+    def add(self, name: str) -> None:
+        """Counts one."""
+        with self._lock:
+            self._counts[name] += 1
+
+    def snapshot(self) -> dict[str, int]:
+        """The counts now."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class Access:
+    """The access policy of a server.
+
+    Args:
+        state: The policy in effect at first.
+        audit: Where refusals and changes are recorded; None for nowhere.
+        wall: Seconds since 1970.
+
+    Attributes:
+        state: The policy in effect. Another one holds from the next call on, and from the next request of
+            each open stream.
+        reloads: Counts reloads of the policy by result.
+        fetches: Counts fetches of signing keys by result.
+    """
+
+    def __init__(
+        self, state: PolicyState, audit: AuditLog | None = None, wall: Callable[[], float] = wall_seconds
+    ) -> None:
+        self.state = state
+        self._audit = audit
+        self._wall = wall
+        self._refusals = Counts((_NO_CREDENTIALS, *_REASONS.values()))
+        self.reloads = Counts(("ok", "failed"))
+        self.fetches = Counts(("ok", "failed"))
+
+    def guard(self, port: str) -> AccessGuard:
+        """The checks of one port; `port` is its name in the audit log, such as ``grpc``."""
+        return AccessGuard(self, port)
+
+    def counts(self) -> AccessCounts:
+        """What was counted so far."""
+        requests = {name: limiter.requests for name, limiter in self.state.limiters.items()}
+        return AccessCounts(
+            self._refusals.snapshot(), requests, self.reloads.snapshot(), self.fetches.snapshot()
+        )
+
+    def grant(self, peer: Peer) -> Grant:
+        """Identifies a caller. Raises UnauthenticatedError: it has no valid credentials."""
+        state = self.state
+        given = peer.header(AUTHORIZATION)
+        if given:
+            scheme, _, credential = given.partition(" ")
+            if scheme.lower() != SCHEME or not credential:
+                raise UnauthenticatedError("the header 'authorization' must be 'Bearer' and a key or a token")
+            return state.grant_of(credential.strip(), self._wall())
+        for name in peer.certificate_names:
+            found = state.certificates.get(name)
+            if found is not None:
+                return found
+        if state.anonymous is not None:
+            return state.anonymous
+        raise UnauthenticatedError(_MISSING)
+
+    def holds(self, grant: Grant) -> bool:
+        """Whether a grant is of the policy in effect and its credentials have not expired."""
+        return grant.epoch is self.state and grant.expires_s > self._wall()
+
+    def count_refusal(self, error: ConchError) -> None:
+        """Counts a refused call by its reason."""
+        self._refusals.add(_REASONS.get(error.code, _NO_CREDENTIALS))
+
+    def audit(self, record: AuditRecord) -> None:
+        """Writes a line of the audit log, if there is one."""
+        if self._audit is not None:
+            self._audit.add(record)
+
+
+class AccessGuard:
+    """The checks of the calls of one port; any thread.
+
+    A port calls `admit` when a call arrives, before it reads more than its headers, and keeps the grant. Once
+    it knows the model that the call names, it calls `check`. After a change it calls `changed`, also if the
+    change failed. `Grant.principal.allows` tells which entries of a listing the caller may see:
+
+        guard = access.guard("console")
+        grant = guard.admit(peer, CONTROLS, "load_model", size)
+        guard.check(peer, grant, CONTROLS, "digits", "load_model")
+        guard.changed(peer, grant, "load_model", "digits", None)
+
+    For all methods: `roles` are those of which one suffices, from the table of operations; `action` is the
+    operation's name, for the audit log; `model` is its name, `EVERY_MODEL`, or empty if any model's role
+    suffices. Refusals are counted and audited. They are errors of `conch.core.errors`, with gRPC and HTTP
+    status and, over a limit, the time to wait; `http.json_body.error_reply` makes a response of one.
+    """
+
+    def __init__(self, access: Access, port: str) -> None:
+        self._access = access
+        self._port = port
+
+    def open(self, peer: Peer, roles: Roles, action: str, model: str = "") -> Grant:
+        """Identifies a caller and checks that it has one of the roles; for a stream, as it opens.
+
+        Raises:
+            UnauthenticatedError: It has no valid credentials.
+            PermissionDeniedError: It has none of the roles.
+        """
+        grant: Grant | None = None
+        try:
+            grant = self._access.grant(peer)
+            grant.check(roles, model)
+        except ConchError as error:
+            self._refuse(peer, grant, action, model, error)
+            raise
+        return grant
+
+    def admit(self, peer: Peer, roles: Roles, action: str, size: int | None = 0, model: str = "") -> Grant:
+        """As `open`, and applies the rates; `size` is in bytes, None if it is not known yet.
+
+        Raises:
+            ResourceExhaustedError: The principal is over a limit.
+        """
+        grant = self.open(peer, roles, action, model)
+        self._take(peer, grant, action, model, size or 0)
+        return replace(grant, unsized=True) if size is None else grant
+
+    def check(self, peer: Client, grant: Grant, roles: Roles, model: str, action: str) -> None:
+        """Checks the role for a model. Raises PermissionDeniedError: the caller lacks it."""
+        try:
+            grant.check(roles, model)
+        except ConchError as error:
+            self._refuse(peer, grant, action, model, error)
+            raise
+
+    def renew(self, peer: Peer, grant: Grant, roles: Roles, action: str) -> Grant:
+        """The grant of a caller whose call goes on; as `open` where policy or credentials have ended."""
+        return grant if self._access.holds(grant) else self.open(peer, roles, action)
+
+    def next(self, peer: Peer, grant: Grant, roles: Roles, model: str, action: str, size: int) -> Grant:
+        """As `admit` and `check`, for a further request of a stream; returns its grant."""
+        grant = self.renew(peer, grant, roles, action)
+        self.check(peer, grant, roles, model, action)
+        self._take(peer, grant, action, model, size)
+        return grant
+
+    def enter(self, peer: Client, grant: Grant, model: str, action: str) -> Limiter:
+        """Counts an inference request in flight; `Limiter.leave` must follow.
+
+        Raises:
+            ResourceExhaustedError: The principal has too many.
+        """
+        limiter = grant.principal.limiter
+        try:
+            limiter.enter()
+        except ConchError as error:
+            self._refuse(peer, grant, action, model, error)
+            raise
+        return limiter
+
+    def changed(self, peer: Client, grant: Grant, action: str, model: str, error: ConchError | None) -> None:
+        """Audits a change that the caller was allowed to ask for, with its error if it failed."""
+        self._access.audit(self._record(peer, grant, action, model, error))
+
+    def _take(self, peer: Client, grant: Grant, action: str, model: str, size: int) -> None:
+        try:
+            grant.principal.limiter.take(size)
+        except ConchError as error:
+            self._refuse(peer, grant, action, model, error)
+            raise
+
+    def _refuse(self, peer: Client, grant: Grant | None, action: str, model: str, error: ConchError) -> None:
+        self._access.count_refusal(error)
+        self._access.audit(self._record(peer, grant, action, model, error))
+
+    def _record(
+        self, peer: Client, grant: Grant | None, action: str, model: str, error: ConchError | None
+    ) -> AuditRecord:
+        return AuditRecord(
+            ts=wall_seconds(),
+            port=self._port,
+            client=peer.client,
+            principal="" if grant is None else grant.principal.name,
+            subject="" if grant is None else grant.subject,
+            action=action,
+            model=model,
+            code=OK if error is None else error.code,
+            error="" if error is None else error.message,
+        )

@@ -1,0 +1,95 @@
+"""The audit log: one JSON line for each refused call, and for each change that a caller asked for.
+
+Threads: `conch-audit-log` writes the lines. Used by: `conch.access`, `process_logs`, `composition`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.log_handler import quoted
+from conch.observability.logging.log_sinks import FileSink, Sink, sink_of
+
+log = logging.getLogger(__name__)
+
+OK = "OK"
+_RECORD_BYTES = 512  # approximate size of a record
+_GATHER_S = 0.05
+_CLOSE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """The fields of a line, in order.
+
+    Attributes:
+        ts: Time, in seconds since 1970.
+        port: ``http``, ``grpc``, ``grpc-stream``, ``metrics`` or ``control``.
+        client: Address of the client.
+        principal: Name in the access policy; empty for a caller that was not identified.
+        subject: The caller in its issuer's words, such as a token's subject; or empty.
+        action: Name of the operation, such as ``load_model``.
+        model: The model; empty without one, ``*`` for the server as a whole.
+        code: ``OK``, or Triton's name of the error code.
+        error: Error text, or empty.
+    """
+
+    ts: float
+    port: str
+    client: str
+    principal: str
+    subject: str
+    action: str
+    model: str
+    code: str
+    error: str
+
+
+class AuditLog:
+    """Writes records to a file, or to standard output without one.
+
+    Raises:
+        OSError: The file can't be opened.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        sink: Sink = sink_of(sys.stdout) if file is None else FileSink(file)
+        self._writer = LineWriter(
+            "conch-audit-log", sink, audit_line, _log_dropped, _log_reopen_failure, gather_s=_GATHER_S
+        )
+
+    def add(self, record: AuditRecord) -> None:
+        """Queues a record for writing; never blocks."""
+        texts = (record.error, record.model, record.subject)  # of any length
+        self._writer.put(record, _RECORD_BYTES + sum(map(len, texts)))
+
+    def reopen(self) -> None:
+        """Reopens the file soon; signal-safe."""
+        self._writer.reopen()
+
+    def close(self) -> bool:
+        """Writes queued records and ends; False on a timeout of the file."""
+        return self._writer.close(_CLOSE_TIMEOUT_S)
+
+
+def audit_line(record: AuditRecord) -> str:
+    """A record as one line of JSON, without an empty `subject` or `error`."""
+    fields = {name: getattr(record, name) for name in AuditRecord.__slots__}
+    fields["ts"] = datetime.fromtimestamp(record.ts, UTC).isoformat(timespec="microseconds")
+    for name in ("subject", "error"):
+        if not fields[name]:
+            del fields[name]
+    return quoted(fields)
+
+
+def _log_dropped(count: int) -> None:
+    log.warning("lines of the audit log were dropped, as they could not be written: %d", count)
+
+
+def _log_reopen_failure(error: OSError) -> None:
+    log.warning("the audit log could not be opened anew, the old file is written to: %s", error)
