@@ -91,10 +91,8 @@ class Server:
         failures: The startup models that failed to load, set by `start`.
         exposure: A sentence on what is open to which clients.
         models_at_failure: The index of a start that failed because of models; else empty.
-        grpc_port: The port in use, as the next ones; None while it is not open.
-        metrics_port: That of metrics.
-        console_port: That of the console.
-        control_port: The control port.
+        grpc_port: The port in use, None while it is not open; so are `metrics_port`, `console_port` and
+            `control_port`.
 
     Raises:
         ConchError: The options can't work, such as a repository that is not a directory.
