@@ -85,7 +85,7 @@ def nvml(directory: Path) -> Iterator[None]:
 def everything(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[AnyServer]:
-    """A server with all that has metrics: a cache, a GPU, workers, own metrics, spans, a failed model."""
+    """A server with all that has metrics: cache, GPU, workers, own metrics, spans, policy, failed model."""
     directory = tmp_path_factory.mktemp("everything")
     repository, modules = directory / "models", directory / "modules"
     modules.mkdir()
@@ -101,7 +101,10 @@ def everything(
     write_probe(repository, "batches", "dynamic_batching { }")
     write_hazards(repository)
     write_model(repository, "broken", CONFIG.format(extra=""), {"model.py": "nonsense("})
+    policy = directory / "access.toml"
+    policy.write_text('[[principal]]\nname = "all"\nanonymous = true\ninfer = ["*"]\ncontrol = ["*"]\n')
     flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", CACHE, *EXPORTS]
+    flags.append(f"--access-policy={policy}")
     with nvml(modules), serving(repository, flags=flags) as server:
         # gRPC and HTTP keep some file descriptors and threads from their first calls on.
         with client_of(server) as client:

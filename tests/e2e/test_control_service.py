@@ -197,7 +197,9 @@ def test_nothing_is_read_from_a_caller_without_the_token(agent: FakeAgent) -> No
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "no.such.host.invalid", ""])
 def test_a_port_for_everybody_is_refused(agent: FakeAgent, address: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="give --control-token-file, or --control-root-cert"):
+    with pytest.raises(
+        InvalidArgumentError, match="give --control-token-file or --access-policy, or --control-root-cert"
+    ):
         ControlPort(agent, ControlPortOptions(address, 0))
     tls = ServerTls(b"", b"")
     with pytest.raises(InvalidArgumentError, match="would let everybody"):

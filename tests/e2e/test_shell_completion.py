@@ -37,7 +37,18 @@ def offered(*words: str) -> set[str]:
     [
         (
             ["conch", ""],
-            {"serve", "config", "models", "control", "check", "trace", "completion", "--help", "--version"},
+            {
+                "serve",
+                "config",
+                "access",
+                "models",
+                "control",
+                "check",
+                "trace",
+                "completion",
+                "--help",
+                "--version",
+            },
         ),
         (["conch", "mo"], {"models"}),
         (["conch", "completion", ""], {"bash", "zsh", "--help"}),

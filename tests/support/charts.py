@@ -80,7 +80,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "keda": LOCAL | {"autoscaling": KEDA | {"queueSeconds": 0.25}},
     "tls": LOCAL | {"tls": {"secretName": "certificate"}},
     "mutual tls": LOCAL | {"tls": {"secretName": "certificate", "requireClientCertificates": True}},
-    "access policy": LOCAL | {"accessPolicy": {"secretName": "policy"}},
+    "access policy": LOCAL
+    | {
+        "accessPolicy": {"secretName": "policy"},
+        "podMonitor": {"enabled": True, "authorization": {"secretName": "scraper", "key": "key"}},
+    },
+    "mutual tls with access policy": LOCAL
+    | {
+        "tls": {"secretName": "certificate", "requireClientCertificates": True},
+        "accessPolicy": {"secretName": "policy"},
+    },
     "network policy": LOCAL | {"networkPolicy": {"enabled": True}},
     "grpc only": LOCAL | {"http": {"enabled": False}, "networkPolicy": {"enabled": True}},
     "grpc only with tls": LOCAL | {"http": {"enabled": False}, "tls": {"secretName": "certificate"}},

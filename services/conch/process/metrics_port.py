@@ -21,7 +21,7 @@ from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.metrics.machine_metrics import MachineMetrics
-from conch.observability.metrics.metrics_app import MetricsApp
+from conch.observability.metrics.metrics_app import OPEN_PATHS, MetricsApp
 from conch.observability.metrics.metrics_export import MetricsExport
 from conch.observability.metrics.metrics_exposition import Exposition, Polled, Source
 from conch.observability.metrics.metrics_options import MetricsOptions
@@ -85,11 +85,12 @@ class MetricsPort:
             gpu_uuids=uuids,
             exemplars=exemplars,
         )
-        self._app = MetricsApp(Exposition(models, sources).render)
+        self._app = MetricsApp(Exposition(models, sources).render, ready)
         self._handler: Handler = self._app
         if access is not None:
             # The text has the metrics of all models.
-            self._handler = guard_handler(self._app, access.guard("metrics"), READS, "metrics", EVERY_MODEL)
+            guard = access.guard("metrics")
+            self._handler = guard_handler(self._app, guard, READS, "metrics", EVERY_MODEL, OPEN_PATHS)
         self._export: MetricsExport | None = None
         exporters = {} if log_exporter is None else {LOGS: log_exporter}
         if options.export is not None:

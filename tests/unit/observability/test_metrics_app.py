@@ -40,7 +40,7 @@ def rendered() -> Rendered:
 
 @pytest.fixture
 def app(rendered: Rendered) -> Iterator[MetricsApp]:
-    app = MetricsApp(rendered)
+    app = MetricsApp(rendered, lambda: False)
     yield app
     app.close()
 
@@ -119,6 +119,8 @@ def test_an_error_is_an_answer_and_the_next_one_is_well(
     ("call", "expected"),
     [
         (lambda app: ask(app, "/x"), (200, b"")),
+        (lambda app: ask(app, "/v2/health/live"), (200, b"")),
+        (lambda app: ask(app, "/v2/health/ready"), (400, b"")),
         (lambda app: ask(app, method="POST"), (405, b'{"error":"Method Not Allowed"}')),
     ],
 )

@@ -127,38 +127,32 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.http.enabled (not .Values.tls.requireClientCertificates) -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether the server is alive: it listens, which it does when the models of the start are loaded. */}}
-{{- define "conch.liveHandler" -}}
-{{- if include "conch.probedByHttp" . -}}
+{{/* Where the kubelet can ask for the health: REST, or else the metrics port, which has no TLS and asks for no
+     credentials. Takes a dict of root and path. */}}
+{{- define "conch.healthGet" -}}
 httpGet:
-  path: /v2/health/live
+  path: /v2/health/{{ .path }}
+  {{- if include "conch.probedByHttp" .root }}
   port: http
-  scheme: {{ include "conch.scheme" . | upper }}
-{{- else -}}
-tcpSocket:
-  port: grpc
-{{- end -}}
+  scheme: {{ include "conch.scheme" .root | upper }}
+  {{- else }}
+  port: metrics
+  scheme: HTTP
+  {{- end }}
 {{- end -}}
 
-{{/* Whether the server is to get requests. Kubernetes' gRPC probe knows no TLS: there the gauge conch_ready tells. */}}
+{{/* Whether the server is alive: it listens, which it does when the models of the start are loaded. */}}
+{{- define "conch.liveHandler" -}}
+{{- include "conch.healthGet" (dict "root" . "path" "live") -}}
+{{- end -}}
+
+{{/* Whether the server is to get requests. Kubernetes' gRPC probe knows no TLS. */}}
 {{- define "conch.readyHandler" -}}
-{{- if include "conch.probedByHttp" . -}}
-httpGet:
-  path: /v2/health/ready
-  port: http
-  scheme: {{ include "conch.scheme" . | upper }}
-{{- else if not .Values.tls.secretName -}}
+{{- if or .Values.http.enabled .Values.tls.secretName -}}
+{{- include "conch.healthGet" (dict "root" . "path" "ready") -}}
+{{- else -}}
 grpc:
   port: 8001
-{{- else -}}
-exec:
-  command:
-    - python3
-    - -c
-    - |-
-      import sys, urllib.request
-      text = urllib.request.urlopen("http://127.0.0.1:8002/metrics", timeout=5).read().decode()
-      sys.exit("conch_ready 1" not in text.splitlines())
 {{- end -}}
 {{- end -}}
 

@@ -6,7 +6,7 @@ Used by: `http_server`, the metrics port.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,11 +51,13 @@ def _guarded(route: Route, guard: AccessGuard, on_refused: OnRefused) -> RouteHa
     return handle
 
 
-def guard_handler(handler: Handler, guard: AccessGuard, roles: Roles, action: str, model: str) -> Handler:
-    """Returns the handler of a port with one kind of call, which checks the caller first."""
+def guard_handler(
+    handler: Handler, guard: AccessGuard, roles: Roles, action: str, model: str, open_paths: Container[str]
+) -> Handler:
+    """Returns the handler of a port with one kind of call; it checks the caller first, save on open paths."""
 
     def handle(exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
-        if _refusal(exchange, guard, roles, action, model) is not None:
+        if exchange.path not in open_paths and _refusal(exchange, guard, roles, action, model) is not None:
             return None
         return handler(exchange)
 

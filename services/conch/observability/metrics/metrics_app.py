@@ -19,6 +19,9 @@ _OPENMETRICS = "application/openmetrics-text"
 _TEXT = ("text/plain", "text/*", "*/*")
 _ANY_CODING = "*"
 _PATHS = ("/metrics", "/metrics/")
+_LIVE, _READY = "/v2/health/live", "/v2/health/ready"
+OPEN_PATHS = frozenset((_LIVE, _READY))
+"""Paths for probes, which have no credentials."""
 _WRONG_METHOD = b'{"error":"Method Not Allowed"}'
 _FAILED = b"the metrics can't be rendered; the server's log says why\n"
 
@@ -41,13 +44,20 @@ class Exchange(Protocol):
 
 
 class MetricsApp:
-    """Answers ``GET /metrics``; other paths get an empty answer, as in Triton.
+    """Answers ``GET /metrics`` and probes; other paths get an empty answer, as in Triton.
 
     Requests that arrive before a rendering begins share its text.
+
+    Args:
+        render: Renders the metrics.
+        ready: Whether the server is ready.
     """
 
-    def __init__(self, render: Callable[[Format], Sequence[bytes]]) -> None:
+    def __init__(
+        self, render: Callable[[Format], Sequence[bytes]], ready: Callable[[], bool] = lambda: True
+    ) -> None:
         self._render = render
+        self._ready = ready
         self._thread = ThreadPoolExecutor(1, "conch-metrics")
         self._next: dict[Format, asyncio.Future[Sequence[bytes]]] = {}
 
@@ -55,6 +65,8 @@ class MetricsApp:
         """Answers one request."""
         if exchange.method != "GET":
             _respond(exchange, 405, "text/plain", [_WRONG_METHOD])
+        elif exchange.path == _READY:
+            _respond(exchange, 200 if self._ready() else 400, TEXT_TYPE, [])
         elif exchange.path not in _PATHS:
             _respond(exchange, 200, TEXT_TYPE, [])
         else:
