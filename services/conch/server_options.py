@@ -116,7 +116,9 @@ def build_options(settings: Settings) -> PartOptions:
     http = with_azureml(settings, rest if settings.allow_http else None)
     platforms = platform_ports(settings, rest)
     control_port = _control_port(settings)
-    _check_policy(settings, any(each is not None and each.mutual for each in (grpc, http, control_port)))
+    console = console_options(settings)
+    ports = (grpc, http, control_port, console)
+    _check_policy(settings, any(each is not None and each.mutual for each in ports))
     hosts = [each.title for each in (http, *platforms) if each is not None and each.platform is not None]
     if settings.access_policy is not None and hosts:
         raise FlagError(
@@ -131,7 +133,7 @@ def build_options(settings: Settings) -> PartOptions:
         http=http,
         metrics=_metrics(settings, http),
         control_port=control_port,
-        console=console_options(settings),
+        console=console,
         log=_log(settings),
         access_log=_access_log(settings),
         audit_log=_audit_log(settings),
@@ -155,7 +157,7 @@ def _check_policy(settings: Settings, certificates: bool) -> None:
     if policy.certificates and not certificates:
         raise FlagError(
             f"--access-policy: {path} names certificates of clients, which no port asks for: give "
-            f"--grpc-use-ssl-mutual, --http-root-cert or --control-root-cert"
+            f"--grpc-use-ssl-mutual, --http-root-cert, --control-root-cert or --console-root-cert"
         )
 
 

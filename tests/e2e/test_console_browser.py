@@ -342,6 +342,39 @@ def test_tokens(browser: Any, tmp_path: Path) -> None:
         assert confirm.is_enabled()
 
 
+def test_an_access_policy(browser: Any, tmp_path: Path) -> None:
+    copy_example(tmp_path / "models", "simple")
+    (tmp_path / "access.toml").write_text(
+        '[[principal]]\nname = "guest"\nanonymous = true\nread = ["*"]\n'
+        '[[principal]]\nname = "app"\nkey_file = "app"\ninfer = ["*"]\n'
+        '[[principal]]\nname = "operator"\nkey_file = "operator"\ncontrol = ["*"]\n'
+    )
+    for name in ("app", "operator"):
+        (tmp_path / name).write_text(f"the-key-of-the-{name}")
+    flags = [
+        f"--console-port={free_port()}",
+        f"--access-policy={tmp_path / 'access.toml'}",
+        "--console-allow-control",
+    ]
+    with (
+        serving(tmp_path / "models", flags=flags) as server,
+        Visit(browser, server.console_url) as visit,
+    ):
+        page = visit.open("models")
+        page.get_by_role("rowheader", name="simple").wait_for()
+        assert page.get_by_role("button", name=re.compile("load")).count() == 0
+        page.get_by_role("button", name="Log in").click()
+        for key, text in (("app", "You may not read all models"), ("operator", "")):
+            page.get_by_label("Key or token").fill(f"the-key-of-the-{key}")
+            page.get_by_role("button", name="Log in").click()
+            if text:
+                page.get_by_text(text).wait_for()
+        page.get_by_role("button", name="Unload simple").wait_for()
+        # The key is no operator's any more: the page notices with the stream.
+        (tmp_path / "operator").write_text("another-key-of-operator")
+        page.get_by_text("Your session has ended").wait_for()
+
+
 def test_the_page_comes_back_with_the_server(browser: Any) -> None:
     flags = [f"--model-repository={EXAMPLES}", "--model-control-mode=explicit", "--load-model=simple"]
     flags += ["--grpc-port=0", f"--console-port={free_port()}"]

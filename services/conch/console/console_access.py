@@ -1,10 +1,10 @@
-"""Who may use the console for what: tokens, sessions, and the checks of every request.
+"""Who may use the console for what: the access policy, sessions, and the checks of every request.
 
-A token is exchanged for a session cookie. Requests that change something must come from the console's own
-page: browsers mark them with `Sec-Fetch-Site` or `Origin`, and the page adds a header that no form can.
-The host must be a name of this console, or a page elsewhere could have its own name resolve to this machine.
+Without ``--access-policy`` the console has a policy of its own: viewer and admin with tokens, or everyone.
+A key or a token is exchanged for a session cookie. Requests that change something must come from the page
+of the console: browsers mark them with `Sec-Fetch-Site` or `Origin`, and it adds a header that no form can.
 
-Owns: the sessions. Threads and locks: event loop only. Used by: `console_routes`.
+Owns: the sessions. Threads and locks: event loop only, but `changed`. Used by: `console_routes`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ import logging
 import re
 import secrets
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import IntEnum
-from hmac import compare_digest
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+from conch.access.access_guard import AUTHORIZATION, SCHEME, Access
+from conch.access.policy_file import Policy, PrincipalEntry
+from conch.access.policy_state import PolicyState
+from conch.access.principals import ANY, CONTROLS, EVERY_MODEL, INFERS, OPEN, READS, Grant, Role, Roles
+from conch.access.request_limits import Limits
 from conch.console.console_options import ConsoleOptions
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import (
+    ConchError,
     PermissionDeniedError,
     ResourceExhaustedError,
     UnauthenticatedError,
@@ -33,6 +39,8 @@ log = logging.getLogger(__name__)
 
 COOKIE: Final = "conch-console"
 OWN_HEADER: Final = b"x-conch-console"
+READING: Final = "console"
+"""What reading is in the audit log."""
 
 _SESSION_NS = 12 * 3600 * 10**9
 _MOST_SESSIONS = 1000
@@ -41,32 +49,74 @@ _MOST_CLIENTS = 1000
 _HOST = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?|([^\[\]:]+)(?::[0-9]+)?")
 
 
-class Role(IntEnum):
-    """What a user may do; a higher role may do what lower ones may."""
+class Need(Enum):
+    """What a route needs: roles of which one suffices."""
 
-    VIEWER = 1
-    ADMIN = 2
+    roles: Roles
 
-
-class Need(IntEnum):
-    """What a route needs."""
-
-    NOTHING = 0
+    NOTHING = "nothing", OPEN
     """Pages and login."""
-    READ = 1
-    CONTROL = 2
-    """An admin, where control is allowed."""
-    INFER = 3
-    """An admin, where requests to models are allowed."""
-    ADMIN = 4
-    """An admin, whatever is allowed; nothing is changed."""
+    READ = "read", READS
+    """For all models, as pages show all."""
+    CONTROL = "control", CONTROLS
+    """For the model, or for all; only where the console allows control."""
+    INFER = "infer", INFERS
+    """For the model; only where the console allows requests to models."""
+    SETTINGS = "settings", CONTROLS
+    """For all models, whatever the console allows; nothing is changed."""
+
+    def __new__(cls, name: str, roles: Roles) -> Need:
+        """Adds the roles to a member."""
+        need = object.__new__(cls)
+        need._value_ = name
+        need.roles = roles
+        return need
 
 
-class Principal(NamedTuple):
-    """The user of a request, as the log names it."""
+class Visitor(Protocol):
+    """A request, as far as it tells who sends it; `HttpExchange` is one."""
+
+    @property
+    def client(self) -> str:
+        """Address of the client."""
+
+    @property
+    def fields(self) -> Mapping[bytes, bytes]:
+        """Headers, by their names in lower case."""
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body; None if there is none, or in chunks."""
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """Names in the client's certificate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolePeer:
+    """A visitor as the policy identifies it: by the credential of its session, or by its certificate."""
+
+    client: str
+    certificate_names: tuple[str, ...]
+    credential: str = field(repr=False)
+
+    def header(self, name: str) -> str:
+        """The credential as other ports get it; a header of the browser counts for nothing."""
+        return f"{SCHEME} {self.credential}" if name == AUTHORIZATION and self.credential else ""
+
+
+class User(NamedTuple):
+    """The user of a request."""
 
     name: str
-    role: Role
+    """As the log names it."""
+    grant: Grant
+    peer: ConsolePeer
+
+    def allows(self, need: Need, model: str = "") -> bool:
+        """Whether the policy allows it; without a name for any model."""
+        return self.grant.principal.allows(need.roles, model)
 
 
 class MisdirectedError(PermissionDeniedError):
@@ -77,7 +127,7 @@ class MisdirectedError(PermissionDeniedError):
 
 @dataclass(slots=True)
 class _Session:
-    role: Role
+    credential: str = field(repr=False)
     ends_ns: int
 
 
@@ -85,12 +135,24 @@ class ConsoleAccess:
     """The access rules of one console.
 
     Args:
-        options: Who may use it.
+        options: Where it listens, and what it allows at all.
+        access: The server's access policy; None for one of the console's own.
         clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        takes_login: Whether there is anything to log in with.
     """
 
-    def __init__(self, options: ConsoleOptions, clock: Clock = monotonic_ns) -> None:
+    def __init__(
+        self, options: ConsoleOptions, access: Access | None = None, clock: Clock = monotonic_ns
+    ) -> None:
         self._options = options
+        self._access = Access(PolicyState(_own_policy(options))) if access is None else access
+        self._guard = self._access.guard("console")
+        self._credentials = (
+            "a token of this console" if access is None else "a key or a token of the access policy"
+        )
+        self.takes_login = access is not None or options.tokens is not None
         self._clock = clock
         self._hosts = {host.lower() for host in (*options.hosts, options.address, "localhost")}
         self._sessions: dict[str, _Session] = {}
@@ -117,28 +179,35 @@ class ConsoleAccess:
         if not own or fields.get(OWN_HEADER) != b"1":
             raise PermissionDeniedError("this may be asked for by the console's own page only")
 
-    def principal(self, fields: Mapping[bytes, bytes], client: str) -> Principal | None:
-        """The user of a request; None without a session where one is needed."""
-        host = client.rpartition(":")[0]
-        if self._options.tokens is None:
-            return Principal(f"{'certificate' if self._options.mutual else 'local'}@{host}", Role.ADMIN)
-        session = self._session(fields)
-        return None if session is None else Principal(f"{session.role.name.lower()}@{host}", session.role)
+    def user(self, visitor: Visitor) -> User | None:
+        """The user of a request; None without valid credentials."""
+        peer = self._peer(visitor)
+        try:
+            return _user(peer, self._access.grant(peer))
+        except ConchError:
+            return None
 
-    def check(self, fields: Mapping[bytes, bytes], client: str, need: Need) -> Principal | None:
-        """The user of a request that may be answered.
+    def admit(self, visitor: Visitor, need: Need, action: str = READING, model: str = "") -> User:
+        """The user of a request that may be answered; the policy's limits count it.
+
+        Args:
+            visitor: The request.
+            need: What the route needs.
+            action: What is asked for, in the audit log.
+            model: The model in its path; empty if it concerns all.
 
         Raises:
-            UnauthenticatedError: There is no session.
+            UnauthenticatedError: There is no session, or its credential holds no more.
             PermissionDeniedError: The user may not do this, or the console allows it to no one.
+            ResourceExhaustedError: The user is over a limit.
         """
-        user = self.principal(fields, client)
-        if need is Need.NOTHING:
-            return user
-        if user is None:
-            raise UnauthenticatedError("log in with a token of this console")
-        if need > Need.READ and user.role < Role.ADMIN:
-            raise PermissionDeniedError("this needs the admin token; you are logged in as viewer")
+        size = None if b"transfer-encoding" in visitor.fields else visitor.length or 0
+        peer = self._peer(visitor)
+        try:
+            user = _user(peer, self._guard.admit(peer, need.roles, action, size, model or EVERY_MODEL))
+        except UnauthenticatedError:
+            self._sessions.pop(_cookie_value(visitor.fields), None)
+            raise UnauthenticatedError(f"log in with {self._credentials}") from None
         if need is Need.CONTROL and not self._options.allow_control:
             raise PermissionDeniedError(
                 "this console is read-only: the server runs without --console-allow-control"
@@ -149,31 +218,47 @@ class ConsoleAccess:
             )
         return user
 
-    def log_in(self, token: str, client: str) -> str:
-        """Exchanges a token for a session; returns the value of the Set-Cookie header.
+    def renew(self, visitor: Visitor, user: User) -> User:
+        """The user of a live stream that goes on. Raises ConchError: the user may not read any more."""
+        if user.peer.credential and self._session(visitor.fields) is None:
+            raise UnauthenticatedError("the session has ended")
+        grant = self._guard.renew(user.peer, user.grant, READS, READING)
+        self._guard.check(user.peer, grant, READS, EVERY_MODEL, READING)
+        return user._replace(grant=grant)
+
+    def changed(self, user: User, action: str, model: str, error: ConchError | None) -> None:
+        """Audits a change that was admitted, with its error if it failed; any thread."""
+        self._guard.changed(user.peer, user.grant, action, model or EVERY_MODEL, error)
+
+    def log_in(self, visitor: Visitor, credential: str) -> str:
+        """Exchanges a key or a token for a session; returns the value of the Set-Cookie header.
 
         Raises:
-            ResourceExhaustedError: There were too many wrong tokens.
-            UnauthenticatedError: The token is wrong.
+            ResourceExhaustedError: There were too many wrong ones.
+            UnauthenticatedError: It is wrong.
+            PermissionDeniedError: It is valid, but has no role.
         """
         now = self._clock()
-        tries = self._tries_of(client.rpartition(":")[0], now)
+        tries = self._tries_of(visitor.client.rpartition(":")[0], now)
         if len(tries) >= _TRIES:
             error = ResourceExhaustedError("too many wrong tokens; try again in a minute")
             error.retry_after_ms = max((tries[0] + _TRIES_NS - now) // 10**6, 1)
             raise error
-        role = self._role(token)
-        if role is None:
+        try:
+            if not credential or not self.takes_login:
+                raise UnauthenticatedError("no credential")
+            self._guard.open(ConsolePeer(visitor.client, (), credential), ANY, "log_in")
+        except UnauthenticatedError:
             tries.append(now)
-            log.warning("console: a wrong token from %s", client)
-            raise UnauthenticatedError("this is not a token of this console")
+            log.warning("console: a wrong token from %s", visitor.client)
+            raise UnauthenticatedError(f"this is not {self._credentials}") from None
         for known, session in list(self._sessions.items()):
             if session.ends_ns <= now:
                 del self._sessions[known]
         while len(self._sessions) >= _MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         name = secrets.token_urlsafe(32)
-        self._sessions[name] = _Session(role, now + _SESSION_NS)
+        self._sessions[name] = _Session(credential, now + _SESSION_NS)
         return self._cookie(name, _SESSION_NS // 10**9)
 
     def log_out(self, fields: Mapping[bytes, bytes]) -> str:
@@ -185,16 +270,11 @@ class ConsoleAccess:
         session = self._sessions.get(_cookie_value(fields))
         return None if session is None or session.ends_ns <= self._clock() else session
 
-    def _role(self, token: str) -> Role | None:
-        tokens = self._options.tokens
-        if tokens is None:
-            return None
-        given = token.encode()
-        # Both are compared whatever the first says, so that the time tells nothing.
-        admin, viewer = (
-            compare_digest(given, each.encode()) and bool(each) for each in (tokens.admin, tokens.viewer)
+    def _peer(self, visitor: Visitor) -> ConsolePeer:
+        session = self._session(visitor.fields)
+        return ConsolePeer(
+            visitor.client, visitor.certificate_names, "" if session is None else session.credential
         )
-        return Role.ADMIN if admin else Role.VIEWER if viewer else None
 
     def _tries_of(self, host: str, now: int) -> deque[int]:
         if len(self._tries) >= _MOST_CLIENTS:
@@ -209,6 +289,25 @@ class ConsoleAccess:
     def _cookie(self, value: str, seconds: int) -> str:
         secure = "" if self._options.tls is None else "; Secure"
         return f"{COOKIE}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _user(peer: ConsolePeer, grant: Grant) -> User:
+    return User(f"{grant.name}@{peer.client.rpartition(':')[0]}", grant, peer)
+
+
+def _own_policy(options: ConsoleOptions) -> Policy:
+    """The policy of a console without one: its tokens, or everyone who reaches it."""
+    tokens = options.tokens
+    if tokens is None:
+        return Policy((_entry("certificate" if options.mutual else "local", "", Role),))
+    entries = (("viewer", tokens.viewer, (Role.READ,)), ("admin", tokens.admin, Role))
+    return Policy(tuple(_entry(name, token, roles) for name, token, roles in entries if token))
+
+
+def _entry(name: str, token: str, roles: Iterable[Role]) -> PrincipalEntry:
+    """A principal with roles for all models; anonymous without a token."""
+    keys = (sha256(token.encode()).digest(),) if token else ()
+    return PrincipalEntry(name, keys, {}, (), not token, dict.fromkeys(roles, (EVERY_MODEL,)), Limits())
 
 
 def _cookie_value(fields: Mapping[bytes, bytes]) -> str:

@@ -63,7 +63,8 @@ class ConsoleOptions:
         address: Host to listen on.
         port: Port to listen on.
         hosts: Further names that browsers reach the console by.
-        tokens: None lets in everyone who reaches the address.
+        tokens: None lets in everyone who reaches the address, or principals of the policy.
+        policy: Whether the server's access policy says who may do what.
         tls: TLS, or None for plain text; with root certificates, browsers need a certificate.
         allow_control: Whether admins may load, unload, drain and change settings.
         allow_infer: Whether admins may send requests to models.
@@ -75,6 +76,7 @@ class ConsoleOptions:
     port: int = DEFAULT_PORT
     hosts: tuple[str, ...] = ()
     tokens: ConsoleTokens | None = None
+    policy: bool = False
     tls: HttpTls | None = None
     allow_control: bool = False
     allow_infer: bool = False
@@ -102,8 +104,8 @@ class ConsoleOptions:
         """Protection and rights, for the banner."""
         transport = "plain text" if self.tls is None else "mutual TLS" if self.mutual else "TLS"
         rights = [name for name, on in (("control", self.allow_control), ("try", self.allow_infer)) if on]
-        parts = [transport, *(["token"] if self.tokens is not None else []), *(rights or ["read only"])]
-        return ", ".join(parts)
+        users = ["access policy"] if self.policy else ["token"] if self.tokens is not None else []
+        return ", ".join([transport, *users, *(rights or ["read only"])])
 
     def check(self) -> None:
         """Checks that the console is protected unless it is local.
@@ -111,9 +113,10 @@ class ConsoleOptions:
         Raises:
             InvalidArgumentError: It is open to the network; the text names the remedies.
         """
-        if self.tokens is None and not self.mutual and not is_loopback(self.address):
+        protected = self.policy or self.tokens is not None or self.mutual
+        if not protected and not is_loopback(self.address):
             raise InvalidArgumentError(
                 f"the console would show models, configs and logs to all who reach {self.address}: give "
-                "--console-token-file, or --console-root-cert with --console-use-ssl to ask for client "
-                "certificates, or listen on a loopback address with --console-address"
+                "--access-policy or --console-token-file, or --console-root-cert with --console-use-ssl to "
+                "ask for client certificates, or listen on a loopback address with --console-address"
             )

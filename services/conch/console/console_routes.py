@@ -15,8 +15,9 @@ from urllib.parse import parse_qs, unquote
 
 import orjson
 
+from conch.access.principals import EVERY_MODEL
 from conch.console.config_view import ConfigView
-from conch.console.console_access import ConsoleAccess, Need, Principal
+from conch.console.console_access import READING, ConsoleAccess, Need, User
 from conch.console.console_actions import ConsoleActions, LoadFailedError
 from conch.console.console_options import ConsoleOptions
 from conch.console.live_feed import LiveFeed
@@ -26,7 +27,7 @@ from conch.console.server_views import ServerViews
 from conch.console.static_files import StaticFiles
 from conch.console.trace_sampling import TraceSampling
 from conch.console.try_route import EVENTS, NOT_KEPT, TryRoute
-from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.errors import ConchError, InvalidArgumentError, as_conch_error
 from conch.frontends.http.flow_control import UnreadBodyError
 from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import result_of
@@ -52,7 +53,7 @@ _LOG_LINES: Final = 500
 _SETTLE_S: Final = 1.0
 
 Handler = Callable[..., Coroutine[Any, Any, Reply | None]]
-"""Takes exchange, user and the groups of the path."""
+"""Takes exchange, user where the route needs one, and the groups of the path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +88,31 @@ class ConsoleRoutes:
         views, models, actions = parts.server, parts.models, parts.actions
 
         def read(work: Callable[..., Any]) -> Handler:
-            async def handle(exchange: HttpExchange, user: Principal, **path: str) -> Reply:
+            async def handle(exchange: HttpExchange, user: User, **path: str) -> Reply:
                 return json_reply(await self._run(parts.reading, work, *path.values()))
 
             return handle
 
-        def change(work: Callable[..., Any], takes_body: bool = True) -> Handler:
-            async def handle(exchange: HttpExchange, user: Principal, **path: str) -> Reply:
+        def change(
+            pattern: str,
+            action: str,
+            work: Callable[..., Any],
+            takes_body: bool = True,
+            then: Callable[[], None] = _nothing,
+        ) -> Route:
+            async def handle(exchange: HttpExchange, user: User, **path: str) -> Reply:
                 given = [await _json(exchange)] if takes_body else []
+                audited = partial(self._audited, action, path.get("model", ""), work)
                 try:
-                    done = await self._run(parts.changing, work, user, *path.values(), *given)
+                    done = await self._run(parts.changing, audited, user, *path.values(), *given)
                 except LoadFailedError as failed:
                     error = failed.error
                     content = {"error": error.message, "code": error.code, "findings": failed.findings}
                     return json_reply(content, error.http_status)
+                then()
                 return json_reply({} if done is None else done)
 
-            return handle
+            return self._route(pattern, Need.CONTROL, action, POST=handle)
 
         return [
             self._route(
@@ -117,79 +126,97 @@ class ConsoleRoutes:
             self._route(f"{_MODEL}/history", Need.READ, GET=read(models.history)),
             self._route("/api/traces", Need.READ, GET=self._traces),
             self._route("/api/logs", Need.READ, GET=self._logs),
-            self._route("/api/settings", Need.ADMIN, GET=read(views.settings)),
-            self._route(f"{_MODEL}/load", Need.CONTROL, POST=change(actions.load)),
-            self._route(f"{_MODEL}/unload", Need.CONTROL, POST=change(actions.unload)),
-            self._route("/api/drain", Need.CONTROL, POST=change(actions.drain, takes_body=False)),
-            self._route("/api/settings/log", Need.CONTROL, POST=change(actions.change_log)),
-            self._route("/api/settings/trace", Need.CONTROL, POST=change(actions.change_traces)),
-            self._route("/api/traces/sample", Need.CONTROL, POST=self._settling(change(actions.sample))),
-            self._route(f"{_MODEL}(?:/versions/(?P<version>[0-9]+))?/infer", Need.INFER, POST=self._infer),
+            self._route("/api/settings", Need.SETTINGS, GET=read(views.settings)),
+            change(f"{_MODEL}/load", "load_model", actions.load),
+            change(f"{_MODEL}/unload", "unload_model", actions.unload),
+            change("/api/drain", "drain", actions.drain, takes_body=False),
+            change("/api/settings/log", "update_log_settings", actions.change_log),
+            change("/api/settings/trace", "update_trace_settings", actions.change_traces),
+            change(
+                f"(?:{_MODEL}|/api/traces)/sample",
+                "update_trace_settings",
+                actions.sample,
+                then=self._settle,
+            ),
+            self._route(
+                f"{_MODEL}(?:/versions/(?P<version>[0-9]+))?/infer", Need.INFER, "infer", POST=self._infer
+            ),
             self._route("/(?P<file>[a-zA-Z0-9_./-]*)", Need.NOTHING, GET=self._file, HEAD=self._file),
         ]
 
-    def _route(self, pattern: str, need: Need, **handlers: Handler) -> Route:
-        return route(pattern, list(handlers), "console", partial(self._checked, need, handlers))
+    def _route(self, pattern: str, need: Need, action: str = READING, **handlers: Handler) -> Route:
+        return route(pattern, list(handlers), "console", partial(self._checked, need, action, handlers))
 
     async def _checked(
-        self, need: Need, handlers: Mapping[str, Handler], exchange: HttpExchange, **path: str
+        self, need: Need, action: str, handlers: Mapping[str, Handler], exchange: HttpExchange, **path: str
     ) -> Reply | None:
         """Answers a request of a user who may do this. Raises ConchError: the user may not."""
         access = self._parts.access
         handler = handlers[exchange.method]
         if exchange.method not in ("GET", "HEAD"):
             access.check_origin(exchange.fields)
-        user = access.check(exchange.fields, exchange.client, need)
-        return await handler(exchange, user, **{name: unquote(text) for name, text in path.items()})
+        given = {name: unquote(text) for name, text in path.items()}
+        if need is Need.NOTHING:
+            return await handler(exchange, **given)
+        user = access.admit(exchange, need, action, given.get("model", ""))
+        exchange.access = user.grant
+        return await handler(exchange, user, **given)
 
-    def _settling(self, sample: Handler) -> Handler:
-        """A handler that samples, and puts the settings back later, whether a page is open then or not."""
+    def _audited(self, action: str, model: str, work: Callable[..., Any], user: User, *arguments: Any) -> Any:
+        """Does what a user has asked for, and audits it; on the pool."""
+        error: ConchError | None = None
+        try:
+            return work(user, *arguments)
+        except LoadFailedError as failed:
+            error = failed.error
+            raise
+        except Exception as failed:
+            error = as_conch_error(failed)
+            raise
+        finally:
+            self._parts.access.changed(user, action, model, error)
 
-        async def handle(exchange: HttpExchange, user: Principal, **path: str) -> Reply | None:
-            reply = await sample(exchange, user, **path)
-            self._settle(asyncio.get_running_loop())
-            return reply
-
-        return handle
-
-    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _settle(self) -> None:
+        """Puts sampled settings back in time, whether a page is open then or not."""
         sampling = self._parts.sampling
         sampling.settle()
         if sampling.state():
-            loop.call_later(_SETTLE_S, self._settle, loop)
+            asyncio.get_running_loop().call_later(_SETTLE_S, self._settle)
 
     async def _run(self, pool: ThreadPool, work: Callable[..., Any], *arguments: Any) -> Any:
         return await result_of(lambda: pool.submit(work, *arguments))
 
-    async def _file(self, exchange: HttpExchange, user: Principal | None, file: str) -> Reply:
+    async def _file(self, exchange: HttpExchange, file: str) -> Reply:
         return self._parts.static.answer(exchange, file)
 
-    async def _session(self, exchange: HttpExchange, user: Principal | None) -> Reply:
-        options = self._parts.options
-        found: dict[str, Any] = {"tokens": options.tokens is not None}
+    async def _session(self, exchange: HttpExchange) -> Reply:
+        options, access = self._parts.options, self._parts.access
+        user = access.user(exchange)
+        found: dict[str, Any] = {"tokens": access.takes_login, "policy": options.policy}
         if user is not None:
-            admin = user.role > 1
             found |= {
                 "user": user.name,
-                "role": user.role.name.lower(),
-                "control": options.allow_control and admin,
-                "infer": options.allow_infer and admin,
+                "role": "admin" if user.allows(Need.SETTINGS, EVERY_MODEL) else "viewer",
+                "read": user.allows(Need.READ, EVERY_MODEL),
+                "logged_in": bool(user.peer.credential),
+                "control": options.allow_control and user.allows(Need.CONTROL),
+                "infer": options.allow_infer and user.allows(Need.INFER),
                 "switches": {"control": options.allow_control, "infer": options.allow_infer},
             }
         return json_reply(found)
 
-    async def _log_in(self, exchange: HttpExchange, user: Principal | None) -> Reply:
+    async def _log_in(self, exchange: HttpExchange) -> Reply:
         token = (await _json(exchange)).get("token")
         if not isinstance(token, str):
             raise InvalidArgumentError("token must be a text")
-        cookie = self._parts.access.log_in(token.strip(), exchange.client)
+        cookie = self._parts.access.log_in(exchange, token.strip())
         return Reply(200, [JSON, (b"set-cookie", cookie.encode())], b"{}")
 
-    async def _log_out(self, exchange: HttpExchange, user: Principal | None) -> Reply:
+    async def _log_out(self, exchange: HttpExchange) -> Reply:
         cookie = self._parts.access.log_out(exchange.fields)
         return Reply(200, [JSON, (b"set-cookie", cookie.encode())], b"{}")
 
-    async def _traces(self, exchange: HttpExchange, user: Principal) -> Reply:
+    async def _traces(self, exchange: HttpExchange, user: User) -> Reply:
         sampling = self._parts.sampling
         sampling.settle()
         settings = sampling.settings.settings()
@@ -198,15 +225,15 @@ class ConsoleRoutes:
         )
         return Reply(200, [JSON], [head[:-1], b',"traces":[', b",".join(self._parts.traces.newest()), b"]}"])
 
-    async def _logs(self, exchange: HttpExchange, user: Principal) -> Reply:
+    async def _logs(self, exchange: HttpExchange, user: User) -> Reply:
         logs = self._parts.logs
         return json_reply({"line": logs.count, "records": logs.newest(_LOG_LINES)})
 
-    async def _infer(self, exchange: HttpExchange, user: Principal, model: str, version: str) -> None:
+    async def _infer(self, exchange: HttpExchange, user: User, model: str, version: str) -> None:
         await self._parts.infer(exchange, model, version)
 
-    async def _live(self, exchange: HttpExchange, user: Principal) -> None:
-        """Streams to one viewer until it leaves, falls behind, or the server stops."""
+    async def _live(self, exchange: HttpExchange, user: User) -> None:
+        """Streams to one viewer until it leaves, falls behind, may not read any more, or the server stops."""
         query = parse_qs(exchange.query)
         feed = self._parts.feed
         viewer = feed.join(query.get("model", [""])[-1], query.get("logs") == ["1"])
@@ -217,6 +244,10 @@ class ConsoleRoutes:
             exchange.on_disconnect = viewer.end
             exchange.begin_response(200, [EVENTS, NOT_KEPT, (b"x-accel-buffering", b"no")], b":\n\n")
             while text := await viewer.take():
+                try:
+                    user = self._parts.access.renew(exchange, user)
+                except ConchError:  # audited; the page hears why when it asks again
+                    break
                 await exchange.send(text)
                 if exchange.lost:
                     return
@@ -224,6 +255,10 @@ class ConsoleRoutes:
                 exchange.end()
         finally:
             feed.leave(viewer)
+
+
+def _nothing() -> None:
+    """What follows most changes."""
 
 
 class ConsoleApp:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from conch.access.access_guard import Access
 from conch.backends import backend_names
 from conch.console.config_view import ConfigView
 from conch.console.console_access import ConsoleAccess
@@ -53,6 +54,7 @@ class ConsolePort:
         traces: Trace settings.
         ring: The newest traces.
         endpoints: Gives the server's open ports.
+        access: The access policy; None for one of the console's own.
 
     Attributes:
         options: As given.
@@ -72,6 +74,7 @@ class ConsolePort:
         traces: TraceSettings,
         ring: TraceRing,
         endpoints: Callable[[], Sequence[Endpoint]],
+        access: Access | None = None,
     ) -> None:
         options.check()
         self.options = options
@@ -87,7 +90,7 @@ class ConsolePort:
         self._feed = LiveFeed(LiveCounts(core.registry), agent.events, self._lines, machine, server.state)
         self._parts = ConsoleParts(
             options=options,
-            access=ConsoleAccess(options),
+            access=ConsoleAccess(options, access),
             static=StaticFiles(),
             server=server,
             models=ModelViews(agent, core.registry),

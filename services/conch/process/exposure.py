@@ -110,6 +110,8 @@ def _operators(port: ControlPortOptions) -> str:
 
 
 def _viewers(console: ConsoleOptions) -> str:
+    if console.policy:
+        return _PRINCIPALS
     if console.tokens is not None:
         return "users with a token"
     return _CERTIFIED if console.mutual else _reach(console.address)

@@ -196,7 +196,7 @@ def test_settings_are_shown_with_their_sources_and_changed(page: Page) -> None:
         ("/api/models/simple/load", {"config": 7}),
         ("/api/models/simple/unload", {"dependents": "yes"}),
         ("/api/traces/sample", {"count": 0}),
-        ("/api/traces/sample", {"count": True, "model": 7}),
+        ("/api/traces/sample", {"count": "7"}),
         ("/api/traces/sample", [1]),
     ],
 )

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from hashlib import sha256
+
 import pytest
 
-from conch.console.console_access import ConsoleAccess, Need, Role
+from conch.access.access_guard import Access
+from conch.access.policy_file import Policy, PrincipalEntry
+from conch.access.policy_state import PolicyState
+from conch.access.principals import Role
+from conch.access.request_limits import Limits
+from conch.console.console_access import ConsoleAccess, Need
 from conch.console.console_options import ConsoleOptions, ConsoleTokens, read_tokens
 from conch.core.errors import (
     ConchError,
@@ -14,8 +22,20 @@ from conch.core.errors import (
     UnauthenticatedError,
 )
 
-CLIENT = "127.0.0.1:50000"
 TOKENS = ConsoleTokens("look", "change")
+
+
+@dataclass
+class Visit:
+    """A request."""
+
+    fields: dict[bytes, bytes] = field(default_factory=dict)
+    client: str = "127.0.0.1:50000"
+    length: int | None = None
+    certificate_names: tuple[str, ...] = ()
+
+
+NOBODY = Visit()
 
 
 class SteeredClock:
@@ -33,11 +53,11 @@ class SteeredClock:
 
 
 def access(clock: SteeredClock | None = None, **options: object) -> ConsoleAccess:
-    return ConsoleAccess(ConsoleOptions(**options), clock or SteeredClock())  # type: ignore[arg-type]
+    return ConsoleAccess(ConsoleOptions(**options), None, clock or SteeredClock())  # type: ignore[arg-type]
 
 
-def cookie_of(header: str) -> dict[bytes, bytes]:
-    return {b"cookie": header.partition(";")[0].encode()}
+def visit_of(header: str) -> Visit:
+    return Visit({b"cookie": header.partition(";")[0].encode()})
 
 
 @pytest.mark.parametrize(
@@ -98,63 +118,91 @@ def test_only_the_own_page_may_change_something(changes: dict[bytes, bytes], pas
 
 
 def test_rights_by_role_and_switch() -> None:
-    def outcome(guard: ConsoleAccess, fields: dict[bytes, bytes], need: Need) -> str:
+    def outcome(guard: ConsoleAccess, visit: Visit, need: Need) -> str:
         try:
-            user = guard.check(fields, CLIENT, need)
+            return guard.admit(visit, need).grant.name
         except ConchError as error:
             return error.code
-        return "" if user is None else user.role.name
 
     closed, open_ = access(tokens=TOKENS), access(tokens=TOKENS, allow_control=True, allow_infer=True)
-    for guard, able in ((closed, "PERMISSION_DENIED"), (open_, "ADMIN")):
-        viewer, admin = (cookie_of(guard.log_in(token, CLIENT)) for token in ("look", "change"))
+    for guard, able in ((closed, "PERMISSION_DENIED"), (open_, "admin")):
+        viewer, admin = (visit_of(guard.log_in(NOBODY, token)) for token in ("look", "change"))
         expected = {
-            Need.NOTHING: ("", "VIEWER", "ADMIN"),
-            Need.READ: ("UNAUTHENTICATED", "VIEWER", "ADMIN"),
+            Need.READ: ("UNAUTHENTICATED", "viewer", "admin"),
             Need.CONTROL: ("UNAUTHENTICATED", "PERMISSION_DENIED", able),
             Need.INFER: ("UNAUTHENTICATED", "PERMISSION_DENIED", able),
-            Need.ADMIN: ("UNAUTHENTICATED", "PERMISSION_DENIED", "ADMIN"),
+            Need.SETTINGS: ("UNAUTHENTICATED", "PERMISSION_DENIED", "admin"),
         }
         for need, outcomes in expected.items():
-            assert tuple(outcome(guard, fields, need) for fields in ({}, viewer, admin)) == outcomes
-    local = access().check({}, CLIENT, Need.ADMIN)
-    assert local is not None and local == ("local@127.0.0.1", Role.ADMIN)
+            assert tuple(outcome(guard, visit, need) for visit in (NOBODY, viewer, admin)) == outcomes
+    assert access().admit(NOBODY, Need.SETTINGS).name == "local@127.0.0.1"
 
 
 def test_sessions_end_and_their_cookie_is_no_ones_else() -> None:
     clock = SteeredClock()
     guard = access(clock, tokens=TOKENS)
-    header = guard.log_in("change", CLIENT)
+    header = guard.log_in(NOBODY, "change")
     assert header.endswith("; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict")
-    fields = cookie_of(header)
-    assert guard.check(fields, CLIENT, Need.READ) is not None
+    visit = visit_of(header)
+    user = guard.admit(visit, Need.READ)
+    assert guard.renew(visit, user) == user and "change" not in repr(user)
     for wrong in (
         {b"cookie": b"conch-console="},
         {b"cookie": b"conch-console=change"},
         {b"cookie": b'a="\\'},
+        {b"authorization": b"Bearer change"},
     ):
         with pytest.raises(UnauthenticatedError):
-            guard.check(wrong, CLIENT, Need.READ)
+            guard.admit(Visit(wrong), Need.READ)
     clock.pass_s(12 * 3600)
     with pytest.raises(UnauthenticatedError):
-        guard.check(fields, CLIENT, Need.READ)
-    again = cookie_of(guard.log_in("change", CLIENT))
-    guard.log_out(again)
+        guard.renew(visit, user)
     with pytest.raises(UnauthenticatedError):
-        guard.check(again, CLIENT, Need.READ)
+        guard.admit(visit, Need.READ)
+    again = visit_of(guard.log_in(NOBODY, "change"))
+    guard.log_out(again.fields)
+    with pytest.raises(UnauthenticatedError):
+        guard.admit(again, Need.READ)
 
 
 def test_five_wrong_tokens_a_minute() -> None:
     clock = SteeredClock()
     guard = access(clock, tokens=ConsoleTokens(admin="change"))
-    for token in ("", "Change", "change ", "chang", "look"):  # an empty viewer token is none
+    for token in ("", "Change", "changes", "chang", "look"):  # an empty viewer token is none
         with pytest.raises(UnauthenticatedError):
-            guard.log_in(token, CLIENT)
+            guard.log_in(NOBODY, token)
     with pytest.raises(ResourceExhaustedError):
-        guard.log_in("change", "127.0.0.1:50001")
-    guard.log_in("change", "10.0.0.1:50000")
+        guard.log_in(Visit(client="127.0.0.1:50001"), "change")
+    guard.log_in(Visit(client="10.0.0.1:50000"), "change")
     clock.pass_s(60)
-    guard.log_in("change", CLIENT)
+    guard.log_in(NOBODY, "change")
+
+
+def test_a_policy_knows_callers_by_session_by_certificate_and_as_anonymous() -> None:
+    def entry(name: str, **credentials: object) -> PrincipalEntry:
+        known = {"keys": (), "claims": {}, "certificates": (), "anonymous": False} | credentials
+        return PrincipalEntry(name, models={Role.READ: ("*",)}, limits=Limits(), **known)  # type: ignore[arg-type]
+
+    entries = (
+        entry("web", keys=(sha256(b"the-key-of-web").digest(),)),
+        entry("browser", certificates=("cn:browser",)),
+    )
+    policy = Access(PolicyState(Policy(entries)))
+    guard = ConsoleAccess(ConsoleOptions(policy=True), policy, SteeredClock())
+    session = visit_of(guard.log_in(NOBODY, "the-key-of-web"))
+    certified = Visit(certificate_names=("dns:other", "cn:browser"))
+    both = Visit(session.fields, certificate_names=certified.certificate_names)
+    assert [guard.admit(visit, Need.READ).grant.name for visit in (session, certified, both)] == [
+        "web", "browser", "web"
+    ]  # fmt: skip
+    assert guard.user(NOBODY) is None
+    policy.state = PolicyState(Policy((*entries[1:], entry("guest", anonymous=True))))
+    with pytest.raises(UnauthenticatedError):  # its key is none any more, so it is not the guest either
+        guard.admit(both, Need.READ)
+    assert [guard.admit(visit, Need.READ).grant.name for visit in (NOBODY, both)] == ["guest", "browser"]
+    for credential in ("", "the-key-of-web"):
+        with pytest.raises(UnauthenticatedError):
+            guard.log_in(certified, credential)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +220,7 @@ def test_a_token_file() -> None:
 
 def test_a_console_for_others_needs_protection() -> None:
     ConsoleOptions(address="0.0.0.0", tokens=TOKENS).check()
+    ConsoleOptions(address="0.0.0.0", policy=True).check()
     ConsoleOptions(address="::1").check()
     with pytest.raises(InvalidArgumentError, match="--console-token-file"):
         ConsoleOptions(address="0.0.0.0").check()

@@ -188,8 +188,8 @@ class ConsoleSettings(SettingGroup):
     console_address = setting(
         TEXT,
         "127.0.0.1",
-        "address for the console; one that other machines reach needs --console-token-file or "
-        "--console-root-cert",
+        "address for the console; one that other machines reach needs --console-token-file, "
+        "--console-root-cert or --access-policy",
     )
     console_host = repeatable(
         TEXT, "name that browsers reach the console by, besides addresses, localhost and --console-address"
@@ -198,9 +198,14 @@ class ConsoleSettings(SettingGroup):
         FILE, "file with a line 'viewer: TOKEN', a line 'admin: TOKEN', or both, which users log in with"
     )
     console_allow_control = setting(
-        BOOL, False, "let admins load and unload models, drain the server and change settings on the console"
+        BOOL,
+        False,
+        "let admins, or principals with the role control, load and unload models, drain the server and "
+        "change settings on the console",
     )
-    console_allow_infer = setting(BOOL, False, "let admins send requests to models on the console")
+    console_allow_infer = setting(
+        BOOL, False, "let admins, or principals with the role infer, send requests to models on the console"
+    )
     console_use_ssl = setting(BOOL, False, "serve the console over TLS")
     console_server_cert = optional(FILE, "PEM file of the console's certificate")
     console_server_key = optional(FILE, "PEM file of the console's key")

@@ -50,7 +50,8 @@ function Frame({ page, children }) {
       ${!store.may.control && !store.may.infer && store.session && html`<span class="badge">${T.readOnly}</span>`}
       <span class="state ${mark}" aria-live="polite"><i aria-hidden="true"></i>${T.connection[store.connection]}</span>
       <${Stage} state=${store.state} />
-      ${store.session?.tokens && html`<button class="quiet" onClick=${logOut}>${T.login.out}</button>`}
+      ${store.session?.logged_in ? html`<button class="quiet" onClick=${logOut}>${T.login.out}</button>`
+        : store.session?.tokens && html`<button class="quiet" onClick=${() => store.askLogin()}>${T.login.submit}</button>`}
     </header>
     <nav class="side" aria-label=${T.nav.label}>${PAGES.map((name) => html`<a key=${name} href=${name === "overview" ? link() : link(name)} aria-current=${page === name ? "page" : null}><svg viewBox="0 0 16 16" aria-hidden="true"><path d=${ICONS[name]} /></svg>${T.nav[name]}</a>`)}</nav>
     <${Connection} />
@@ -69,7 +70,7 @@ function App() {
     if (begun.current && heading && !document.querySelector("main .tabs :focus")) heading.focus({ preventScroll: true });
     begun.current = true;
   }, [place]);
-  if (store.session.tokens && !store.session.role) return html`<${Login} onDone=${() => store.run()} />`;
+  if (!store.session.read) return html`<${Login} onDone=${() => store.run()} />`;
   const content =
     page === "models" && first ? html`<${LazyModelPage} key=${first} name=${first} tab=${second} />`
     : page === "models" ? html`<${Models} />`
@@ -99,7 +100,7 @@ async function start() {
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
   }
-  if (store.session.role) store.run();
+  if (store.session.read) store.run();
   const place = document.getElementById("app");
   place.textContent = "";
   render(html`<${App} />`, place);

@@ -117,6 +117,14 @@ export class Store {
     return { control: Boolean(this.session?.control), infer: Boolean(this.session?.infer), admin: this.session?.role === "admin" };
   }
 
+  /** Shows the form to log in; the page reads nothing meanwhile. */
+  askLogin() {
+    this.session = { tokens: true, policy: this.session.policy };
+    if (this.abort) this.abort.abort("switch");
+    if (this.wake) this.wake();
+    this.changed();
+  }
+
   // Models
 
   async readModels() {
@@ -194,9 +202,9 @@ export class Store {
     if (this.abort) this.abort.abort("switch");
   }
 
-  /** Keeps the stream open for ever. */
+  /** Keeps the stream open, as long as the user may read. */
   async run() {
-    for (;;) {
+    while (this.session.read) {
       this.abort = new AbortController();
       const { model, logs } = this.watching;
       const query = new URLSearchParams({ ...(model ? { model } : {}), ...(logs ? { logs: "1" } : {}) });
@@ -205,10 +213,9 @@ export class Store {
       } catch (error) {
         if (error === "switch" || this.abort.signal.reason === "switch") continue;
         this.refusal = error instanceof ApiError && error.status === 429 ? T.errors.viewers : "";
-        if (error instanceof ApiError && error.status === 401) {
+        if (error instanceof ApiError && [401, 403].includes(error.status)) {
           this.expired = true;
-          this.session = { tokens: true };
-          this.changed();
+          this.askLogin();
           return;
         }
       }

@@ -20,7 +20,10 @@ export const T = {
   readOnly: "Read-only",
   login: {
     hint: "This console asks for a token. Your operator has it in the file of --console-token-file.",
+    hintPolicy: "This console asks for a key or a token of the server's access policy.",
     token: "Token",
+    key: "Key or token",
+    unable: "You may not read all models of this server, which its pages need. Log in as someone else.",
     submit: "Log in",
     out: "Log out",
     expired: "Your session has ended. Log in again.",

@@ -1,4 +1,4 @@
-// Exchanges a token for a session.
+// Exchanges a key or a token for a session.
 
 import { html, useState } from "../../vendor/preact-htm.module.js";
 import { post } from "../api.js";
@@ -8,21 +8,22 @@ import { T } from "../text.js";
 
 export function Login({ onDone }) {
   const [token, setToken] = useState("");
-  const [problem, setProblem] = useState(store.expired ? T.login.expired : "");
+  const [problem, setProblem] = useState(store.expired ? T.login.expired : store.session.user ? T.login.unable : "");
   const submit = async (event) => {
     event.preventDefault();
     try {
       await post("/api/session", { token });
       await store.readSession();
       store.expired = false;
-      onDone();
+      if (store.session.read) onDone();
+      else setProblem(T.login.unable);
     } catch (error) {
       setProblem(error.message);
     }
   };
   return html`<main class="login"><form onSubmit=${submit} class="panel">
-    <h1>${T.app}</h1><p class="hint">${T.login.hint}</p>
-    <${Field} label=${T.login.token}><input type="password" autocomplete="current-password" required autofocus value=${token} onInput=${(event) => setToken(event.target.value)} /><//>
+    <h1>${T.app}</h1><p class="hint">${store.session.policy ? T.login.hintPolicy : T.login.hint}</p>
+    <${Field} label=${store.session.policy ? T.login.key : T.login.token}><input type="password" autocomplete="current-password" required autofocus value=${token} onInput=${(event) => setToken(event.target.value)} /><//>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     <button class="primary">${T.login.submit}</button>
   </form></main>`;

@@ -1,7 +1,7 @@
 // The newest traces, and where the time of one of them went.
 
 import { html, useEffect, useState } from "../../vendor/preact-htm.module.js";
-import { get, post } from "../api.js";
+import { get, modelPath, post } from "../api.js";
 import { Empty, Failed, Field, Panel, Scroll, useRead, useStore } from "../components/basics.js";
 import { notify } from "../components/notices.js";
 import { Waterfall } from "../components/waterfall.js";
@@ -25,7 +25,7 @@ function Sampling({ model, sampling, again }) {
   if (!store.may.control) return null;
   const start = async () => {
     try {
-      await post("/api/traces/sample", { model, count: 10 });
+      await post(model ? modelPath(model, "/sample") : "/api/traces/sample", { count: 10 });
       again();
     } catch (error) {
       notify(error.message, { kind: "bad" });

@@ -1,0 +1,206 @@
+"""The console under an access policy: every route with every role, revocation, limits, the audit log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+from tests.contract.console.test_console_security import READING
+from tests.support.console import Page
+from tests.support.servers import LocalServer, eventually, free_port, serving, write_probe
+
+POLICY = """
+[[principal]]
+name = "infers"
+key_file = "infers"
+infer = ["probe"]
+
+[[principal]]
+name = "reads"
+key_file = "reads"
+read = ["*"]
+
+[[principal]]
+name = "controls"
+key_file = "controls"
+control = ["*"]
+
+[[principal]]
+name = "others"
+key_file = "others"
+infer = ["other*"]
+read = ["other*"]
+control = ["other*"]
+
+[[principal]]
+name = "revoked"
+key_file = "revoked"
+infer = ["*"]
+read = ["*"]
+control = ["*"]
+
+[[principal]]
+name = "slow"
+key_file = "slow"
+read = ["*"]
+requests_per_second = 0.1
+
+[[principal]]
+name = "heavy"
+key_file = "heavy"
+infer = ["*"]
+bytes_per_second = 1
+"""
+KEYS = {
+    name: f"the-key-of-{name}-1"
+    for name in ("infers", "reads", "controls", "others", "revoked", "slow", "heavy")
+}
+
+# By route, the principals that it lets in.
+ALLOWED = {("GET", path): "reads controls" for path in READING} | {
+    ("GET", "/api/settings"): "controls",
+    ("POST", "/api/models/none/load"): "controls",
+    ("POST", "/api/models/none/unload"): "controls",
+    ("POST", "/api/models/other/load"): "controls others",
+    ("POST", "/api/models/other/unload"): "controls others",
+    ("POST", "/api/models/other/sample"): "controls others",
+    ("POST", "/api/traces/sample"): "controls",
+    ("POST", "/api/settings/log"): "controls",
+    ("POST", "/api/settings/trace"): "controls",
+    ("POST", "/api/drain"): "controls",
+    ("POST", "/api/models/probe/infer"): "infers",
+    ("POST", "/api/models/other/versions/1/infer"): "others",
+    ("GET", "/"): "all",
+    ("GET", "/api/session"): "all",
+}
+
+
+class Place(NamedTuple):
+    """A server whose console takes a policy."""
+
+    server: LocalServer
+    directory: Path
+
+    def page(self, name: str) -> Page:
+        """The page of a principal; of nobody for an empty name."""
+        page = Page(self.server.console_url)
+        if name:
+            assert page.post("/api/session", {"token": KEYS[name]}).status_code == 200
+        return page
+
+    def audited(self, principal: str) -> list[tuple[str, str, str]]:
+        """Action, model and code of the lines of a principal."""
+        whole = (self.directory / "audit.log").read_text().rpartition("\n")[0]  # without a line half written
+        lines = map(json.loads, whole.splitlines())
+        return [
+            (line["action"], line["model"], line["code"])
+            for line in lines
+            if (line["port"], line["principal"]) == ("console", principal)
+        ]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("policy")
+    write_probe(directory / "models")
+    for name, key in KEYS.items():
+        (directory / name).write_text(key)
+    (directory / "access.toml").write_text(POLICY)
+    flags = [
+        f"--console-port={free_port()}",
+        "--console-allow-control",
+        "--console-allow-infer",
+        f"--access-policy={directory / 'access.toml'}",
+        f"--audit-log={directory / 'audit.log'}",
+        "--model-control-mode=explicit",
+        "--load-model=probe",
+    ]
+    with serving(directory / "models", flags=flags) as server:
+        yield Place(server, directory)
+
+
+def let_in(page: Page, name: str) -> dict[tuple[str, str], str]:
+    """By route ``yes``, or the status of a refusal."""
+    found = {}
+    for method, path in ALLOWED:
+        if (name, path) == ("controls", "/api/drain"):
+            found[method, path] = "yes"  # it can't be undone, so it is tried by those who may not
+            continue
+        with page.client.stream(
+            method, path, json={} if method == "POST" else None
+        ) as answer:  # one of them has no end
+            refused = answer.status_code in (401, 403)
+            found[method, path] = str(answer.status_code) if refused else "yes"
+    return found
+
+
+@pytest.mark.parametrize("name", ["", "infers", "reads", "controls", "others"])
+def test_every_route(place: Place, name: str) -> None:
+    no = "403" if name else "401"
+    with place.page(name) as page:
+        found = let_in(page, name)
+        session = page.get("/api/session").json()
+    wanted = {
+        route: "yes" if names == "all" or (name and name in names.split()) else no
+        for route, names in ALLOWED.items()
+    }
+    assert found == wanted
+    assert (
+        session["tokens"] and session["policy"] and (session.get("role") == "admin") is (name == "controls")
+    )
+    assert {key for key in ("read", "control", "infer") if session.get(key)} == {
+        "": set(), "infers": {"infer"}, "reads": {"read"}, "controls": {"read", "control"},
+        "others": {"control", "infer"},
+    }[name]  # fmt: skip
+
+
+def test_a_revoked_key_ends_streams_and_sessions(place: Place) -> None:
+    with place.page("revoked") as page, page.live() as events:
+        assert next(events)[0] == "hello"
+        (place.directory / "revoked").write_text("another-key-of-revoked")
+        for _ in events:  # until the server ends the stream
+            pass
+        assert {found for route, found in let_in(page, "").items() if ALLOWED[route] != "all"} == {"401"}
+        assert "user" not in page.get("/api/session").json()
+        assert page.post("/api/session", {"token": KEYS["revoked"]}).status_code == 401
+
+
+def test_wrong_keys_are_counted(place: Place) -> None:
+    own = {"origin": place.server.console_url, "x-conch-console": "1"}
+    elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")  # or the other tests were locked out
+    with httpx.Client(base_url=place.server.console_url, headers=own, transport=elsewhere) as client:
+        answers = [client.post("/api/session", json={"token": "guess"}).status_code for _ in range(6)]
+        late = client.post("/api/session", json={"token": KEYS["reads"]}).status_code
+    assert [*answers, late] == [401] * 5 + [429, 429]
+
+
+def test_limits_hold(place: Place) -> None:
+    with ExitStack() as stack:
+        slow, heavy = (stack.enter_context(place.page(name)) for name in ("slow", "heavy"))
+        assert [slow.get("/api/models").status_code for _ in range(2)] == [200, 429]
+        # The size of a body in chunks is known to the admission of requests only.
+        tensor = {"name": "IN", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}
+        chunks = [json.dumps({"inputs": [tensor]}).encode(), b" "]
+        path = "/api/models/probe/infer"
+        answers = [heavy.client.post(path, content=iter(chunks)).status_code for _ in range(2)]
+        assert answers == [200, 429]
+
+
+def test_changes_and_refusals_are_audited(place: Place) -> None:
+    with place.page("controls") as page, place.page("others") as other:
+        assert page.post("/api/settings/trace", {"trace_rate": []}).status_code == 200
+        load = page.post("/api/models/none/load")
+        assert load.status_code >= 400
+        assert other.post("/api/models/probe/unload").status_code == 403
+        assert other.get("/api/logs").status_code == 403
+    wanted = [("unload_model", "probe", "PERMISSION_DENIED"), ("console", "*", "PERMISSION_DENIED")]
+    eventually(lambda: place.audited("others")[-2:] == wanted, "they are written")
+    assert place.audited("controls")[-2:] == [
+        ("update_trace_settings", "*", "OK"),
+        ("load_model", "none", load.json()["code"]),
+    ]
