@@ -250,6 +250,7 @@ class Server:
                 self.traces,
                 ring,
                 lambda: self.endpoints,
+                access,
             )
         )
         self._slow_loads = SlowLoads(self.agent.unfinished)

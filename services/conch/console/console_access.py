@@ -1,4 +1,4 @@
-"""Who may use the console for what: tokens, sessions, and the checks of every request.
+"""Who may use the console for what: sessions, and the checks of every request.
 
 A token is exchanged for a session cookie. Requests that change something must come from the console's own
 page: browsers mark them with `Sec-Fetch-Site` or `Origin`, and the page adds a header that no form can.
@@ -16,14 +16,14 @@ import secrets
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
-from hmac import compare_digest
 from http.cookies import CookieError, SimpleCookie
-from typing import Final, NamedTuple
+from typing import Final
 
 from conch.console.console_options import ConsoleOptions
+from conch.console.console_users import Call, Need, User, Users
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import (
+    ConchError,
     PermissionDeniedError,
     ResourceExhaustedError,
     UnauthenticatedError,
@@ -41,34 +41,6 @@ _MOST_CLIENTS = 1000
 _HOST = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?|([^\[\]:]+)(?::[0-9]+)?")
 
 
-class Role(IntEnum):
-    """What a user may do; a higher role may do what lower ones may."""
-
-    VIEWER = 1
-    ADMIN = 2
-
-
-class Need(IntEnum):
-    """What a route needs."""
-
-    NOTHING = 0
-    """Pages and login."""
-    READ = 1
-    CONTROL = 2
-    """An admin, where control is allowed."""
-    INFER = 3
-    """An admin, where requests to models are allowed."""
-    ADMIN = 4
-    """An admin, whatever is allowed; nothing is changed."""
-
-
-class Principal(NamedTuple):
-    """The user of a request, as the log names it."""
-
-    name: str
-    role: Role
-
-
 class MisdirectedError(PermissionDeniedError):
     """The request is for a host that this console is not."""
 
@@ -77,7 +49,8 @@ class MisdirectedError(PermissionDeniedError):
 
 @dataclass(slots=True)
 class _Session:
-    role: Role
+    token: str
+    user: User
     ends_ns: int
 
 
@@ -85,12 +58,14 @@ class ConsoleAccess:
     """The access rules of one console.
 
     Args:
-        options: Who may use it.
+        options: Where it listens, and what it allows.
+        users: Finds its users.
         clock: Monotonic time in nanoseconds.
     """
 
-    def __init__(self, options: ConsoleOptions, clock: Clock = monotonic_ns) -> None:
+    def __init__(self, options: ConsoleOptions, users: Users, clock: Clock = monotonic_ns) -> None:
         self._options = options
+        self._users = users
         self._clock = clock
         self._hosts = {host.lower() for host in (*options.hosts, options.address, "localhost")}
         self._sessions: dict[str, _Session] = {}
@@ -117,28 +92,37 @@ class ConsoleAccess:
         if not own or fields.get(OWN_HEADER) != b"1":
             raise PermissionDeniedError("this may be asked for by the console's own page only")
 
-    def principal(self, fields: Mapping[bytes, bytes], client: str) -> Principal | None:
+    def user(self, call: Call) -> User | None:
         """The user of a request; None without a session where one is needed."""
-        host = client.rpartition(":")[0]
-        if self._options.tokens is None:
-            return Principal(f"{'certificate' if self._options.mutual else 'local'}@{host}", Role.ADMIN)
-        session = self._session(fields)
-        return None if session is None else Principal(f"{session.role.name.lower()}@{host}", session.role)
+        session = self._session(call.fields)
+        if session is None:
+            return None if self._options.logs_in else self._users.find(call, "")
+        user = self._users.renew(call, session.token, session.user)
+        if user is not None:
+            session.user = user
+        return user
 
-    def check(self, fields: Mapping[bytes, bytes], client: str, need: Need) -> Principal | None:
+    def check(self, call: Call, need: Need, action: str = "", model: str = "", size: int = 0) -> User | None:
         """The user of a request that may be answered.
+
+        Args:
+            call: The request.
+            need: What its route needs.
+            action: What it does, for the audit log.
+            model: The model that it names, or empty.
+            size: Bytes of its body.
 
         Raises:
             UnauthenticatedError: There is no session.
             PermissionDeniedError: The user may not do this, or the console allows it to no one.
+            ResourceExhaustedError: The user is over a limit of the access policy.
         """
-        user = self.principal(fields, client)
+        user = self.user(call)
         if need is Need.NOTHING:
             return user
         if user is None:
-            raise UnauthenticatedError("log in with a token of this console")
-        if need > Need.READ and user.role < Role.ADMIN:
-            raise PermissionDeniedError("this needs the admin token; you are logged in as viewer")
+            raise UnauthenticatedError(self._users.log_in_text)
+        self._users.check(call, user, need, action, model, size)
         if need is Need.CONTROL and not self._options.allow_control:
             raise PermissionDeniedError(
                 "this console is read-only: the server runs without --console-allow-control"
@@ -149,7 +133,11 @@ class ConsoleAccess:
             )
         return user
 
-    def log_in(self, token: str, client: str) -> str:
+    def changed(self, call: Call, user: User, action: str, model: str, error: ConchError | None) -> None:
+        """Audits a change, with its error if it failed."""
+        self._users.changed(call, user, action, model, error)
+
+    def log_in(self, token: str, call: Call) -> str:
         """Exchanges a token for a session; returns the value of the Set-Cookie header.
 
         Raises:
@@ -157,15 +145,15 @@ class ConsoleAccess:
             UnauthenticatedError: The token is wrong.
         """
         now = self._clock()
-        tries = self._tries_of(client.rpartition(":")[0], now)
+        tries = self._tries_of(call.client.rpartition(":")[0], now)
         if len(tries) >= _TRIES:
             error = ResourceExhaustedError("too many wrong tokens; try again in a minute")
             error.retry_after_ms = max((tries[0] + _TRIES_NS - now) // 10**6, 1)
             raise error
-        role = self._role(token)
-        if role is None:
+        user = self._users.find(call, token) if token and self._options.logs_in else None
+        if user is None:
             tries.append(now)
-            log.warning("console: a wrong token from %s", client)
+            log.warning("console: a wrong token from %s", call.client)
             raise UnauthenticatedError("this is not a token of this console")
         for known, session in list(self._sessions.items()):
             if session.ends_ns <= now:
@@ -173,7 +161,7 @@ class ConsoleAccess:
         while len(self._sessions) >= _MOST_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         name = secrets.token_urlsafe(32)
-        self._sessions[name] = _Session(role, now + _SESSION_NS)
+        self._sessions[name] = _Session(token, user, now + _SESSION_NS)
         return self._cookie(name, _SESSION_NS // 10**9)
 
     def log_out(self, fields: Mapping[bytes, bytes]) -> str:
@@ -184,17 +172,6 @@ class ConsoleAccess:
     def _session(self, fields: Mapping[bytes, bytes]) -> _Session | None:
         session = self._sessions.get(_cookie_value(fields))
         return None if session is None or session.ends_ns <= self._clock() else session
-
-    def _role(self, token: str) -> Role | None:
-        tokens = self._options.tokens
-        if tokens is None:
-            return None
-        given = token.encode()
-        # Both are compared whatever the first says, so that the time tells nothing.
-        admin, viewer = (
-            compare_digest(given, each.encode()) and bool(each) for each in (tokens.admin, tokens.viewer)
-        )
-        return Role.ADMIN if admin else Role.VIEWER if viewer else None
 
     def _tries_of(self, host: str, now: int) -> deque[int]:
         if len(self._tries) >= _MOST_CLIENTS:

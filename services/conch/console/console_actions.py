@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conch.console.config_view import ConfigView
-from conch.console.console_access import Principal
+from conch.console.console_users import User
 from conch.console.trace_sampling import TraceSampling
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadParameter
@@ -62,7 +62,7 @@ class ConsoleActions:
         self._logs = logs
         self._sampling = sampling
 
-    def load(self, user: Principal, name: str, given: Mapping[str, Any]) -> None:
+    def load(self, user: User, name: str, given: Mapping[str, Any]) -> None:
         """Loads or reloads a model.
 
         Raises:
@@ -84,25 +84,25 @@ class ConsoleActions:
             raise LoadFailedError(error, findings) from None
         log.info("console: '%s' is loaded, as %s asked", name, user.name)
 
-    def unload(self, user: Principal, name: str, given: Mapping[str, Any]) -> None:
+    def unload(self, user: User, name: str, given: Mapping[str, Any]) -> None:
         """Unloads a model; with ``dependents`` also what was loaded for it only."""
         self._check_running()
         dependents = _switch(given, "dependents")
         self._note(user, "unloads '%s'%s", name, " and the models loaded for it only" if dependents else "")
         self._agent.unload(name, dependents)
 
-    def drain(self, user: Principal) -> None:
+    def drain(self, user: User) -> None:
         """Makes the server not ready."""
         self._check_running()
         self._note(user, "drains the server")
         self._agent.drain()
 
-    def change_log(self, user: Principal, given: Mapping[str, Any]) -> dict[str, Any]:
+    def change_log(self, user: User, given: Mapping[str, Any]) -> dict[str, Any]:
         """Changes log settings; returns all."""
         self._note(user, "changes log settings: %s", dict(given))
         return self._logs.update(given)
 
-    def change_traces(self, user: Principal, given: Mapping[str, Any]) -> dict[str, Any]:
+    def change_traces(self, user: User, given: Mapping[str, Any]) -> dict[str, Any]:
         """Changes global trace settings; returns all."""
         changes: dict[str, list[str]] = {}
         for name, values in given.items():
@@ -112,7 +112,7 @@ class ConsoleActions:
         self._note(user, "changes trace settings: %s", changes)
         return {name: list(values) for name, values in self._sampling.settings.update(changes).items()}
 
-    def sample(self, user: Principal, given: Mapping[str, Any]) -> dict[str, Any]:
+    def sample(self, user: User, given: Mapping[str, Any]) -> dict[str, Any]:
         """Samples the next requests of a model or of all, and then no more than before."""
         model, number = given.get("model", ""), given.get("count", 10)
         if not isinstance(model, str) or not isinstance(number, int) or not 1 <= number <= 256:
@@ -121,7 +121,7 @@ class ConsoleActions:
         self._sampling.sample_next(model, number)
         return self._sampling.state()
 
-    def _note(self, user: Principal, text: str, *values: object) -> None:
+    def _note(self, user: User, text: str, *values: object) -> None:
         log.info(f"console: %s {text}", user.name, *values)
 
     def _check_running(self) -> None:

@@ -63,7 +63,9 @@ class ConsoleOptions:
         address: Host to listen on.
         port: Port to listen on.
         hosts: Further names that browsers reach the console by.
-        tokens: None lets in everyone who reaches the address.
+        tokens: The console's own tokens, or None.
+        policy: Whether users are principals of the access policy. Without tokens and policy everyone who
+            reaches the address is let in.
         tls: TLS, or None for plain text; with root certificates, browsers need a certificate.
         allow_control: Whether admins may load, unload, drain and change settings.
         allow_infer: Whether admins may send requests to models.
@@ -75,6 +77,7 @@ class ConsoleOptions:
     port: int = DEFAULT_PORT
     hosts: tuple[str, ...] = ()
     tokens: ConsoleTokens | None = None
+    policy: bool = False
     tls: HttpTls | None = None
     allow_control: bool = False
     allow_infer: bool = False
@@ -85,6 +88,11 @@ class ConsoleOptions:
     def mutual(self) -> bool:
         """Whether browsers must have a certificate."""
         return self.tls is not None and self.tls.client_root is not None
+
+    @property
+    def logs_in(self) -> bool:
+        """Whether users log in; with a policy and client certificates they have one instead."""
+        return self.tokens is not None or (self.policy and not self.mutual)
 
     @property
     def target(self) -> str:
@@ -102,7 +110,8 @@ class ConsoleOptions:
         """Protection and rights, for the banner."""
         transport = "plain text" if self.tls is None else "mutual TLS" if self.mutual else "TLS"
         rights = [name for name, on in (("control", self.allow_control), ("try", self.allow_infer)) if on]
-        parts = [transport, *(["token"] if self.tokens is not None else []), *(rights or ["read only"])]
+        users = ["access policy"] if self.policy else ["token"] if self.tokens is not None else []
+        parts = [transport, *users, *(rights or ["read only"])]
         return ", ".join(parts)
 
     def check(self) -> None:
@@ -111,9 +120,9 @@ class ConsoleOptions:
         Raises:
             InvalidArgumentError: It is open to the network; the text names the remedies.
         """
-        if self.tokens is None and not self.mutual and not is_loopback(self.address):
+        if not (self.tokens or self.policy or self.mutual or is_loopback(self.address)):
             raise InvalidArgumentError(
                 f"the console would show models, configs and logs to all who reach {self.address}: give "
-                "--console-token-file, or --console-root-cert with --console-use-ssl to ask for client "
-                "certificates, or listen on a loopback address with --console-address"
+                "--console-token-file or --access-policy, or --console-root-cert with --console-use-ssl to "
+                "ask for client certificates, or listen on a loopback address with --console-address"
             )

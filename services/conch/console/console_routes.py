@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from conch.console.config_view import ConfigView
-from conch.console.console_access import ConsoleAccess, Need, Principal
+from conch.console.console_access import ConsoleAccess
 from conch.console.console_actions import ConsoleActions, LoadFailedError
 from conch.console.console_options import ConsoleOptions
+from conch.console.console_users import Need, User
 from conch.console.live_feed import LiveFeed
 from conch.console.log_ring import LogRing
 from conch.console.model_views import ModelViews
@@ -87,20 +88,26 @@ class ConsoleRoutes:
         views, models, actions = parts.server, parts.models, parts.actions
 
         def read(work: Callable[..., Any]) -> Handler:
-            async def handle(exchange: HttpExchange, user: Principal, **path: str) -> Reply:
+            async def handle(exchange: HttpExchange, user: User, **path: str) -> Reply:
                 return json_reply(await self._run(parts.reading, work, *path.values()))
 
             return handle
 
         def change(work: Callable[..., Any], takes_body: bool = True) -> Handler:
-            async def handle(exchange: HttpExchange, user: Principal, **path: str) -> Reply:
+            async def handle(exchange: HttpExchange, user: User, **path: str) -> Reply:
                 given = [await _json(exchange)] if takes_body else []
+                audit = partial(parts.access.changed, exchange, user, work.__name__, path.get("model", ""))
                 try:
                     done = await self._run(parts.changing, work, user, *path.values(), *given)
+                except ConchError as error:
+                    audit(error)
+                    raise
                 except LoadFailedError as failed:
-                    error = failed.error
-                    content = {"error": error.message, "code": error.code, "findings": failed.findings}
-                    return json_reply(content, error.http_status)
+                    cause = failed.error
+                    audit(cause)
+                    content = {"error": cause.message, "code": cause.code, "findings": failed.findings}
+                    return json_reply(content, cause.http_status)
+                audit(None)
                 return json_reply({} if done is None else done)
 
             return handle
@@ -139,13 +146,17 @@ class ConsoleRoutes:
         handler = handlers[exchange.method]
         if exchange.method not in ("GET", "HEAD"):
             access.check_origin(exchange.fields)
-        user = access.check(exchange.fields, exchange.client, need)
-        return await handler(exchange, user, **{name: unquote(text) for name, text in path.items()})
+        named = {name: unquote(text) for name, text in path.items()}
+        action = f"{exchange.method} {exchange.path}"
+        user = access.check(exchange, need, action, named.get("model", ""), exchange.length or 0)
+        if user is not None and user.grant is not None:
+            exchange.access = replace(user.grant, unsized=exchange.length is None)
+        return await handler(exchange, user, **named)
 
     def _settling(self, sample: Handler) -> Handler:
         """A handler that samples, and puts the settings back later, whether a page is open then or not."""
 
-        async def handle(exchange: HttpExchange, user: Principal, **path: str) -> Reply | None:
+        async def handle(exchange: HttpExchange, user: User, **path: str) -> Reply | None:
             reply = await sample(exchange, user, **path)
             self._settle(asyncio.get_running_loop())
             return reply
@@ -161,35 +172,34 @@ class ConsoleRoutes:
     async def _run(self, pool: ThreadPool, work: Callable[..., Any], *arguments: Any) -> Any:
         return await result_of(lambda: pool.submit(work, *arguments))
 
-    async def _file(self, exchange: HttpExchange, user: Principal | None, file: str) -> Reply:
+    async def _file(self, exchange: HttpExchange, user: User | None, file: str) -> Reply:
         return self._parts.static.answer(exchange, file)
 
-    async def _session(self, exchange: HttpExchange, user: Principal | None) -> Reply:
+    async def _session(self, exchange: HttpExchange, user: User | None) -> Reply:
         options = self._parts.options
-        found: dict[str, Any] = {"tokens": options.tokens is not None}
+        found: dict[str, Any] = {"tokens": options.logs_in}
         if user is not None:
-            admin = user.role > 1
             found |= {
                 "user": user.name,
                 "role": user.role.name.lower(),
-                "control": options.allow_control and admin,
-                "infer": options.allow_infer and admin,
+                "control": options.allow_control and user.controls,
+                "infer": options.allow_infer and user.infers,
                 "switches": {"control": options.allow_control, "infer": options.allow_infer},
             }
         return json_reply(found)
 
-    async def _log_in(self, exchange: HttpExchange, user: Principal | None) -> Reply:
+    async def _log_in(self, exchange: HttpExchange, user: User | None) -> Reply:
         token = (await _json(exchange)).get("token")
         if not isinstance(token, str):
             raise InvalidArgumentError("token must be a text")
-        cookie = self._parts.access.log_in(token.strip(), exchange.client)
+        cookie = self._parts.access.log_in(token.strip(), exchange)
         return Reply(200, [JSON, (b"set-cookie", cookie.encode())], b"{}")
 
-    async def _log_out(self, exchange: HttpExchange, user: Principal | None) -> Reply:
+    async def _log_out(self, exchange: HttpExchange, user: User | None) -> Reply:
         cookie = self._parts.access.log_out(exchange.fields)
         return Reply(200, [JSON, (b"set-cookie", cookie.encode())], b"{}")
 
-    async def _traces(self, exchange: HttpExchange, user: Principal) -> Reply:
+    async def _traces(self, exchange: HttpExchange, user: User) -> Reply:
         sampling = self._parts.sampling
         sampling.settle()
         settings = sampling.settings.settings()
@@ -198,14 +208,14 @@ class ConsoleRoutes:
         )
         return Reply(200, [JSON], [head[:-1], b',"traces":[', b",".join(self._parts.traces.newest()), b"]}"])
 
-    async def _logs(self, exchange: HttpExchange, user: Principal) -> Reply:
+    async def _logs(self, exchange: HttpExchange, user: User) -> Reply:
         logs = self._parts.logs
         return json_reply({"line": logs.count, "records": logs.newest(_LOG_LINES)})
 
-    async def _infer(self, exchange: HttpExchange, user: Principal, model: str, version: str) -> None:
+    async def _infer(self, exchange: HttpExchange, user: User, model: str, version: str) -> None:
         await self._parts.infer(exchange, model, version)
 
-    async def _live(self, exchange: HttpExchange, user: Principal) -> None:
+    async def _live(self, exchange: HttpExchange, user: User) -> None:
         """Streams to one viewer until it leaves, falls behind, or the server stops."""
         query = parse_qs(exchange.query)
         feed = self._parts.feed
@@ -220,6 +230,8 @@ class ConsoleRoutes:
                 await exchange.send(text)
                 if exchange.lost:
                     return
+                if self._parts.access.user(exchange) is None:
+                    break  # the session has ended, or the access policy names its user no more
             if not exchange.lost:
                 exchange.end()
         finally:

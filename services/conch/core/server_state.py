@@ -73,9 +73,9 @@ class ServerState:
         self._models_ready = models_ready
         self._strict = strict_readiness
 
-    def admission(self, protocol: str) -> Admission:
-        """The way in for one front end; `protocol` is its name in the request log."""
-        return self._new_admission(self.registry, protocol, self.stages, self.request_log)
+    def admission(self, protocol: str, request_log: RequestLog | None = None) -> Admission:
+        """The way in for one front end; `protocol` is its name in the request log, or in another one."""
+        return self._new_admission(self.registry, protocol, self.stages, request_log or self.request_log)
 
     @property
     def agent(self) -> ClientModelControl:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from conch.access.access_guard import Access
 from conch.backends import backend_names
 from conch.console.config_view import ConfigView
 from conch.console.console_access import ConsoleAccess
 from conch.console.console_actions import ConsoleActions
 from conch.console.console_options import ConsoleOptions
 from conch.console.console_routes import ConsoleApp, ConsoleParts
+from conch.console.console_users import PolicyUsers, TokenUsers
 from conch.console.live_counts import LiveCounts
 from conch.console.live_feed import LiveFeed
 from conch.console.log_ring import LogRing
@@ -53,6 +55,7 @@ class ConsolePort:
         traces: Trace settings.
         ring: The newest traces.
         endpoints: Gives the server's open ports.
+        access: The access policy; None for none.
 
     Attributes:
         options: As given.
@@ -72,6 +75,7 @@ class ConsolePort:
         traces: TraceSettings,
         ring: TraceRing,
         endpoints: Callable[[], Sequence[Endpoint]],
+        access: Access | None = None,
     ) -> None:
         options.check()
         self.options = options
@@ -87,7 +91,7 @@ class ConsolePort:
         self._feed = LiveFeed(LiveCounts(core.registry), agent.events, self._lines, machine, server.state)
         self._parts = ConsoleParts(
             options=options,
-            access=ConsoleAccess(options),
+            access=ConsoleAccess(options, TokenUsers(options) if access is None else PolicyUsers(access)),
             static=StaticFiles(),
             server=server,
             models=ModelViews(agent, core.registry),

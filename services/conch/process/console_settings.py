@@ -32,6 +32,7 @@ def console_options(settings: Settings) -> ConsoleOptions | None:
         port=settings.console_port,
         hosts=tuple(settings.console_host),
         tokens=_tokens(settings),
+        policy=settings.access_policy is not None,
         tls=_tls(settings),
         allow_control=settings.console_allow_control,
         allow_infer=settings.console_allow_infer,
@@ -59,6 +60,10 @@ def _tokens(settings: Settings) -> ConsoleTokens | None:
     path = settings.console_token_file
     if path is None:
         return None
+    if settings.access_policy is not None:
+        raise FlagError(
+            "--console-token-file: users log in with keys and tokens of --access-policy; leave it out"
+        )
     try:
         return read_tokens(contents_of(settings, "console-token-file", "").decode(errors="replace"))
     except InvalidArgumentError as error:

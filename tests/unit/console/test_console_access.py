@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
-from conch.console.console_access import ConsoleAccess, Need, Role
+from conch.console.console_access import ConsoleAccess
 from conch.console.console_options import ConsoleOptions, ConsoleTokens, read_tokens
+from conch.console.console_users import Need, Role, TokenUsers, User
 from conch.core.errors import (
     ConchError,
     InvalidArgumentError,
@@ -33,7 +36,17 @@ class SteeredClock:
 
 
 def access(clock: SteeredClock | None = None, **options: object) -> ConsoleAccess:
-    return ConsoleAccess(ConsoleOptions(**options), clock or SteeredClock())  # type: ignore[arg-type]
+    made = ConsoleOptions(**options)  # type: ignore[arg-type]
+    return ConsoleAccess(made, TokenUsers(made), clock or SteeredClock())
+
+
+class Request:
+    """A request from a client."""
+
+    certificate_names = ()
+
+    def __init__(self, fields: Mapping[bytes, bytes] | None = None, client: str = CLIENT) -> None:
+        self.fields, self.client = fields or {}, client
 
 
 def cookie_of(header: str) -> dict[bytes, bytes]:
@@ -100,14 +113,14 @@ def test_only_the_own_page_may_change_something(changes: dict[bytes, bytes], pas
 def test_rights_by_role_and_switch() -> None:
     def outcome(guard: ConsoleAccess, fields: dict[bytes, bytes], need: Need) -> str:
         try:
-            user = guard.check(fields, CLIENT, need)
+            user = guard.check(Request(fields), need)
         except ConchError as error:
             return error.code
         return "" if user is None else user.role.name
 
     closed, open_ = access(tokens=TOKENS), access(tokens=TOKENS, allow_control=True, allow_infer=True)
     for guard, able in ((closed, "PERMISSION_DENIED"), (open_, "ADMIN")):
-        viewer, admin = (cookie_of(guard.log_in(token, CLIENT)) for token in ("look", "change"))
+        viewer, admin = (cookie_of(guard.log_in(token, Request())) for token in ("look", "change"))
         expected = {
             Need.NOTHING: ("", "VIEWER", "ADMIN"),
             Need.READ: ("UNAUTHENTICATED", "VIEWER", "ADMIN"),
@@ -117,31 +130,31 @@ def test_rights_by_role_and_switch() -> None:
         }
         for need, outcomes in expected.items():
             assert tuple(outcome(guard, fields, need) for fields in ({}, viewer, admin)) == outcomes
-    local = access().check({}, CLIENT, Need.ADMIN)
-    assert local is not None and local == ("local@127.0.0.1", Role.ADMIN)
+    local = access().check(Request(), Need.ADMIN)
+    assert local == User("local@127.0.0.1", Role.ADMIN)
 
 
 def test_sessions_end_and_their_cookie_is_no_ones_else() -> None:
     clock = SteeredClock()
     guard = access(clock, tokens=TOKENS)
-    header = guard.log_in("change", CLIENT)
+    header = guard.log_in("change", Request())
     assert header.endswith("; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict")
     fields = cookie_of(header)
-    assert guard.check(fields, CLIENT, Need.READ) is not None
+    assert guard.check(Request(fields), Need.READ) is not None
     for wrong in (
         {b"cookie": b"conch-console="},
         {b"cookie": b"conch-console=change"},
         {b"cookie": b'a="\\'},
     ):
         with pytest.raises(UnauthenticatedError):
-            guard.check(wrong, CLIENT, Need.READ)
+            guard.check(Request(wrong), Need.READ)
     clock.pass_s(12 * 3600)
     with pytest.raises(UnauthenticatedError):
-        guard.check(fields, CLIENT, Need.READ)
-    again = cookie_of(guard.log_in("change", CLIENT))
+        guard.check(Request(fields), Need.READ)
+    again = cookie_of(guard.log_in("change", Request()))
     guard.log_out(again)
     with pytest.raises(UnauthenticatedError):
-        guard.check(again, CLIENT, Need.READ)
+        guard.check(Request(again), Need.READ)
 
 
 def test_five_wrong_tokens_a_minute() -> None:
@@ -149,12 +162,12 @@ def test_five_wrong_tokens_a_minute() -> None:
     guard = access(clock, tokens=ConsoleTokens(admin="change"))
     for token in ("", "Change", "change ", "chang", "look"):  # an empty viewer token is none
         with pytest.raises(UnauthenticatedError):
-            guard.log_in(token, CLIENT)
+            guard.log_in(token, Request())
     with pytest.raises(ResourceExhaustedError):
-        guard.log_in("change", "127.0.0.1:50001")
-    guard.log_in("change", "10.0.0.1:50000")
+        guard.log_in("change", Request(client="127.0.0.1:50001"))
+    guard.log_in("change", Request(client="10.0.0.1:50000"))
     clock.pass_s(60)
-    guard.log_in("change", CLIENT)
+    guard.log_in("change", Request())
 
 
 @pytest.mark.parametrize(
