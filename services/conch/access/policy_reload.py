@@ -150,7 +150,7 @@ class PolicyReload:
 def _contents(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
-    except OSError:
+    except (OSError, ValueError):  # NUL in the path
         return None
 
 
@@ -185,7 +185,9 @@ class KeyFetcher:
         self._wake = threading.Event()
         self._ended = False
         self.keys: KeySet | None = None
-        self._opener = urllib.request.build_opener(_NoRedirects())
+        # Plain HTTP does not leave this machine, not even to a proxy.
+        proxies: dict[str, str] | None = {} if url.lower().startswith("http:") else None
+        self._opener = urllib.request.build_opener(_NoRedirects(), urllib.request.ProxyHandler(proxies))
         self._thread = threading.Thread(target=self._run, name="conch-jwks", daemon=True)
         self._thread.start()
 

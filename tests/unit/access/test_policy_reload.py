@@ -109,7 +109,9 @@ def test_a_directory_that_is_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert access.guard("test").admit(Caller(SECOND), INFERS, "infer").name == "web"
 
 
-@pytest.mark.parametrize("broken", ["[[principal", "", policy(more="burst = 1\n"), None])
+@pytest.mark.parametrize(
+    "broken", ["[[principal", "", policy(more="burst = 1\n"), policy().replace("web.", "\\u0000"), None]
+)
 def test_a_broken_policy_changes_nothing_and_is_told(
     place: Place, caplog: pytest.LogCaptureFixture, broken: str | None
 ) -> None:
@@ -266,6 +268,18 @@ def test_unknown_keys_cause_one_fetch_a_minute() -> None:
             eventually(lambda: len(results) == 2, "fetched once more")
             fetcher.ask()
         assert (jwks.asked, results) == (2, ["ok", "ok"])
+
+
+def test_a_url_of_this_machine_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would get the request in plain text, and could answer with keys of its own."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with closing(Jwks()) as jwks, closing(Jwks()) as proxy:
+        jwks.answer = proxy.answer = Issuer().jwks
+        monkeypatch.setenv("http_proxy", proxy.url)
+        with fetching(jwks, lambda: 0) as (_, results):
+            eventually(lambda: results, "fetched")
+        assert (jwks.asked, proxy.asked) == (1, 0)
 
 
 @pytest.mark.parametrize(
