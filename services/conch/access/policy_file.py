@@ -74,6 +74,11 @@ class Policy:
     keys: KeySet | None = None
 
     @property
+    def jwks_url(self) -> str:
+        """The URL of the keys that sign tokens; empty without one."""
+        return "" if self.jwt is None else self.jwt.jwks_url
+
+    @property
     def certificates(self) -> bool:
         """Whether a principal is known by its certificate."""
         return any(each.certificates for each in self.principals)

@@ -238,6 +238,31 @@ def test_tokens_by_keys_from_a_url(tmp_path: Path) -> None:
     assert not any(caller.credential in audit.read_text() for caller in (ml, cd))
 
 
+def test_other_rules_for_tokens_keep_the_keys_of_their_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conch.access.policy_reload.READ_S", WAIT_S)
+    issuer = Issuer()
+    path = tmp_path / "access.toml"
+    with closing(Jwks()) as jwks:
+        jwks.answer = issuer.jwks
+        path.write_text(tokens(jwks.url))
+        reload = PolicyReload(path)
+        access = Access(reload.state)
+        reload.start(access)
+        try:
+            eventually(lambda: access.counts().fetches["ok"], "the keys are fetched")
+            jwks.status = 500
+            path.write_text("[jwt]\nclock_skew_seconds = 5\n" + tokens(jwks.url).removeprefix("[jwt]\n"))
+            reload.look()
+            reload.look()
+            assert access.counts().reloads["ok"]
+            assert access.grant(Caller(issuer.token(groups="ml"))).name == "ml"
+            assert jwks.asked == 1
+        finally:
+            reload.stop()
+
+
 def test_a_remembered_token_ends_with_its_time(tmp_path: Path) -> None:
     issuer = Issuer()
     (tmp_path / "jwks.json").write_bytes(issuer.jwks)
