@@ -550,6 +550,35 @@ def test_a_revoked_key_ends_open_streams(tmp_path: Path) -> None:
         assert revoked
 
 
+def test_a_watch_shows_what_the_policy_in_effect_allows(tmp_path: Path) -> None:
+    for name in ("hidden", "shown"):
+        write_probe(tmp_path / "models", name)
+    policy, key = tmp_path / "access.toml", tmp_path / "key"
+    key.write_text(KEYS["reads"])
+    text = '[[principal]]\nname = "reads"\nkey_file = "key"\nread = ["{}"]\ncontrol = ["shown"]\n'
+    policy.write_text(text.format("*"))
+    flags = [f"--access-policy={policy}", "--model-control-mode=explicit", "--load-model=*"]
+    control = free_port()
+    options = ConnectionOptions(f"127.0.0.1:{control}", token=KEYS["reads"])
+    with (
+        serving(tmp_path / "models", flags=[*flags, f"--control-port={control}"]) as server,
+        closing(ModelControlClient(options, timeout_s=WAIT_S)) as client,
+    ):
+        watch = client.watch(whole_state=True)
+        updates = iter(watch)
+        state = next(updates).state
+        assert state is not None and {model.name for model in state.models} == {"hidden", "shown"}
+        policy.write_text(text.format("shown"))
+        eventually(lambda: len(client.models().models) == 1, "the change is in effect")
+        server.server.unload("hidden")
+        client.unload("shown", False)
+        seen: set[str] = set()
+        while "shown" not in seen:
+            seen |= {event.model for event in next(updates).events}
+        watch.cancel()
+    assert seen == {"shown"}
+
+
 def test_principals_may_load_files_from_anywhere(tmp_path: Path) -> None:
     write_probe(tmp_path / "models")
     policy = write_policy(tmp_path)

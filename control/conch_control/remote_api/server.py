@@ -172,9 +172,12 @@ class ModelControl:
             with self._tracked(), self._watches.acquire():
                 caller = self._access.admit(context, "Watch", len(data))
                 request = pb.WatchRequest.FromString(data)
-                for message in Watch(
-                    self._port, request, lambda: self._stopping or gone.is_set(), sees=caller.sees
-                ):
+
+                def sees(model: str) -> bool:
+                    caller.renew()  # the policy may have changed since the last message
+                    return caller.sees(model)
+
+                for message in Watch(self._port, request, lambda: self._stopping or gone.is_set(), sees=sees):
                     caller.renew()
                     yield message.SerializeToString()
         except ConchError as error:

@@ -140,7 +140,8 @@ class Watch:
         if self._interval_ns is None or not self._staging or now < self._next_progress_ns:
             return []
         self._next_progress_ns = now + self._interval_ns
-        found = {model.name: model for model in self._port.progress({model for model, _ in self._staging})}
+        staging = {model for model, _ in self._staging if self._sees(model)}
+        found = {model.name: model for model in self._port.progress(staging)}
         changed = [status for name, status in found.items() if self._progress.get(name) != status]
         self._progress = found
         return changed

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
-from math import isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +29,7 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _JWT_FIELDS = ("issuer", "audience", "jwks_file", "jwks_url", "clock_skew_seconds")
 _CLOCK_SKEW_S = 30.0
 _LIMIT_FIELDS = ("requests_per_second", "bytes_per_second", "concurrent")
+_LEAST, _MOST = 0.001, 1e15  # of a limit
 _CREDENTIALS = ("key_file", "key_sha256", "claims", "certificate", "anonymous")
 _PRINCIPAL_FIELDS = ("name", *_CREDENTIALS, *Role, *_LIMIT_FIELDS)
 
@@ -74,6 +74,11 @@ class Policy:
     keys: KeySet | None = None
 
     @property
+    def jwks_url(self) -> str:
+        """The URL of the keys that sign tokens; empty without one."""
+        return "" if self.jwt is None else self.jwt.jwks_url
+
+    @property
     def certificates(self) -> bool:
         """Whether a principal is known by its certificate."""
         return any(each.certificates for each in self.principals)
@@ -94,7 +99,7 @@ def read_policy(path: Path, read_file: ReadFile = Path.read_bytes) -> Policy:
         document = tomllib.loads(text)
     except OSError as error:
         raise InvalidArgumentError(f"{path}: the access policy can't be read: {error.strerror}") from None
-    except ValueError as error:  # of TOML, with line and column, or of UTF-8
+    except (ValueError, RecursionError) as error:  # of TOML, with line and column, or of UTF-8
         raise InvalidArgumentError(f"{path}: the access policy is no TOML: {error}") from None
     return _Reader(path, text, read_file).policy(document)
 
@@ -211,9 +216,12 @@ class _Reader:
                 continue
             whole = field == "concurrent"
             kind = int if whole else int | float
-            if isinstance(value, bool) or not isinstance(value, kind) or not (isfinite(value) and value > 0):
-                wanted = "a whole number above 0" if whole else "a number above 0"
-                raise self._error(field, f"must be {wanted}, got {value!r}; leave it out for no limit")
+            if isinstance(value, bool) or not isinstance(value, kind) or not _LEAST <= value <= _MOST:
+                wanted = "a whole number from 1" if whole else f"a number from {_LEAST}"
+                raise self._error(
+                    field,
+                    f"must be {wanted} to {_MOST:g}, got {value!r:.40}; leave it out for no limit",
+                )
         return Limits(**values)
 
     def _jwt(self, table: Any) -> tuple[JwtSettings, KeySet | None]:
@@ -232,8 +240,7 @@ class _Reader:
         self._check_library()
         if "jwks_url" in table:
             url = self._text(table, "jwks_url")
-            parts = urlsplit(url)
-            if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS):
+            if not _is_safe(url):
                 raise self._error("jwks_url", f"must begin with https://, or be on this machine; got '{url}'")
             return JwtSettings(issuer, audiences, None, url, float(skew_s)), None
         path = self._path.parent / self._text(table, "jwks_file")
@@ -269,8 +276,9 @@ class _Reader:
     def _contents(self, field: str, path: Path) -> bytes:
         try:
             return self._read_file(path)
-        except OSError as error:
-            raise self._error(field, f"names {path}, which can't be read: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # NUL in the path
+            text = getattr(error, "strerror", error)
+            raise self._error(field, f"names {path}, which can't be read: {text}") from None
 
     def _error(self, field: str, text: str) -> InvalidArgumentError:
         header, _, name = self._place
@@ -293,3 +301,13 @@ class _Reader:
             elif inside and stripped.partition("=")[0].strip("\"'") == field:
                 return at
         return found
+
+
+def _is_safe(url: str) -> bool:
+    """Whether keys from a URL can't be changed on their way."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # the port is checked when it is read
+    except ValueError:
+        return False
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and host in _LOCAL_HOSTS))

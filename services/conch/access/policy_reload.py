@@ -112,7 +112,7 @@ class PolicyReload:
             return
         replaced = None
         with self._lock:
-            if policy.jwt != self._policy.jwt:
+            if policy.jwks_url != self._policy.jwks_url:
                 replaced, self._fetcher = self._fetcher, self._new_fetcher(policy)
             self._policy = policy
             self._install(policy.keys if self._fetcher is None else self._fetcher.keys)
@@ -131,9 +131,9 @@ class PolicyReload:
     def _new_fetcher(self, policy: Policy) -> KeyFetcher | None:
         """Has the keys of a policy fetched, if they are behind a URL."""
         assert self._access is not None, "called after the start"
-        if policy.jwt is None or not policy.jwt.jwks_url:
+        if not policy.jwks_url:
             return None
-        return KeyFetcher(policy.jwt.jwks_url, self._install_keys, self._access.fetches.add)
+        return KeyFetcher(policy.jwks_url, self._install_keys, self._access.fetches.add)
 
     def _install_keys(self, fetcher: KeyFetcher) -> None:
         with self._lock:
@@ -150,7 +150,7 @@ class PolicyReload:
 def _contents(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
-    except OSError:
+    except (OSError, ValueError):  # NUL in the path
         return None
 
 
@@ -185,7 +185,9 @@ class KeyFetcher:
         self._wake = threading.Event()
         self._ended = False
         self.keys: KeySet | None = None
-        self._opener = urllib.request.build_opener(_NoRedirects())
+        # Plain HTTP does not leave this machine, not even to a proxy.
+        proxies: dict[str, str] | None = {} if url.lower().startswith("http:") else None
+        self._opener = urllib.request.build_opener(_NoRedirects(), urllib.request.ProxyHandler(proxies))
         self._thread = threading.Thread(target=self._run, name="conch-jwks", daemon=True)
         self._thread.start()
 

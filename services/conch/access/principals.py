@@ -44,8 +44,9 @@ CONTROLS: Roles = frozenset((Role.CONTROL,))
 class ModelPatterns:
     """Names with ``*`` for any characters and ``?`` for one.
 
-    A pattern without ``::`` is compared with the name behind a namespace, ``repository::model``, and one with
-    it with the whole.
+    A pattern without ``::`` is compared with the name behind a namespace, ``/repository::model``, and one
+    with it with the whole. Namespaces are places of repositories, which have a slash, and names of models
+    have none: so a model whose own name has ``::`` is not taken for one in a namespace.
 
     Attributes:
         some: Whether there is any pattern.
@@ -66,7 +67,8 @@ class ModelPatterns:
             return True
         if model == EVERY_MODEL:
             return False
-        bare = model.rpartition(_NAMESPACE)[2]
+        _, slash, last = model.rpartition("/")
+        bare = last.partition(_NAMESPACE)[2] if slash else model
         return self._bare.fullmatch(bare) is not None or self._full.fullmatch(model) is not None
 
 

@@ -95,8 +95,8 @@ class Limiter:
         Raises:
             ResourceExhaustedError: A rate is used up; nothing was charged.
         """
-        calls, data = self._calls, self._bytes
         with self._lock:
+            calls, data = self._calls, self._bytes
             if calls is not None or data is not None:
                 now = self._clock()
                 wait = 0 if calls is None else calls.wait_ns(now)
@@ -113,8 +113,8 @@ class Limiter:
 
     def charge(self, size: int) -> None:
         """Charges bytes that were not known when the call was admitted."""
-        if self._bytes is not None:
-            with self._lock:
+        with self._lock:
+            if self._bytes is not None:
                 self._bytes.take(size, self._clock())
 
     def enter(self) -> None:

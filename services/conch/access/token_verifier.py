@@ -86,7 +86,7 @@ class KeySet:
     def __init__(self, text: bytes) -> None:
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"no JWK set: {error}") from None
         listed = document.get("keys") if isinstance(document, dict) else None
         if not isinstance(listed, list):

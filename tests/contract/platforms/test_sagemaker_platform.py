@@ -163,6 +163,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     (root / "f6" / "model").mkdir(parents=True)
     (root / "g7").mkdir()
     (root / "g7" / "model").symlink_to("/usr")
+    for archive, target in (("h8", "../a1"), ("i9", "../b2/model")):
+        (root / archive).mkdir()
+        (root / archive / "model").symlink_to(target)
     with sagemaker(flags=[*MULTI_MODEL, f"--sagemaker-models-root={root}"]) as url:
         yield Endpoint(url, root)
 
@@ -173,6 +176,9 @@ def test_many_models(many: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     assert many.load("first", "a1") == 200
     assert many.load("first", "b2") == 409, "the name is taken"
     assert many.load("other", "a1") == 409, "the directory is registered"
+    assert many.load("linked", "i9") == 200
+    assert many.load("other", "b2") == 409, "it is, by a link"
+    assert many.unload("linked") == 200
     assert many.load("second", "b2") == 200, "which has a model of the same name"
     assert many.load("third", "c3") == 200
     assert many.names() == ["first", "second", "third"]
@@ -204,10 +210,19 @@ def test_an_ensemble_brings_and_takes_its_parts(many: Endpoint) -> None:
     assert many.load("reader", "d4") == 200 and many.unload("reader") == 200
 
 
-@pytest.mark.parametrize("archive", ["e5", "f6", "g7", "none", "../../../etc"])
+@pytest.mark.parametrize("archive", ["e5", "f6", "g7", "h8", "none", "../../../etc", "a\0b"])
 def test_archives_that_can_not_be_served(many: Endpoint, archive: str) -> None:
     assert many.load("bad", archive) == 400
     assert many.names() == []
+
+
+def test_a_client_can_not_have_models_evicted(many: Endpoint) -> None:
+    """Its words come back in errors, and 507 has SageMaker unload other models."""
+    assert many.load("first", "a1") == 200
+    assert many.invoke("first", SIMPLE_JSON.replace(b"INPUT1", b"out of memory"))[0] == 400
+    assert many.unload("first") == 200
+    assert many.load("oom", "none") == 400
+    assert many.load("any", "oom") == 400
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,9 @@ def test_a_directory_that_is_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert access.guard("test").admit(Caller(SECOND), INFERS, "infer").name == "web"
 
 
-@pytest.mark.parametrize("broken", ["[[principal", "", policy(more="burst = 1\n"), None])
+@pytest.mark.parametrize(
+    "broken", ["[[principal", "", policy(more="burst = 1\n"), policy().replace("web.", "\\u0000"), None]
+)
 def test_a_broken_policy_changes_nothing_and_is_told(
     place: Place, caplog: pytest.LogCaptureFixture, broken: str | None
 ) -> None:
@@ -236,6 +238,31 @@ def test_tokens_by_keys_from_a_url(tmp_path: Path) -> None:
     assert not any(caller.credential in audit.read_text() for caller in (ml, cd))
 
 
+def test_other_rules_for_tokens_keep_the_keys_of_their_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conch.access.policy_reload.READ_S", WAIT_S)
+    issuer = Issuer()
+    path = tmp_path / "access.toml"
+    with closing(Jwks()) as jwks:
+        jwks.answer = issuer.jwks
+        path.write_text(tokens(jwks.url))
+        reload = PolicyReload(path)
+        access = Access(reload.state)
+        reload.start(access)
+        try:
+            eventually(lambda: access.counts().fetches["ok"], "the keys are fetched")
+            jwks.status = 500
+            path.write_text("[jwt]\nclock_skew_seconds = 5\n" + tokens(jwks.url).removeprefix("[jwt]\n"))
+            reload.look()
+            reload.look()
+            assert access.counts().reloads["ok"]
+            assert access.grant(Caller(issuer.token(groups="ml"))).name == "ml"
+            assert jwks.asked == 1
+        finally:
+            reload.stop()
+
+
 def test_a_remembered_token_ends_with_its_time(tmp_path: Path) -> None:
     issuer = Issuer()
     (tmp_path / "jwks.json").write_bytes(issuer.jwks)
@@ -266,6 +293,18 @@ def test_unknown_keys_cause_one_fetch_a_minute() -> None:
             eventually(lambda: len(results) == 2, "fetched once more")
             fetcher.ask()
         assert (jwks.asked, results) == (2, ["ok", "ok"])
+
+
+def test_a_url_of_this_machine_needs_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would get the request in plain text, and could answer with keys of its own."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with closing(Jwks()) as jwks, closing(Jwks()) as proxy:
+        jwks.answer = proxy.answer = Issuer().jwks
+        monkeypatch.setenv("http_proxy", proxy.url)
+        with fetching(jwks, lambda: 0) as (_, results):
+            eventually(lambda: results, "fetched")
+        assert (jwks.asked, proxy.asked) == (1, 0)
 
 
 @pytest.mark.parametrize(

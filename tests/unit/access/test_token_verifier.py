@@ -114,6 +114,7 @@ def test_an_algorithm_of_the_key_excludes_others() -> None:
     ("text", "problem"),
     [
         (b"{", "no JWK set"),
+        (b"[" * 100_000, "no JWK set"),
         (b"[]", "a list 'keys'"),
         (b'{"keys": []}', "no key of the JWK set"),
         (b'{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}]}', "no key of the JWK set"),
@@ -130,7 +131,7 @@ def test_an_algorithm_of_the_key_excludes_others() -> None:
             "is a private key",
         ),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_sets_of_keys_that_can_not_be(text: bytes, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):

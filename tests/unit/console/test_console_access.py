@@ -179,9 +179,9 @@ def test_five_wrong_tokens_a_minute() -> None:
 
 
 def test_a_policy_knows_callers_by_session_by_certificate_and_as_anonymous() -> None:
-    def entry(name: str, **credentials: object) -> PrincipalEntry:
+    def entry(name: str, role: Role = Role.READ, **credentials: object) -> PrincipalEntry:
         known = {"keys": (), "claims": {}, "certificates": (), "anonymous": False} | credentials
-        return PrincipalEntry(name, models={Role.READ: ("*",)}, limits=Limits(), **known)  # type: ignore[arg-type]
+        return PrincipalEntry(name, models={role: ("*",)}, limits=Limits(), **known)  # type: ignore[arg-type]
 
     entries = (
         entry("web", keys=(sha256(b"the-key-of-web").digest(),)),
@@ -196,6 +196,10 @@ def test_a_policy_knows_callers_by_session_by_certificate_and_as_anonymous() -> 
         "web", "browser", "web"
     ]  # fmt: skip
     assert guard.user(NOBODY) is None
+    user = guard.admit(session, Need.READ)
+    policy.state = PolicyState(Policy((entry("web", Role.INFER, keys=entries[0].keys),)))
+    with pytest.raises(PermissionDeniedError):  # a stream goes on only with the role
+        guard.renew(session, user)
     policy.state = PolicyState(Policy((*entries[1:], entry("guest", anonymous=True))))
     with pytest.raises(UnauthenticatedError):  # its key is none any more, so it is not the guest either
         guard.admit(both, Need.READ)

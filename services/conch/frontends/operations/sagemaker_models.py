@@ -46,6 +46,7 @@ _MEMORY_TEXTS = (
     "no space left on device",
     "killed by signal 9 (sigkill)",  # a worker, by the kernel
 )
+_BELOW_ROOT = re.compile(r"/[^/]+/model(/[^/]+)*")
 _MEMORY = re.compile("|".join(rf"\b{re.escape(text)}" for text in _MEMORY_TEXTS), re.IGNORECASE)
 
 
@@ -103,7 +104,6 @@ class SageMakerModels:
         self._root = root
         self._main = main
         self._unload_s = unload_s
-        self._pattern = re.compile(rf"{re.escape(os.fspath(root))}/[^/]+/model(/[^/]+)*")
         self._lock = threading.Lock()
         # Identifiers by name; empty while the model is being loaded or unloaded.
         self._models: dict[str, tuple[str, RegisteredModel]] = {}
@@ -130,7 +130,7 @@ class SageMakerModels:
         except AlreadyExistsError as error:
             raise LoadedError(error.message) from None
         except ConchError as error:
-            raise _refused(error) from None
+            raise _refused(error, name, directory) from None
         finally:
             with self._lock:
                 if identifier:
@@ -175,14 +175,19 @@ class SageMakerModels:
         return identifier
 
     def _directory(self, url: str) -> Path:
+        """The directory of a URL, links followed: it has one path, and no link changes it later."""
         path = os.path.normpath(url)
-        expected = f"expected a path of the form {self._root}/<hash>/model[/<subdir>]"
-        if not os.path.isabs(url) or not self._pattern.fullmatch(path):
-            raise InvalidArgumentError(f"Invalid \"url\" '{url}': {expected}")
-        # A link in an archive must not lead elsewhere either.
-        if not os.path.realpath(path).startswith(f"{os.path.realpath(self._root)}/"):
-            raise InvalidArgumentError(f"Invalid \"url\" '{url}': it leads out of {self._root}")
-        return Path(path)
+        form = f"{self._root}/<hash>/model[/<subdir>]"
+        if "\0" in url or not _is_below(os.fspath(self._root), path):
+            raise InvalidArgumentError(f"Invalid \"url\" '{url}': expected a path of the form {form}")
+        directory = os.path.realpath(path)
+        if not _is_below(os.path.realpath(self._root), directory):
+            raise InvalidArgumentError(f"Invalid \"url\" '{url}': it leads out of {form}")
+        return Path(directory)
+
+
+def _is_below(root: str, path: str) -> bool:
+    return path.startswith(root) and _BELOW_ROOT.fullmatch(path, len(root)) is not None
 
 
 def is_memory_error(text: str) -> bool:
@@ -190,9 +195,10 @@ def is_memory_error(text: str) -> bool:
     return _MEMORY.search(text) is not None
 
 
-def _refused(error: ConchError) -> ConchError:
-    reason = getattr(error, "reason", "") or error.message
-    if is_memory_error(reason) or is_memory_error(error.message):
+def _refused(error: ConchError, name: str, directory: Path) -> ConchError:
+    text = f"{getattr(error, 'reason', '')} {error.message}"
+    # Name and directory may be any words.
+    if is_memory_error(text.replace(str(directory), "").replace(f"'{name}'", "")):
         return OutOfMemoryError(error.message)
     return RefusedLoadError(error.message)
 

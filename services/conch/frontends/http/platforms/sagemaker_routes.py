@@ -237,7 +237,8 @@ def _translated(
     sessions.failed(exchange)
     if status == 501 and any(name == _ACCEPT_ENCODING for name, _ in headers):
         return 415, headers
-    error = body[:_ERROR_BYTES] if isinstance(body, bytes) else b""
+    # Errors of the client have its own words in their texts.
+    error = body[:_ERROR_BYTES] if status >= 500 and isinstance(body, bytes) else b""
     if is_memory_error(error.decode(errors="replace")):
         return 507, headers
     return status, headers
