@@ -234,7 +234,19 @@ def test_control_for_viewers_only_is_refused(repository: Path, tmp_path: Path) -
         conch.Server(repository, console_port=1, console_token_file=tokens, console_allow_control=True)
 
 
-def test_client_certificates_stand_for_tokens(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "user"),
+    [
+        ("", ("certificate@127.0.0.1", "admin")),
+        (
+            '[[principal]]\nname = "web"\ncertificate = "cn:me"\nread = ["*"]\n',
+            ("web@127.0.0.1", "viewer"),
+        ),
+    ],
+)
+def test_client_certificates_stand_for_tokens(
+    repository: Path, tmp_path: Path, policy: str, user: tuple[str, str]
+) -> None:
     authority = Authority(tmp_path / "authority")
     (server_key, server_certificate), (client_key, client_certificate) = map(
         authority.issue, ("server", "me")
@@ -247,6 +259,9 @@ def test_client_certificates_stand_for_tokens(repository: Path, tmp_path: Path) 
         f"--console-root-cert={authority.root}",
         "--exit-on-error=false",
     ]
+    if policy:
+        (tmp_path / "access.toml").write_text(policy)
+        flags.append(f"--access-policy={tmp_path / 'access.toml'}")
     context = ssl.create_default_context(cafile=authority.root)
     with serving(repository, flags=flags) as server:
         assert server.console_url.startswith("https://")
@@ -255,4 +270,4 @@ def test_client_certificates_stand_for_tokens(repository: Path, tmp_path: Path) 
         context.load_cert_chain(client_certificate, client_key)
         with httpx.Client(verify=context) as known:
             session = known.get(f"{server.console_url}/api/session").json()
-    assert (session["user"], session["role"]) == ("certificate@127.0.0.1", "admin")
+    assert (session["user"], session["role"]) == user

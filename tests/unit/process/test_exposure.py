@@ -20,6 +20,7 @@ def said(*arguments: str) -> str:
         options.http,
         options.metrics,
         options.control_port,
+        console=options.console,
     )
 
 
@@ -67,10 +68,18 @@ EXPLICIT = "--model-control-mode=explicit"
             "open: nothing",
         ),
         (
-            (EXPLICIT, "--access-policy={policy}", "--allow-client-shm=false", "--control-port=8003"),
+            (
+                EXPLICIT,
+                "--access-policy={policy}",
+                "--allow-client-shm=false",
+                "--control-port=8003",
+                "--console-port=8004",
+                "--console-address=0.0.0.0",
+            ),
             "open: inference to principals of the access policy (gRPC, HTTP); loading models to principals "
             "of the access policy (gRPC, HTTP); with files to principals of the access policy (gRPC, HTTP); "
-            "metrics to principals of the access policy; the control port to principals of the access policy",
+            "metrics to principals of the access policy; the control port to principals of the access policy; "
+            "the console to principals of the access policy",
         ),
     ],
 )
