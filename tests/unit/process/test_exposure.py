@@ -78,8 +78,8 @@ EXPLICIT = "--model-control-mode=explicit"
             ),
             "open: inference to principals of the access policy (gRPC, HTTP); loading models to principals "
             "of the access policy (gRPC, HTTP); with files to principals of the access policy (gRPC, HTTP); "
-            "metrics to principals of the access policy; the control port to principals of the access policy; "
-            "the console to principals of the access policy",
+            "metrics to principals of the access policy; the control port to principals of the access policy"
+            "; the console to principals of the access policy",
         ),
     ],
 )
