@@ -17,11 +17,10 @@ from tests.support.servers import eventually
 from tritonclient.grpc import service_pb2 as pb
 
 import conch
-from conch.core.clock import monotonic_ns
 from conch.core.servable import Servable
 from conch.frontends.grpc.grpc_methods import GrpcMethods
 from conch.ray.ray_calls import RayStreamCall, RayUnaryCall, RefusalError
-from conch.ray.saturation import SATURATION, SaturationMeter, SaturationPolicy
+from conch.ray.saturation import SATURATION, SaturationPolicy
 
 SERVICE = "/inference.GRPCInferenceService/"
 COLUMN = [conch.Tensor("X", np.int32, (1,))]
@@ -174,34 +173,6 @@ def test_a_cancelled_call_cancels_its_request() -> None:
             methods.close(5)
 
     run_elsewhere(work)
-
-
-def test_saturation_is_the_share_of_time_in_use_and_full_while_nothing_ends() -> None:
-    held = Held()
-    with local_server(), conch.Server(grpc_port=None, http_port=None, metrics_port=None) as server:
-        outputs = [conch.Tensor("Y", np.int32, (1,))]
-        server.bind("held", [held, held], COLUMN, outputs, conch.ModelConfig(batching=False))
-        now_ns = monotonic_ns()
-        meter = SaturationMeter(lambda: [version(server, "held")], lambda: now_ns)
-        now_ns += 10**12
-        assert meter.read() == {("held", 1): 0.0}
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(server.infer, "held", {"X": np.array([1], np.int32)})
-            assert held.entered.acquire(timeout=30)
-            assert meter.read() == {("held", 1): 1.0}
-            held.may_go.release()
-            answer.result(30)
-        spent_ns: int = eventually(
-            lambda: sum(
-                each.compute_input.ns + each.compute_infer.ns + each.compute_output.ns
-                for each in version(server, "held").statistics.snapshot().batches.values()
-            ),
-            "it is counted",
-        )
-        now_ns += 2 * spent_ns
-        assert meter.read()["held", 1] == pytest.approx(0.25)  # of the time of two instances
-        now_ns += 10**9
-        assert meter.read() == {("held", 1): 0.0}
 
 
 class Context:

@@ -23,10 +23,11 @@ from conch.cli.settings.setting import FlagError
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError, UnavailableError
 from conch.frontends.operations.operation_handlers import SERVICE
 from conch.frontends.operations.operation_table import STREAM_INFER
+from conch.observability.metrics.load_meter import LoadMeter
 from conch.protocol import inference_pb2
 from conch.ray.multiplexing import ReplicaModels
 from conch.ray.ray_calls import RayStreamCall, RayUnaryCall, RefusalError
-from conch.ray.saturation import SATURATION, SaturationMeter
+from conch.ray.saturation import SATURATION
 from conch.ray.servicer import UNARY_METHODS
 
 _PORT_FLAGS = (
@@ -101,9 +102,7 @@ class ConchReplica:
         self._methods = server.grpc_methods()
         explicit = flags.get("model_control_mode") == "explicit"
         self._models = ReplicaModels(server, _startup_models(flags), explicit, multiplexed_models)
-        self._meter = SaturationMeter(
-            lambda: [model for each in server.registry.entries.values() for model in each.ready.values()]
-        )
+        self._meter = LoadMeter(server.registry)
 
     async def ModelStreamInfer(
         self, request_stream: Any, grpc_context: Any | None = None
@@ -142,7 +141,7 @@ class ConchReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Returns the largest saturation of the models since the last call, for `SaturationPolicy`."""
-        return {SATURATION: max(self._meter.read().values(), default=0.0)}
+        return {SATURATION: self._meter.read().utilization}
 
     def shutdown(self) -> None:
         """Finishes running requests and stops the server; later calls do nothing."""
