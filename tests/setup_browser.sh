@@ -3,7 +3,8 @@
 set -euo pipefail
 target="${CONCH_BROWSER:-$HOME/.cache/conch-tests/browser}"
 if ! command -v chromium > /dev/null && command -v apt-get > /dev/null && [ "$(id -u)" = 0 ]; then
-    apt-get install --yes --quiet --no-install-recommends chromium fonts-inter
+    apt-get update --quiet --quiet
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends chromium fonts-inter
 fi
 if command -v npm > /dev/null && [ ! -e "$target/node_modules/axe-core/axe.min.js" ]; then
     mkdir -p "$target"
