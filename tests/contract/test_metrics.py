@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.support.servers import (
     AnyServer,
     client_of,
     eventually,
+    free_port,
     serving,
     serving_process,
     started,
@@ -36,6 +37,9 @@ from tests.support.servers import (
     write_steps,
 )
 from tritonclient.utils import InferenceServerException
+
+from conch_control.remote_api.client import ModelControlClient
+from conch_control.remote_api.connection_options import ConnectionOptions
 
 CACHE = "--cache-config=local,size=1000000"
 EXPORTS = ("--trace-config=mode=opentelemetry", "--otlp-metrics-url=http://127.0.0.1:1")  # to nobody
@@ -290,6 +294,29 @@ def test_a_failed_load_is_over_when_one_succeeds(tmp_path: Path) -> None:
         assert value(found, "conch_ready") == 1
         client.unload_model("m")
         assert value(scrape(server.metrics_url), "conch_model_load_failed", model="m") is None
+
+
+def health(server: AnyServer) -> dict[str, tuple[int, bytes]]:
+    """What the probes of the metrics port get; the REST port says the same."""
+    ports = (server.metrics_url.removesuffix("/metrics"), f"http://{server.http_address}")
+    own, rest = ({name: get(f"{port}/v2/health/{name}")[::2] for name in ("live", "ready")} for port in ports)
+    assert own == rest
+    return own
+
+
+def test_probes_get_the_same_as_on_the_rest_port(tmp_path: Path) -> None:
+    yes, no = (200, b""), (400, b"")
+    write_probe(tmp_path / "models", "m")
+    control = f"127.0.0.1:{free_port()}"
+    with (
+        serving(tmp_path / "models", flags=[f"--control-port={control.rpartition(':')[2]}"]) as server,
+        closing(ModelControlClient(ConnectionOptions(control), timeout_s=30)) as client,
+    ):
+        assert health(server) == {"live": yes, "ready": yes}
+        client.drain()
+        assert health(server) == {"live": yes, "ready": no}
+    with serving(tmp_path / "none", flags=["--exit-on-error=false"]) as server:
+        assert health(server) == {"live": no, "ready": no}, "the repository can't be read"
 
 
 def test_shared_memory_of_clients(everything: AnyServer) -> None:

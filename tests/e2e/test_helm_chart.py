@@ -86,10 +86,9 @@ def test_objects_fit_together(variant: str) -> None:
 
     selectors = [deployment["spec"]["selector"]["matchLabels"]]
     named: list[str] = [
-        str(probe[kind]["port"])
+        probe["httpGet"]["port"]
         for probe in (container[f"{name}Probe"] for name in ("startup", "readiness", "liveness"))
-        for kind in ("httpGet", "tcpSocket")
-        if kind in probe
+        if "httpGet" in probe
     ]
     for each in objects:
         spec = each.get("spec", {})

@@ -87,6 +87,11 @@ class ServerState:
     def live(self) -> bool:
         """Whether the server is live. Raises UnavailableError: the server is stopping."""
         self.check_running()
+        return self.alive
+
+    @property
+    def alive(self) -> bool:
+        """As `live`, but False instead of an error while the server stops."""
         return server_live(self.stages.stage)
 
     @property

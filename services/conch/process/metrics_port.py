@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from conch.access.access_guard import Access
 from conch.access.principals import EVERY_MODEL, READS
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.load_statistics import LoadStatistics
-from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
+from conch.core.server_state import ServerState
 from conch.frontends.http.guarded_routes import guard_handler
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_loop import Listener, LoopThread
@@ -44,13 +43,12 @@ class MetricsPort:
         self,
         options: MetricsOptions,
         thread: LoopThread,
-        registry: Registry,
+        core: ServerState,
         loads: LoadStatistics,
         meter: LoadMeter,
         cache: CacheService | None = None,
         regions: Regions | None = None,
         families: CustomFamilies = FAMILIES,
-        ready: Callable[[], bool] = lambda: True,
         tracing: Tracing | None = None,
         exemplars: Exemplars | None = None,
         log_exporter: BatchExporter[Any] | None = None,
@@ -58,6 +56,11 @@ class MetricsPort:
     ) -> None:
         self._options = options
         self._thread = thread
+        registry = core.registry
+
+        def ready() -> bool:
+            return core.loaded
+
         local = None if cache is None else cache.local_statistics
         sources: list[Source] = [
             StateMetrics(
@@ -85,7 +88,7 @@ class MetricsPort:
             gpu_uuids=uuids,
             exemplars=exemplars,
         )
-        self._app = MetricsApp(Exposition(models, sources).render, ready)
+        self._app = MetricsApp(Exposition(models, sources).render, lambda: core.alive, ready)
         self._handler: Handler = self._app
         if access is not None:
             # The text has the metrics of all models.

@@ -191,7 +191,8 @@ def test_state(state: str, site: Site) -> None:
     assert answers == TABLE[state]
     assert told(lambda: lax.live) == answers[0]
     assert told(lambda: lax.model_ready("m", "")) == answers[3]
-    # The health service has no errors.
+    # The health service and the metrics port have no errors.
+    assert strict.alive == (answers[0] == "yes")
     assert [core.serving for core in at.cores] == [answer == "yes" for answer in answers[1:3]]
     for model in at.models:
         model.close()

@@ -40,7 +40,7 @@ def rendered() -> Rendered:
 
 @pytest.fixture
 def app(rendered: Rendered) -> Iterator[MetricsApp]:
-    app = MetricsApp(rendered, lambda: False)
+    app = MetricsApp(rendered, lambda: True, lambda: False)
     yield app
     app.close()
 

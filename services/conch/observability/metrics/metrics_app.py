@@ -50,14 +50,18 @@ class MetricsApp:
 
     Args:
         render: Renders the metrics.
+        live: Whether the server is live.
         ready: Whether the server is ready.
     """
 
     def __init__(
-        self, render: Callable[[Format], Sequence[bytes]], ready: Callable[[], bool] = lambda: True
+        self,
+        render: Callable[[Format], Sequence[bytes]],
+        live: Callable[[], bool],
+        ready: Callable[[], bool],
     ) -> None:
         self._render = render
-        self._ready = ready
+        self._health = {_LIVE: live, _READY: ready}
         self._thread = ThreadPoolExecutor(1, "conch-metrics")
         self._next: dict[Format, asyncio.Future[Sequence[bytes]]] = {}
 
@@ -65,8 +69,8 @@ class MetricsApp:
         """Answers one request."""
         if exchange.method != "GET":
             _respond(exchange, 405, "text/plain", [_WRONG_METHOD])
-        elif exchange.path == _READY:
-            _respond(exchange, 200 if self._ready() else 400, TEXT_TYPE, [])
+        elif exchange.path in self._health:
+            _respond(exchange, 200 if self._health[exchange.path]() else 400, TEXT_TYPE, [])
         elif exchange.path not in _PATHS:
             _respond(exchange, 200, TEXT_TYPE, [])
         else:
