@@ -42,7 +42,7 @@ _PAUSE = threading.Event()  # never set: waits sleep on it
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """Returns a free port."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -80,7 +80,7 @@ def viewer(port: int) -> Iterator[list[int]]:
 
 @contextmanager
 def no_viewer(port: int) -> Iterator[list[int]]:
-    """Nobody looks."""
+    """Runs without a viewer."""
     yield []
 
 

@@ -134,7 +134,7 @@ ALLOWED = {
     "register_cuda": "infer",
     "unregister_cuda": "infer",
 }
-# Of these, a principal with other models gets an empty list, or is told nothing of models.
+# A principal with other models gets an empty list of these, or a response without models.
 WITHOUT_MODEL = {
     "home_page", "openapi", "server_metadata", "all_statistics", "stream_infer", "log_settings",
     "repository_index", "system_regions", "register_system", "unregister_system", "cuda_regions",

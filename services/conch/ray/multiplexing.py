@@ -42,7 +42,7 @@ class ReplicaModels:
     Args:
         server: The replica's server, which runs.
         start: Names of the models of its start.
-        explicit: Whether the server loads only what it is told to.
+        explicit: Whether the server runs in mode ``explicit``.
         multiplexed: Most multiplexed models at a time; 0 for none.
     """
 

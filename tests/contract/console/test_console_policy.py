@@ -87,7 +87,7 @@ class Place(NamedTuple):
     directory: Path
 
     def page(self, name: str) -> Page:
-        """The page of a principal; of nobody for an empty name."""
+        """The page of a principal; not logged in for an empty name."""
         page = Page(self.server.console_url)
         if name:
             assert page.post("/api/session", {"token": KEYS[name]}).status_code == 200
