@@ -23,6 +23,7 @@ from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
 
 OUTDATED = "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
+ASKED = "model 'm' is new or has changed: loading it"
 FOLLOW = ["--repository-poll-secs=0.1", "--repository-settle-secs=0.05"]
 
 
@@ -43,8 +44,15 @@ class Place:
 
     def planned(self) -> int:
         """How often the planner has asked for a load of `m`."""
-        log = self.server.errors if self.planners_log is None else self.planners_log.read_text()
-        return log.count("model 'm' is new or has changed: loading it")
+        return self._log().count(ASKED)
+
+    def rests(self) -> bool:
+        """True if the planner's last load of `m` has ended well."""
+        log = self._log()
+        return log.rfind("reloaded 'm' in") > log.rfind(ASKED)
+
+    def _log(self) -> str:
+        return self.server.errors if self.planners_log is None else self.planners_log.read_text()
 
     def phases(self, name: str) -> list[Phase]:
         """The phases of a model's versions."""
@@ -156,9 +164,11 @@ def test_loads_and_unloads_of_one_model(place: Place, editions: int) -> None:
             place.publish(number)
             while place.planned() < begun + number - 1:
                 answers += at_once([load_it, clients_load, unload_it], pool)
+        asked = place.planned()
         place.publish(editions)
         # The files have changed last, so the planner has the last word.
-        eventually(lambda: answer(place.client, "m") == float(editions), "the newest edition serves")
+        eventually(lambda: place.planned() > asked and place.rests(), "the planner has loaded the newest edition")
+        assert answer(place.client, "m") == float(editions)
         assert place.phases("m") == [Phase.READY]
         place.operator.unload("m", False)
         eventually(lambda: place.phases("m") == [Phase.UNLOADED], "it is unloaded")
