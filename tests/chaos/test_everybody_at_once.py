@@ -167,7 +167,7 @@ def test_loads_and_unloads_of_one_model(place: Place, editions: int) -> None:
         asked = place.planned()
         place.publish(editions)
         # The files have changed last, so the planner has the last word.
-        eventually(lambda: place.planned() > asked and place.rests(), "the planner has loaded the newest edition")
+        eventually(lambda: place.planned() > asked and place.rests(), "the planner loads the newest")
         assert answer(place.client, "m") == float(editions)
         assert place.phases("m") == [Phase.READY]
         place.operator.unload("m", False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,15 +251,10 @@ def test_unloading_and_reloading(tmp_path: Path) -> None:
             index = client("RepositoryIndex", service_pb2.RepositoryIndexRequest()).models
             return sorted((line.name, line.state, line.reason) for line in index if line.state)
 
-        def nothing_unloads(client: RawClient) -> bool:
-            return all(state != "UNLOADING" for _, state, _ in states(client))
-
-        def settled() -> Any:
-            for client in both.clients:
-                eventually(partial(nothing_unloads, client), "nothing is being unloaded")
+        def agreed() -> bool:
+            """True once both say the same and unload nothing; parts follow their ensemble later."""
             theirs, ours = (states(client) for client in both.clients)
-            assert ours == theirs
-            return ours
+            return ours == theirs and all(state != "UNLOADING" for _, state, _ in ours)
 
         with_parts = unload(model_name="outer")
         with_parts.parameters["unload_dependents"].bool_param = True
@@ -278,4 +272,4 @@ def test_unloading_and_reloading(tmp_path: Path) -> None:
         for message in steps:
             theirs, ours = (in_order(outcome) for outcome in outcomes(both, message))
             assert ours == theirs
-            settled()
+            eventually(agreed, "both are in the same state")
