@@ -100,7 +100,7 @@ def test_two_servers_in_a_thread_answer_without_ports_and_leave_signals_alone() 
                 assert caught.value.status == 5
             assert {each: signal.getsignal(each) for each in handlers} == handlers
             now = psutil.Process().net_connections()
-            assert [each for each in now if each.status == psutil.CONN_LISTEN] == listening
+            assert {each for each in now if each.status == psutil.CONN_LISTEN} <= set(listening)
         finally:
             for server, each in zip(servers, methods, strict=True):
                 assert server.stop()

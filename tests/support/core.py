@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from conch.core.backend import BackendInstance, BackendModel
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.execution.placement import Placement
 from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -182,6 +183,8 @@ class LoadedModel(BackendModel):
         self.closed += 1
 
 
-def make_model(spec: ModelSpec, execute: Execute = echo, allows_inline: bool = True) -> Model:
+def make_model(
+    spec: ModelSpec, execute: Execute = echo, allows_inline: bool = True, clock: Clock = monotonic_ns
+) -> Model:
     """A model that runs a function."""
-    return Model.create(spec, LoadedModel(execute, Instance if allows_inline else FollowingInstance))
+    return Model.create(spec, LoadedModel(execute, Instance if allows_inline else FollowingInstance), clock)

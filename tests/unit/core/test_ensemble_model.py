@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from tests.support.async_instance import Kept, make_beginning
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
 from conch.core.admission import Admission
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.ensembles.ensemble_model import EnsembleModel
 from conch.core.ensembles.plan import Plan, Step
 from conch.core.errors import (
@@ -99,9 +101,21 @@ class House:
         direct: Direct = self.put(Direct(make_spec(name=name, **spec), answer))
         return direct
 
-    def model(self, name: str, execute: Any = echo, allows_inline: bool = True, **spec: Any) -> Model:
-        model: Model = self.put(make_model(make_spec(name=name, **spec), execute, allows_inline))
+    def model(
+        self,
+        name: str,
+        execute: Any = echo,
+        allows_inline: bool = True,
+        clock: Clock = monotonic_ns,
+        **spec: Any,
+    ) -> Model:
+        model: Model = self.put(make_model(make_spec(name=name, **spec), execute, allows_inline, clock))
         return model
+
+    def fast(self, name: str, execute: Any = echo) -> None:
+        """A model that has run, in nanoseconds, so that a thread with a claim also runs its later steps."""
+        self.model(name, execute, clock=itertools.count().__next__)
+        self.send(Answers(), name, may_claim=True)
 
     def ensemble(
         self, steps: list[tuple[str, str, str]], name: str = "e", clock: Any = None, **spec: Any
@@ -183,8 +197,7 @@ def test_the_claiming_thread_runs_all_short_steps(house: House) -> None:
 
     names = ["a", "b", "c"]
     for name in names:
-        house.model(name, execute)
-        house.send(Answers(), name, may_claim=True)  # now it is known to be short
+        house.fast(name, execute)
     house.ensemble(chain(*names))
     del seen[:]
     answers = Answers()
@@ -207,10 +220,8 @@ def test_what_was_claimed_is_handed_over_when_the_turn_is_lost(house: House) -> 
         seen.append(threading.current_thread())
         return echo(batch)
 
-    house.model("a", first)
-    house.model("b", second)
-    house.send(Answers(), "a", may_claim=True)
-    house.send(Answers(), "b", may_claim=True)
+    house.fast("a", first)
+    house.fast("b", second)
     house.ensemble(chain("a", "b"))
     answers = Answers()
     request = make_request(answers, name="e")
@@ -224,10 +235,8 @@ def test_what_was_claimed_is_handed_over_when_the_turn_is_lost(house: House) -> 
 
 
 def test_a_claim_out_of_time_goes_on_later(house: House) -> None:
-    house.model("a")
-    house.model("b")
     for name in ("a", "b"):
-        house.send(Answers(), name, may_claim=True)
+        house.fast(name)
     house.ensemble(chain("a", "b"))
     answers = Answers()
     request = make_request(answers, name="e")
@@ -268,8 +277,7 @@ def test_running_inline_without_a_limit_loses_no_other_claim(house: House) -> No
         return echo(batch)
 
     for name in ("a", "b", "c"):
-        house.model(name, pass_time)
-        house.send(Answers(), name, may_claim=True)
+        house.fast(name, pass_time)
     steps = [
         Step(0, "a", "", (("IN", "IN"),), (("OUT", "t"),), False),
         Step(1, "b", "", (("IN", "t"),), (("OUT", "OUT"),), False),
