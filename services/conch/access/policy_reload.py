@@ -65,6 +65,7 @@ class PolicyReload:
         self._policy = read_policy(path, self._read)
         self._fetcher: KeyFetcher | None = None
         self._access: Access | None = None
+        self._left_out: tuple[str, ...] = ()
         self._ended = threading.Event()
         self._lock = threading.Lock()  # held while a state is made and installed
         self._thread: threading.Thread | None = None
@@ -143,6 +144,11 @@ class PolicyReload:
     def _install(self, keys: KeySet | None) -> None:
         access = self._access
         assert access is not None, "called after the start"
+        left_out = () if keys is None else keys.left_out
+        if left_out != self._left_out:  # or each reload would tell it again
+            self._left_out = left_out
+            for text in left_out:
+                log.warning("left out of the keys that sign tokens: %s", text)
         refresh = None if self._fetcher is None else self._fetcher.ask
         access.state = PolicyState(self._policy, keys, access.state.limiters, refresh)
 

@@ -24,6 +24,8 @@ _BY_KIND: Mapping[tuple[str, str], tuple[str, ...]] = {
 }
 _LEAST_RSA_BITS = 2048
 _MOST_TOKEN_BYTES = 16 * 1024
+_MOST_REASONS = 20
+_MOST_KID = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,17 @@ class _SigningKey:
 class KeySet:
     """The public keys of an issuer.
 
+    A key that can't be used is left out (RFC 7517, 5), and of two keys with one ``kid`` the second.
+
     Args:
-        text: A JWK set in JSON. Keys of other kinds, and keys that are not for signatures, are left out.
+        text: A JWK set in JSON.
+
+    Attributes:
+        left_out: For each key that is left out which one and why, without its contents; not for those with
+            a ``use`` other than ``sig``, which are not meant for tokens.
 
     Raises:
-        ValueError: It is no JWK set, a key is malformed or too short, or none can be used.
+        ValueError: It is no JWK set, or no key can be used; the text says why.
         ImportError: PyJWT or cryptography is not installed.
     """
 
@@ -92,24 +100,41 @@ class KeySet:
         if not isinstance(listed, list):
             raise ValueError("no JWK set: expected an object with a list 'keys'")
         self._keys: dict[str, _SigningKey] = {}
-        for jwk in listed:
-            self._add(jwk)
+        left_out, others = [], []
+        for number, jwk in enumerate(listed, 1):
+            try:
+                self._add(jwk)
+            except ValueError as error:
+                texts = others if _is_for_others(jwk) else left_out
+                texts.append(f"key {number}{_named(jwk)}: {error}")
         if not self._keys:
-            raise ValueError("no key of the JWK set is a public key for signatures (RSA, EC or Ed25519)")
+            reasons = left_out + others
+            more = [f"and {len(reasons) - _MOST_REASONS} more"] if len(reasons) > _MOST_REASONS else []
+            told = "; ".join(reasons[:_MOST_REASONS] + more) or "it is empty"
+            raise ValueError(f"no key of the JWK set can be used: {told}")
+        self.left_out = tuple(left_out)
 
     def _add(self, jwk: Any) -> None:
+        """Adds a key. Raises ValueError: it can't be used."""
         if not isinstance(jwk, dict):
-            raise ValueError("a key of the JWK set is no object")
+            raise ValueError("it is no object")
+        if _is_for_others(jwk):
+            raise ValueError("its 'use' is not 'sig'")
         kind = str(jwk.get("kty", "")), str(jwk.get("crv", ""))
         algorithms = _BY_KIND.get(kind, ())
+        if not algorithms:
+            raise ValueError("its type is none of RSA, EC (P-256, P-384, P-521) and OKP (Ed25519)")
         if jwk.get("alg") is not None:
             algorithms = tuple(each for each in algorithms if each == jwk["alg"])
-        if not algorithms or jwk.get("use", "sig") != "sig":
-            return
+        if not algorithms:
+            raise ValueError("its 'alg' is no signature algorithm of its type")
         kid = jwk.get("kid", "")
-        if not isinstance(kid, str) or kid in self._keys:
-            raise ValueError(f"the kid {kid!r} of the JWK set is no text, or occurs twice")
-        self._keys[kid] = _SigningKey(_public_key(jwk, algorithms[0]), algorithms)
+        if not isinstance(kid, str):
+            raise ValueError("its 'kid' is no text")
+        key = _public_key(jwk, algorithms[0])
+        if kid in self._keys:
+            raise ValueError(f"a key before it has {'its' if kid else 'no'} 'kid' too")
+        self._keys[kid] = _SigningKey(key, algorithms)
 
     def find(self, kid: str | None) -> _SigningKey:
         """The key of a token; one without a ``kid`` needs a set of one key.
@@ -125,21 +150,27 @@ class KeySet:
         return found
 
 
+def _is_for_others(jwk: Any) -> bool:
+    return isinstance(jwk, dict) and jwk.get("use", "sig") != "sig"
+
+
+def _named(jwk: Any) -> str:
+    kid = jwk.get("kid") if isinstance(jwk, dict) else None
+    return f" (kid {kid!r:.{_MOST_KID}})" if isinstance(kid, str) else ""
+
+
 def _public_key(jwk: Mapping[str, Any], algorithm: str) -> Any:
     import jwt
+    from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
         key = jwt.PyJWK(dict(jwk), algorithm).key
-    except (jwt.PyJWTError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"the key {jwk.get('kid', '')!r} of the JWK set is malformed: {error}") from None
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"it is malformed: {error}") from None
     if hasattr(key, "public_key"):
-        raise ValueError(
-            f"the key {jwk.get('kid', '')!r} of the JWK set is a private key: give public keys only"
-        )
+        raise ValueError("it is a private key: give public keys only")
     if getattr(key, "key_size", _LEAST_RSA_BITS) < _LEAST_RSA_BITS and jwk["kty"] == "RSA":
-        raise ValueError(
-            f"the key {jwk.get('kid', '')!r} of the JWK set has less than {_LEAST_RSA_BITS} bits"
-        )
+        raise ValueError(f"it has less than {_LEAST_RSA_BITS} bits")
     return key
 
 

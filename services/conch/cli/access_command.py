@@ -47,6 +47,8 @@ def _check(path: Path) -> int:
     except InvalidArgumentError as error:
         print(error.message, file=sys.stderr)
         return 1
+    for text in () if policy.keys is None else policy.keys.left_out:
+        print(f"left out of the keys that sign tokens: {text}", file=sys.stderr)
     print(table(["Principal", "Known by", *Role, "Limits"], [_row(each) for each in policy.principals]))
     return 0
 

@@ -18,6 +18,7 @@ from tests.support.tokens import AUDIENCE, ISSUER, Issuer
 from conch.access.access_guard import Access
 from conch.access.policy_reload import KeyFetcher, PolicyReload
 from conch.access.principals import CONTROLS, INFERS
+from conch.cli.access_command import run
 from conch.core.errors import ConchError, PermissionDeniedError, ResourceExhaustedError, UnauthenticatedError
 from conch.observability.logging.audit_log import AuditLog
 
@@ -261,6 +262,47 @@ def test_other_rules_for_tokens_keep_the_keys_of_their_url(
             assert jwks.asked == 1
         finally:
             reload.stop()
+
+
+def test_keys_that_are_left_out_are_told_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("conch.access.policy_reload.READ_S", WAIT_S)
+    issuer = Issuer()
+    path, keys = tmp_path / "access.toml", tmp_path / "jwks.json"
+    text = tokens("").replace('jwks_url = ""', 'jwks_file = "jwks.json"')
+    path.write_text(text)
+    keys.write_text(
+        json.dumps({"keys": [{"kty": "RSA", "kid": "a"}, {"kty": "oct", "kid": "b"}, issuer.jwk]})
+    )
+    assert run(["check", str(path)]) == 0
+    assert (
+        "left out of the keys that sign tokens: key 1 (kid 'a'): it is malformed" in capsys.readouterr().err
+    )
+    reload = PolicyReload(path)
+    access = Access(reload.state)
+    reload.start(access)
+    try:
+        path.write_text(text + "# changed")
+        for _ in range(2):
+            reload.look()
+        warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert [("(kid 'a')" in text, "(kid 'b')" in text) for text in warnings] == [
+            (True, False), (False, True)
+        ]  # fmt: skip
+        keys.write_text('{"keys": [{"kty": "oct"}]}')
+        for _ in range(2):
+            reload.look()
+        assert (
+            "jwks.json: no key of the JWK set can be used: key 1: its type is none of" in caplog.messages[-1]
+        )
+        assert access.counts().reloads == {"ok": 1, "failed": 1}
+        assert access.grant(Caller(issuer.token(groups="ml"))).name == "ml"
+    finally:
+        reload.stop()
 
 
 def test_a_remembered_token_ends_with_its_time(tmp_path: Path) -> None:
