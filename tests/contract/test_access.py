@@ -447,6 +447,33 @@ def test_real_clients_with_keys_and_tokens(place: Place) -> None:
         assert web_client.is_model_ready("simple", headers=token)
 
 
+@pytest.mark.parametrize("names", [("reads", "controls"), ("reads", "no-key"), ("no-key", "reads")])
+def test_several_credentials_are_refused_on_every_port(
+    place: Place, raw: RawClient, web: httpx.Client, names: tuple[str, str]
+) -> None:
+    sent = [pair for name in names for pair in bearer(name).items()]
+    refusals = []
+    with grpc.insecure_channel(place.control) as channel:
+        control = channel.unary_unary("/conch.control.v1.ModelControl/Index")
+        reflection = raw.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        calls = (
+            lambda: raw("RepositoryIndex", service_pb2.RepositoryIndexRequest(), sent),
+            lambda: next(reflection(iter([b""]), timeout=WAIT_S, metadata=sent)),
+            lambda: control(b"", timeout=WAIT_S, metadata=sent),
+        )
+        for run in calls:
+            with pytest.raises(grpc.RpcError) as refused:
+                run()
+            refusals.append((refused.value.code(), refused.value.details()))
+    text = "there is more than one 'authorization' header: send one"
+    assert refusals == [(grpc.StatusCode.UNAUTHENTICATED, text)] * len(calls)
+    for answer in (
+        web.post("/v2/repository/index", headers=sent),
+        httpx.get(place.server.metrics_url, headers=sent),
+    ):
+        assert (answer.status_code, answer.json()) == (401, {"error": text})
+
+
 def refused(raw: RawClient, name: str, model: str = "simple") -> dict[str, str] | None:
     """Trailing metadata of a refusal for a limit; None for another outcome."""
     try:

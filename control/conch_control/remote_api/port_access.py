@@ -90,8 +90,8 @@ class PolicyAccess:
         """Identifies the caller, see `AccessGuard.admit`."""
         roles, action = ACTIONS[method]
         peer = ContextPeer(context)
-        shown = peer.header(AUTHORIZATION).encode(errors="backslashreplace")
-        if self._expected is not None and compare_digest(shown, self._expected):
+        shown = [value.encode(errors="backslashreplace") for value in peer.header_values(AUTHORIZATION)]
+        if self._expected is not None and len(shown) == 1 and compare_digest(shown[0], self._expected):
             return _GrantedCall(self._guard, peer, Grant(self._operator), roles, action, renewed=False)
         grant = self._guard.admit(peer, roles, action, size)
         return _GrantedCall(self._guard, peer, grant, roles, action, renewed=True)
@@ -142,12 +142,10 @@ class ContextPeer:
         """Its address."""
         return str(self._context.peer())
 
-    def header(self, name: str) -> str:
-        """The first text of a key of the metadata; empty without it."""
-        for key, value in self._context.invocation_metadata():
-            if key == name and isinstance(value, str):
-                return value
-        return ""
+    def header_values(self, name: str) -> list[str]:
+        """All values of a text key of the metadata."""
+        metadata = self._context.invocation_metadata()
+        return [value for key, value in metadata if key == name and isinstance(value, str)]
 
     @property
     def certificate_names(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ Used by: all ports, `MeteredAdmission`, the metrics; `policy_reload` installs st
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -37,6 +37,7 @@ _MISSING = (
     "no credentials: send a key or a token as 'authorization: Bearer ...', or a client certificate that the "
     "access policy names"
 )
+_SEVERAL = "there is more than one 'authorization' header: send one"
 
 
 class Client(Protocol):
@@ -50,8 +51,8 @@ class Client(Protocol):
 class Peer(Client, Protocol):
     """The client of a call, with what identifies it."""
 
-    def header(self, name: str) -> str:
-        """A header or an entry of metadata, by its name in lower case; empty without it."""
+    def header_values(self, name: str) -> Sequence[str]:
+        """All values of a header or of a text key of metadata, by its name in lower case."""
 
     @property
     def certificate_names(self) -> tuple[str, ...]:
@@ -115,9 +116,11 @@ class Access:
     def grant(self, peer: Peer) -> Grant:
         """Identifies a caller. Raises UnauthenticatedError: it has no valid credentials."""
         state = self.state
-        given = peer.header(AUTHORIZATION)
-        if given:
-            scheme, _, credential = given.partition(" ")
+        given = peer.header_values(AUTHORIZATION)
+        if len(given) > 1:  # a proxy may have checked another one than this server would
+            raise UnauthenticatedError(_SEVERAL)
+        if given and given[0]:
+            scheme, _, credential = given[0].partition(" ")
             if scheme.lower() != SCHEME or not credential:
                 raise UnauthenticatedError("the header 'authorization' must be 'Bearer' and a key or a token")
             return state.grant_of(credential.strip(), self._wall())

@@ -14,7 +14,7 @@ import logging
 import re
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
@@ -84,6 +84,9 @@ class Visitor(Protocol):
     def fields(self) -> Mapping[bytes, bytes]:
         """Headers, by their names in lower case."""
 
+    def header_values(self, name: str) -> Sequence[str]:
+        """All values of a header, by its name in lower case."""
+
     @property
     def length(self) -> int | None:
         """Bytes of the body; None if there is none, or in chunks."""
@@ -100,10 +103,18 @@ class ConsolePeer:
     client: str
     certificate_names: tuple[str, ...]
     credential: str = field(repr=False)
+    sent: Sequence[str] = field(default=(), repr=False)
 
-    def header(self, name: str) -> str:
-        """The credential as other ports get it; a header of the browser counts for nothing."""
-        return f"{SCHEME} {self.credential}" if name == AUTHORIZATION and self.credential else ""
+    def header_values(self, name: str) -> Sequence[str]:
+        """The credential as other ports get it; a header of the browser counts for nothing, if it is one."""
+        if self.ambiguous:
+            return self.sent
+        return (f"{SCHEME} {self.credential}",) if name == AUTHORIZATION and self.credential else ()
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether there are several credentials, which all ports refuse."""
+        return len(self.sent) > 1
 
 
 class User(NamedTuple):
@@ -206,6 +217,8 @@ class ConsoleAccess:
         try:
             user = _user(peer, self._guard.admit(peer, need.roles, action, size, model or EVERY_MODEL))
         except UnauthenticatedError:
+            if peer.ambiguous:
+                raise
             self._sessions.pop(_cookie_value(visitor.fields), None)
             raise UnauthenticatedError(f"log in with {self._credentials}") from None
         if need is Need.CONTROL and not self._options.allow_control:
@@ -272,9 +285,9 @@ class ConsoleAccess:
 
     def _peer(self, visitor: Visitor) -> ConsolePeer:
         session = self._session(visitor.fields)
-        return ConsolePeer(
-            visitor.client, visitor.certificate_names, "" if session is None else session.credential
-        )
+        credential = "" if session is None else session.credential
+        sent = visitor.header_values(AUTHORIZATION)
+        return ConsolePeer(visitor.client, visitor.certificate_names, credential, sent)
 
     def _tries_of(self, host: str, now: int) -> deque[int]:
         if len(self._tries) >= _MOST_CLIENTS:

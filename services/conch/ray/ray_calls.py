@@ -63,6 +63,10 @@ class RayCall:
         """The first value of a text key of the metadata; empty without it."""
         return next((each for key, each in self.metadata if key == name and isinstance(each, str)), "")
 
+    def header_values(self, name: str) -> list[str]:
+        """All values of a text key of the metadata."""
+        return [each for key, each in self.metadata if key == name and isinstance(each, str)]
+
     def deadline_ns(self, now_ns: int) -> int | None:
         """None, see above."""
         return None

@@ -170,6 +170,17 @@ def test_a_revoked_key_ends_streams_and_sessions(place: Place) -> None:
         assert page.post("/api/session", {"token": KEYS["revoked"]}).status_code == 401
 
 
+def test_several_headers_with_credentials_are_refused(place: Place) -> None:
+    sent = [("authorization", "Bearer a")]
+    with place.page("reads") as page:
+        assert page.client.get("/api/models", headers=sent).status_code == 200  # one counts for nothing
+        refused = page.client.get("/api/models", headers=sent * 2)
+        assert (refused.status_code, refused.json()["error"]) == (
+            401, "there is more than one 'authorization' header: send one"
+        )  # fmt: skip
+        assert page.get("/api/models").status_code == 200  # the session goes on
+
+
 def test_wrong_keys_are_counted(place: Place) -> None:
     own = {"origin": place.server.console_url, "x-conch-console": "1"}
     elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")  # or the other tests were locked out

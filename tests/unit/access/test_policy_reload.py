@@ -34,9 +34,9 @@ class Caller:
     def __init__(self, credential: str = "") -> None:
         self.credential = credential
 
-    def header(self, name: str) -> str:
+    def header_values(self, name: str) -> list[str]:
         assert name == "authorization"
-        return self.credential and f"Bearer {self.credential}"
+        return [f"Bearer {self.credential}"] if self.credential else []
 
 
 def policy(infer: str = "*", more: str = "") -> str:

@@ -34,6 +34,10 @@ class Visit:
     length: int | None = None
     certificate_names: tuple[str, ...] = ()
 
+    def header_values(self, name: str) -> list[str]:
+        value = self.fields.get(name.encode())
+        return [] if value is None else [value.decode()]
+
 
 NOBODY = Visit()
 

@@ -33,6 +33,9 @@ class RpcCall(Caller, Protocol):
     def metadata(self) -> Metadata:
         """The client's metadata."""
 
+    def header_values(self, name: str) -> list[str]:
+        """All values of a text key of the metadata."""
+
     def deadline_ns(self, now_ns: int) -> int | None:
         """Returns the client's deadline on the monotonic clock, whose time is `now_ns`; None without one."""
 

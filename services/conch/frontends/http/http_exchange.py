@@ -187,6 +187,11 @@ class HttpExchange:
         """The last value of a header, by its name in lower case; empty without it."""
         return self.fields.get(name.encode(), b"").decode("latin-1")
 
+    def header_values(self, name: str) -> list[str]:
+        """All values of a header, by its name in lower case."""
+        wanted = name.encode()
+        return [value.decode("latin-1") for given, value in self.headers if given.lower() == wanted]
+
     @property
     def access(self) -> Grant | None:
         """What the access policy grants the client; see `Caller`."""

@@ -93,6 +93,10 @@ class Call:
                 return value
         return ""
 
+    def header_values(self, name: str) -> list[str]:
+        """All values of a text key of the metadata."""
+        return [value for key, value in self.metadata if key == name and isinstance(value, str)]
+
     def deadline_ns(self, now_ns: int) -> int | None:
         """Returns the client's deadline on the monotonic clock, whose time is `now_ns`; None without one.
 
