@@ -81,6 +81,12 @@ infer = ["simple"]
 requests_per_second = 0.1
 
 [[principal]]
+name = "streams"
+key_file = "keys/streams"
+infer = ["simple"]
+requests_per_second = 0.1
+
+[[principal]]
 name = "heavy"
 key_file = "keys/heavy"
 infer = ["*"]
@@ -98,7 +104,7 @@ key_file = "keys/single"
 infer = ["*"]
 concurrent = 1
 """
-NAMES = ("infers", "reads", "controls", "others", "slow", "heavy", "chunks", "single")
+NAMES = ("infers", "reads", "controls", "others", "slow", "streams", "heavy", "chunks", "single")
 KEYS = {name: f"the-key-of-{name}-1" for name in NAMES}
 ROLES = {"infers": "infer", "reads": "read", "controls": "control"}
 
@@ -454,9 +460,9 @@ def test_several_credentials_are_refused_on_every_port(
     sent = [pair for name in names for pair in bearer(name).items()]
     refusals = []
     with grpc.insecure_channel(place.control) as channel:
-        control = channel.unary_unary("/conch.control.v1.ModelControl/Index")
+        control: Any = channel.unary_unary("/conch.control.v1.ModelControl/Index")
         reflection = raw.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
-        calls = (
+        calls: tuple[Callable[[], Any], ...] = (
             lambda: raw("RepositoryIndex", service_pb2.RepositoryIndexRequest(), sent),
             lambda: next(reflection(iter([b""]), timeout=WAIT_S, metadata=sent)),
             lambda: control(b"", timeout=WAIT_S, metadata=sent),
@@ -501,6 +507,22 @@ def test_requests_of_a_stream_count_one_by_one(raw: RawClient) -> None:
     limited = ["1 bytes per second" in each.error_message for each in found]
     assert limited == [False, True, True]
     assert found[1].infer_response.parameters["retry_after_ms"].int64_param > 0
+
+
+def test_the_opening_of_a_stream_counts_as_its_first_request(raw: RawClient) -> None:
+    metadata = tuple(bearer("streams").items())
+    request = service_pb2.ModelInferRequest(model_name="simple")
+    found = list(raw.stream([request, request], metadata=metadata))
+    assert ["0.1 requests per second" in each.error_message for each in found] == [False, True]
+    reflection = raw.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+    for stream in (
+        raw.stream([], metadata=metadata),
+        reflection(iter([b""]), timeout=WAIT_S, metadata=metadata),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            next(stream)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 9000 < int(dict(refused.value.trailing_metadata())["grpc-retry-pushback-ms"]) <= 10_000
 
 
 def test_bytes_of_a_body_in_chunks_count(web: httpx.Client) -> None:

@@ -169,7 +169,7 @@ class AccessGuard:
         self._port = port
 
     def open(self, peer: Peer, roles: Roles, action: str, model: str = "") -> Grant:
-        """Identifies a caller and checks that it has one of the roles; for a stream, as it opens.
+        """Identifies a caller and checks that it has one of the roles.
 
         Raises:
             UnauthenticatedError: It has no valid credentials.
@@ -186,6 +186,8 @@ class AccessGuard:
 
     def admit(self, peer: Peer, roles: Roles, action: str, size: int | None = 0, model: str = "") -> Grant:
         """As `open`, and applies the rates; `size` is in bytes, None if it is not known yet.
+
+        For a stream it is called as it opens, without a size: that counts as the first request.
 
         Raises:
             ResourceExhaustedError: The principal is over a limit.
@@ -209,8 +211,12 @@ class AccessGuard:
     def next(self, peer: Peer, grant: Grant, roles: Roles, model: str, action: str, size: int) -> Grant:
         """As `admit` and `check`, for a further request of a stream; returns its grant."""
         grant = self.renew(peer, grant, roles, action)
+        if grant.unsized:
+            grant.principal.limiter.charge(size)
+            grant = replace(grant, unsized=False)
+        else:
+            self._take(peer, grant, action, model, size)
         self.check(peer, grant, roles, model, action)
-        self._take(peer, grant, action, model, size)
         return grant
 
     def enter(self, peer: Client, grant: Grant, model: str, action: str) -> Limiter:

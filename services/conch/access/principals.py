@@ -112,7 +112,7 @@ class Grant:
         subject: The caller in its own issuer's words: subject of a token, name of a certificate; else empty.
         expires_s: Seconds since 1970 after which the credentials end.
         epoch: The state of the policy that gave it; see `AccessGuard.renew`.
-        unsized: True for a request whose size is not known before it is read.
+        unsized: True for a request that was counted before its size was known, such as the first of a stream.
     """
 
     principal: Principal

@@ -100,7 +100,8 @@ class KeySet:
         if not isinstance(listed, list):
             raise ValueError("no JWK set: expected an object with a list 'keys'")
         self._keys: dict[str, _SigningKey] = {}
-        left_out, others = [], []
+        left_out: list[str] = []
+        others: list[str] = []
         for number, jwk in enumerate(listed, 1):
             try:
                 self._add(jwk)

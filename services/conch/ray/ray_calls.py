@@ -194,9 +194,9 @@ class RayStreamCall(RayCall):
             self._changed.notify_all()
         self._on_loop(self._wake.set)
 
-    def refuse(self, status: int, details: str) -> None:
+    def refuse(self, status: int, details: str, trailing: Metadata | None = None) -> None:
         """See `StreamRpc.refuse`."""
-        self.close(status, details)
+        self.close(status, details, trailing)
 
     async def responses(self) -> AsyncGenerator[bytes, None]:
         """Yields the messages until the stream is closed; cancels its requests if it is left before.

@@ -50,7 +50,7 @@ def guard_unary(
 def guard_streams(
     handlers: Mapping[str, StreamMethod], guard: AccessGuard, on_refused: OnRefused
 ) -> dict[str, StreamMethod]:
-    """As `guard_unary`, for streams; checks the caller when a stream opens."""
+    """As `guard_unary`, for streams; checks the caller when a stream opens, which counts as a request."""
 
     def guarded(method: str, handler: StreamMethod) -> StreamMethod:
         roles, action = _needs(method)
@@ -59,9 +59,9 @@ def guard_streams(
 
         def handle(call: StreamRpc) -> None:
             try:
-                call.access = guard.open(call, roles, action)
+                call.access = guard.admit(call, roles, action, None)
             except ConchError as error:
-                call.refuse(error.grpc_status, error.message)
+                call.refuse(error.grpc_status, error.message, retry_metadata(error))
                 if roles == INFERS:
                     on_refused(error, call, 0)
             else:
@@ -102,7 +102,7 @@ def _unary_check(guard: AccessGuard) -> PrepareRequest:
 
 
 def _stream_check(guard: AccessGuard) -> PrepareRequest:
-    """Each request of a stream is charged, and its caller identified anew after a change of the policy."""
+    """Each further request is charged, and its caller identified anew after a change of the policy."""
 
     def check(request: InferenceRequest, call: RpcCall, size: int) -> None:
         call.access = guard.next(call, _grant(call), INFERS, request.model_name, STREAM_INFER.name, size)

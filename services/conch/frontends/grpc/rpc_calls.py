@@ -85,8 +85,8 @@ class StreamRpc(RpcCall, Protocol):
     def close(self, status: int = 0, details: str = "", trailing: Metadata | None = None) -> None:
         """Ends the call after all written messages."""
 
-    def refuse(self, status: int, details: str) -> None:
-        """Ends a call that was not started."""
+    def refuse(self, status: int, details: str, trailing: Metadata | None = None) -> None:
+        """Ends a call that was not started, with trailing metadata."""
 
 
 UnaryMethod = Callable[[UnaryRpc, bytes], None]

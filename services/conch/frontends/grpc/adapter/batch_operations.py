@@ -48,6 +48,6 @@ def error_operations(status: int, details: str, trailing: Metadata | None = None
     return (SEND_NO_METADATA, send_status)
 
 
-def abort(call: Any, status: int, details: str) -> None:
+def abort(call: Any, status: int, details: str, trailing: Metadata | None = None) -> None:
     """Ends a call before anything was read or sent."""
-    call.start_server_batch((*error_operations(status, details), RECEIVE_CLOSE), ignore)
+    call.start_server_batch((*error_operations(status, details, trailing), RECEIVE_CLOSE), ignore)

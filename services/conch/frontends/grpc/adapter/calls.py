@@ -436,9 +436,9 @@ class StreamCall(Call):
             if not self._writing:
                 self._start_close()
 
-    def refuse(self, status: int, details: str) -> None:
-        """Ends a stream that was not started."""
-        abort(self._call, status, details)
+    def refuse(self, status: int, details: str, trailing: Metadata | None = None) -> None:
+        """Ends a stream that was not started, with trailing metadata."""
+        abort(self._call, status, details, trailing)
 
     def _start_write(self, message: bytes) -> None:
         self._writing = True
