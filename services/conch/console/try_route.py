@@ -54,7 +54,7 @@ class TryRoute:
     ) -> None:
         # Regions of its own, which are empty: the page has no shared memory.
         self._decode = RequestDecoder(most_bytes, Regions(False))
-        self._admission = core.admission("http", TimedRequests(core.request_log))
+        self._admission = core.admission("console", TimedRequests(core.request_log))
         self._pool = pool
         self._most_bytes = most_bytes
         self._clock = clock

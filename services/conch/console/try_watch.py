@@ -11,9 +11,12 @@ from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, RequestModel, RunTimes, SpanRecord, Watch
 from conch.core.request_log import Caller, RequestLog
 
+_PROTOCOL = "http"
+"""Of the page's requests in access log and traces; the audit log names the console's port."""
+
 
 class TimedRequests:
-    """A `RequestLog` that notes the times of each request, and passes all on to the server's.
+    """A `RequestLog` that notes the times of each request, and passes all on to the server's, as of HTTP.
 
     Args:
         within: The server's; None for none.
@@ -34,7 +37,7 @@ class TimedRequests:
     ) -> None:
         """See `RequestLog`."""
         if self._within is not None and self._within.on:
-            self._within.begin(request, model, protocol, caller, bytes_in)
+            self._within.begin(request, model, _PROTOCOL, caller, bytes_in)
         model.statistics.watched = True
         request.watch = TimedWatch(request.watch)
 
@@ -49,7 +52,7 @@ class TimedRequests:
     ) -> None:
         """See `RequestLog`."""
         if self._within is not None:
-            self._within.refuse(request, error, protocol, caller, bytes_in, received_ns)
+            self._within.refuse(request, error, _PROTOCOL, caller, bytes_in, received_ns)
 
 
 class TimedWatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,8 +14,26 @@ import pytest
 from tests.contract.console.test_console_security import READING
 from tests.support.console import Page
 from tests.support.servers import LocalServer, eventually, free_port, serving, write_probe
+from tests.support.tokens import AUDIENCE, ISSUER, Issuer
 
-POLICY = """
+POLICY = f"""
+[jwt]
+issuer = "{ISSUER}"
+audience = "{AUDIENCE}"
+jwks_file = "jwks.json"
+clock_skew_seconds = 0
+
+[[principal]]
+name = "users"
+claims = {{ sub = "alice" }}
+infer = ["probe"]
+
+[[principal]]
+name = "single"
+key_file = "single"
+infer = ["*"]
+concurrent = 1
+
 [[principal]]
 name = "infers"
 key_file = "infers"
@@ -58,8 +77,10 @@ bytes_per_second = 1
 """
 KEYS = {
     name: f"the-key-of-{name}-1"
-    for name in ("infers", "reads", "controls", "others", "revoked", "slow", "heavy")
+    for name in ("infers", "reads", "controls", "others", "revoked", "slow", "heavy", "single")
 }
+TENSOR = {"name": "IN", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}
+TRY = "/api/models/probe/infer"
 
 # By route, the principals that it lets in.
 ALLOWED = {("GET", path): "reads controls" for path in READING} | {
@@ -85,12 +106,13 @@ class Place(NamedTuple):
 
     server: LocalServer
     directory: Path
+    issuer: Issuer
 
     def page(self, name: str) -> Page:
-        """The page of a principal; not logged in for an empty name."""
+        """The page of a principal, or of a token's; not logged in for an empty name."""
         page = Page(self.server.console_url)
         if name:
-            assert page.post("/api/session", {"token": KEYS[name]}).status_code == 200
+            assert page.post("/api/session", {"token": KEYS.get(name, name)}).status_code == 200
         return page
 
     def audited(self, principal: str) -> list[tuple[str, str, str]]:
@@ -110,6 +132,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     write_probe(directory / "models")
     for name, key in KEYS.items():
         (directory / name).write_text(key)
+    issuer = Issuer()
+    (directory / "jwks.json").write_bytes(issuer.jwks)
     (directory / "access.toml").write_text(POLICY)
     flags = [
         f"--console-port={free_port()}",
@@ -121,7 +145,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "--load-model=probe",
     ]
     with serving(directory / "models", flags=flags) as server:
-        yield Place(server, directory)
+        yield Place(server, directory, issuer)
 
 
 def let_in(page: Page, name: str) -> dict[tuple[str, str], str]:
@@ -195,11 +219,40 @@ def test_limits_hold(place: Place) -> None:
         slow, heavy = (stack.enter_context(place.page(name)) for name in ("slow", "heavy"))
         assert [slow.get("/api/models").status_code for _ in range(2)] == [200, 429]
         # The size of a body in chunks is known to the admission of requests only.
-        tensor = {"name": "IN", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}
-        chunks = [json.dumps({"inputs": [tensor]}).encode(), b" "]
-        path = "/api/models/probe/infer"
-        answers = [heavy.client.post(path, content=iter(chunks)).status_code for _ in range(2)]
+        chunks = [json.dumps({"inputs": [TENSOR]}).encode(), b" "]
+        answers = [heavy.client.post(TRY, content=iter(chunks)).status_code for _ in range(2)]
         assert answers == [200, 429]
+
+
+def test_requests_in_flight(place: Place, signal_files: tuple[Path, Path]) -> None:
+    started, go = signal_files
+    parameters = {"started": str(started), "wait_for": str(go)}
+    waiting = {"inputs": [TENSOR], "parameters": parameters}
+    with place.page("single") as page:
+        with page.client.stream("POST", TRY, json=waiting) as first:
+            eventually(started.exists, "the model runs")
+            refused = page.post(TRY, {"inputs": [TENSOR]})
+            go.touch()
+            assert (first.status_code, b"event: response" in first.read()) == (200, True)
+        assert refused.status_code == 429 and "its limit of 1 requests at a time" in refused.json()["error"]
+        again = {"inputs": [TENSOR]}
+        eventually(lambda: page.post(TRY, again).status_code == 200, "the request has ended")
+    wanted = {("infer", "probe", "RESOURCE_EXHAUSTED")}
+    eventually(lambda: set(place.audited("single")) == wanted, "it is audited")
+
+
+def test_a_session_by_a_token_ends_with_the_token(place: Place) -> None:
+    token, forged = place.issuer.token(), Issuer().token()
+    with place.page(token) as page:
+        assert page.infer("probe", {"inputs": [TENSOR]})[-1][0] == "end"
+        assert page.get("/api/session").json()["user"].startswith("users@")
+        assert page.get("/api/models").status_code == 403
+        assert page.post("/api/session", {"token": forged}).status_code == 401
+    with place.page(place.issuer.token(exp=int(time.time()) + 2)) as page:
+        eventually(lambda: page.get("/api/models").status_code == 401, "the token has expired")
+        assert "user" not in page.get("/api/session").json()
+    text = (place.directory / "audit.log").read_text()
+    assert token not in text and forged not in text
 
 
 def test_changes_and_refusals_are_audited(place: Place) -> None:
