@@ -226,23 +226,31 @@ def test_a_client_can_not_have_models_evicted(many: Endpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "text"),
     [
-        b"",
-        b"{}",
-        b"[1]",
-        b"{",
-        b'{"model_name": "x"}',
-        b'{"model_name": "", "url": "/opt/ml/models/a/model"}',
-        b'{"model_name": "a/b", "url": "/opt/ml/models/a/model"}',
-        b'{"model_name": "x", "url": "/dev/model"}',
-        b'{"model_name": "x", "url": "/proc/self/model"}',
-        b'{"model_name": "x", "url": "opt/ml/models/a/model"}',
-        b'{"model_name": "x", "url": 7}',
+        (b"", "failed to parse the request JSON buffer: The document is empty. at 0"),
+        (b"{", "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
+        (b'{"url": Nope}', "failed to parse the request JSON buffer: Invalid value. at 9"),
+        (b"{}", "the load request has no text 'model_name'"),
+        (b"[1]", "the load request has no text 'model_name'"),
+        (b'{"model_name": "x"}', "the load request has no text 'url'"),
+        (b'{"model_name": "x", "url": 7}', "the load request has no text 'url'"),
+        (
+            b'{"model_name": "", "url": "/opt/ml/models/a/model"}',
+            "Invalid \"model_name\" '': expected a name without slashes",
+        ),
+        (b'{"model_name": "a/b", "url": "/opt/ml/models/a/model"}', "Invalid \"model_name\" 'a/b'"),
+        (
+            b'{"model_name": "x", "url": "/dev/model"}',
+            "Invalid \"url\" '/dev/model': expected a path of the form",
+        ),
+        (b'{"model_name": "x", "url": "/proc/self/model"}', "Invalid \"url\" '/proc/self/model'"),
+        (b'{"model_name": "x", "url": "opt/ml/models/a/model"}', "Invalid \"url\" 'opt/ml/models/a/model'"),
     ],
 )
-def test_malformed_loads(many: Endpoint, body: bytes) -> None:
-    assert post(f"{many.url}/models", body)[0] in (400, 500)
+def test_malformed_loads(many: Endpoint, body: bytes, text: str) -> None:
+    status, _, answer = post(f"{many.url}/models", body)
+    assert status == 400 and text in json.loads(answer)["error"], answer
     assert many.names() == []
 
 

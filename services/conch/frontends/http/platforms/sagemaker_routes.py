@@ -31,6 +31,7 @@ from conch.frontends.http.json_body import (
     read_settings,
     text_error,
 )
+from conch.frontends.http.jsontext.json_scanner import JsonSyntaxError
 from conch.frontends.http.jsontext.json_values import text
 from conch.frontends.http.platforms.binary_mime import BinaryMime
 from conch.frontends.http.platforms.platform_api import Answering, PrepareRequest, RestApi, alias
@@ -175,14 +176,12 @@ class _SageMakerHandlers:
         return json_reply(body)
 
     async def _load(self, exchange: HttpExchange) -> Reply:
-        body = await read_settings(exchange, self._api.pools, self._api.most_bytes, required=True)
-        fields = []
-        for name in ("model_name", "url"):
-            value = member(body, name)
-            if value is None:
-                raise InvalidArgumentError(f"the load request has no '{name}'")
-            fields.append(text(value))
-        name, url = fields
+        try:
+            body = await read_settings(exchange, self._api.pools, self._api.most_bytes, required=True)
+        except JsonSyntaxError as error:
+            # Triton's 500 for it would tell SageMaker that the container is at fault.
+            raise InvalidArgumentError(error.message) from None
+        name, url = (_text_of(body, field) for field in ("model_name", "url"))
         log.info("Loading SageMaker TargetModel: %s", exchange.header(_TARGET_MODEL) or name)
         await self._run(table.SAGEMAKER_LOAD_MODEL, RegisterRequest(name, url))
         return empty_reply()
@@ -212,6 +211,13 @@ def _route(endpoint: Endpoint, handler: Callable[..., Any], *others: Endpoint) -
     """The route of endpoints with one path."""
     methods = [each.http_method for each in (endpoint, *others)]
     return route(path_pattern(endpoint.paths[0]), methods, endpoint.access, handler)
+
+
+def _text_of(body: Any, field: str) -> str:
+    value = member(body, field)
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"the load request has no text '{field}'")
+    return text(value)
 
 
 def _model_object(model: RegisteredModel) -> dict[str, str]:
