@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.contract.test_traces import write_models
 from tests.support.otlp_collector import Collector, http_collector
 from tests.support.servers import LocalServer, client_of, eventually, serving, write_model
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 WAIT_S = 20.0
@@ -288,3 +290,44 @@ def test_each_request_has_one_root_whatever_happens(tmp_path: Path, seed: int) -
             above = by_id[span.parent_span_id]
             assert above.trace_id == span.trace_id
             assert above.start_time_unix_nano <= span.start_time_unix_nano
+
+
+def told_by_grpc(server: LocalServer, model: str, number: int, metadata: dict[str, str]) -> str:
+    """The ``traceparent`` in the trailing metadata of a ModelInfer call; empty without it."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name="IN", datatype="INT32", shape=[1]).contents.int_contents.append(number)
+    with grpc.insecure_channel(server.address) as channel:
+        call: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer.future(
+            request, metadata=tuple(metadata.items()), timeout=WAIT_S
+        )
+        return str(dict(call.trailing_metadata()).get("traceparent", ""))
+
+
+def told_by_http(server: LocalServer, model: str, number: int, headers: dict[str, str]) -> list[str]:
+    """The header ``traceparent`` of a response of each route; empty without it."""
+    infer = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [number]}]}
+    bodies = {"infer": infer, "generate": {"IN": [number]}, "generate_stream": {"IN": [number]}}
+    url = f"http://{server.http_address}/v2/models/{model}"
+    answers = [httpx.post(f"{url}/{route}", json=body, headers=headers) for route, body in bodies.items()]
+    return [answer.headers.get("traceparent", "") for answer in answers]
+
+
+@pytest.mark.parametrize("more", [(), ("--grpc-infer-response-compression-level=low",)])
+def test_answers_name_the_root_spans_that_are_exported(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Of sampled requests, whatever becomes of them."""
+    write_models(tmp_path)
+    flags = ["--grpc-restricted-protocol=inference:key=secret", "--http-restricted-api=inference:key=secret"]
+    settings = ("rate=1000", "opentelemetry,return-header=true")
+    cases = [("leaf", 1, "secret"), ("leaf", -1, "secret"), ("gone", 1, "secret"), ("leaf", 1, "wrong")]
+    told: list[str] = []
+    with exporting(tmp_path, *settings, flags=[*flags, *more]) as (server, collector):
+        for sampled in ("01", "00"):
+            for model, number, key in cases:
+                headers = {"traceparent": parent(sampled), "key": key}
+                told.append(told_by_grpc(server, model, number, headers))
+                told += told_by_http(server, model, number, headers)
+        half = len(told) // 2
+        eventually(lambda: len(roots(collector.spans)) >= half, "all that are sampled")
+        exported = [f"00-{root.trace_id.hex()}-{root.span_id.hex()}-01" for root in roots(collector.spans)]
+    assert sorted(told[:half]) == sorted(exported)
+    assert not any(told[half:])

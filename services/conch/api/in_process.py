@@ -207,6 +207,9 @@ class _Program:
         """A header of the trace."""
         return self._headers.get(name, "")
 
+    def answer_with(self, name: str, value: str) -> None:
+        """Does nothing: the answer has no headers."""
+
 
 class _OpenStream:
     """A request whose responses a thread reads one by one."""

@@ -26,6 +26,7 @@ class TimedRequests:
 
     def __init__(self, within: RequestLog | None) -> None:
         self._within = within
+        self.answers = within is not None and within.answers
 
     def begin(
         self,

@@ -52,15 +52,20 @@ class Caller(Protocol):
     def header(self, name: str) -> str:
         """A header or an entry of metadata, by its name in lower case; empty without it."""
 
+    def answer_with(self, name: str, value: str) -> None:
+        """Adds a header, or an entry of trailing metadata, to the answer; nothing if it can't have one."""
+
 
 class RequestLog(Protocol):
     """Access log and traces of a server.
 
     Attributes:
         on: Whether requests are to be begun.
+        answers: Whether it may use `Caller.answer_with`.
     """
 
     on: bool
+    answers: bool
 
     def begin(
         self,

@@ -67,6 +67,9 @@ class RayCall:
         """All values of a text key of the metadata."""
         return [each for key, each in self.metadata if key == name and isinstance(each, str)]
 
+    def answer_with(self, name: str, value: str) -> None:
+        """Does nothing: metadata of answers is the proxy's."""
+
     def deadline_ns(self, now_ns: int) -> int | None:
         """None, see above."""
         return None

@@ -64,6 +64,9 @@ class From:
     def header(self, name: str) -> str:
         return ""
 
+    def answer_with(self, name: str, value: str) -> None:
+        """Nothing reads it."""
+
 
 class Place:
     """A model with an access log."""

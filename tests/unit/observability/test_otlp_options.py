@@ -92,6 +92,11 @@ def test_what_describes_the_server() -> None:
         ([("certificate", "/nowhere")], {}, "the file can't be read"),
         ([("resource", "novalue")], {}, "<name>=<value>"),
         ([("layout", "x")], {}, "triton, semconv"),
+        (
+            [("return-header", "yes")],
+            {},
+            'opentelemetry,return-header".\nit must be one of true, false, got: yes',
+        ),
     ],
 )
 def test_what_is_refused(pairs: Pairs, variables: dict[str, str], text: str) -> None:

@@ -58,6 +58,9 @@ class From:
     def header(self, name: str) -> str:
         return self._headers.get(name, "")
 
+    def answer_with(self, name: str, value: str) -> None:
+        """Nothing reads it."""
+
 
 def request() -> InferenceRequest:
     return InferenceRequest("a", "", {}, lambda *_: None, 1)

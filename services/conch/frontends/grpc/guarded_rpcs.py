@@ -36,9 +36,9 @@ def guard_unary(
             try:
                 call.access = guard.admit(call, roles, action, len(message))
             except ConchError as error:
-                call.abort(error.grpc_status, error.message, retry_metadata(error))
                 if roles == INFERS:
-                    on_refused(error, call, len(message))
+                    on_refused(error, call, len(message))  # it may add to the answer
+                call.abort(error.grpc_status, error.message, retry_metadata(error))
             else:
                 handler(call, message)
 

@@ -65,7 +65,8 @@ class InferHandler:
         self._prepare = prepare
         self._compression = compression
         self._reports = reports
-        self._plain = compression is None and reports is None
+        log = core.request_log
+        self._plain = compression is None and reports is None and (log is None or not log.answers)
 
     def __call__(self, call: UnaryRpc, message: bytes, polling: bool = True) -> None:
         """Submits one request; the responder replies.

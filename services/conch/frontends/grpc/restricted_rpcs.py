@@ -40,8 +40,8 @@ def restrict(
             if _carries(call.metadata, key, value):
                 handler(call, message)
             else:
+                notify(UnauthenticatedError(_text(key)), call, len(message))  # it may add to the answer
                 call.abort(UnavailableError.grpc_status, _text(key))
-                notify(UnauthenticatedError(_text(key)), call, len(message))
 
         return handle
 

@@ -18,7 +18,7 @@ ANY_ORIGIN = "*"
 _FORM_TYPES = frozenset((b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain"))
 """Content types that need no CORS preflight."""
 
-_EXPOSED = b"inference-header-content-length, retry-after"
+_EXPOSED = b"inference-header-content-length, retry-after, traceparent"
 _MAX_AGE_S = b"600"
 
 

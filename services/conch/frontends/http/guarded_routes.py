@@ -44,7 +44,8 @@ def _guarded(route: Route, guard: AccessGuard, on_refused: OnRefused) -> RouteHa
             error = _refusal(exchange, guard, endpoint.entry_roles, endpoint.name, path.get("model", ""))
             if error is not None:
                 if endpoint.roles == INFERS and "model" in path:
-                    on_refused(exchange, path["model"], path["version"], error)
+                    on_refused(exchange, path["model"], path["version"], error)  # it may add to the answer
+                exchange.respond(*error_reply(error))
                 return None
         return handler(exchange, **path)
 
@@ -57,8 +58,11 @@ def guard_handler(
     """Returns the handler of a port with one kind of call; it checks the caller first, save on open paths."""
 
     def handle(exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
-        if exchange.path not in open_paths and _refusal(exchange, guard, roles, action, model) is not None:
-            return None
+        if exchange.path not in open_paths:
+            error = _refusal(exchange, guard, roles, action, model)
+            if error is not None:
+                exchange.respond(*error_reply(error))
+                return None
         return handler(exchange)
 
     return handle
@@ -67,13 +71,12 @@ def guard_handler(
 def _refusal(
     exchange: HttpExchange, guard: AccessGuard, roles: Roles, action: str, model: str
 ) -> ConchError | None:
-    """Refuses a request, and returns the error; None if it is admitted."""
+    """Identifies the caller; returns the error of a request that is refused, None if it is admitted."""
     chunked = b"transfer-encoding" in exchange.fields
     try:
         exchange.access = guard.admit(
             exchange, roles, action, None if chunked else exchange.length or 0, model
         )
     except ConchError as error:
-        exchange.respond(*error_reply(error))
         return error
     return None

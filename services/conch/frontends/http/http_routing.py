@@ -117,8 +117,9 @@ class RouteTable:
         if inference and self._cors is not None and self._cors.answer(exchange):
             return None
         if target.category in self._restrictions and not self._admits(exchange, target.category):
-            if inference:
+            if inference:  # it may add to the answer
                 self._refused(exchange, groups.get("model", ""), groups.get("version", ""))
+            exchange.respond(*text_error(restricted_text(self._restrictions[target.category][0]), 403))
             return None
         if inference and ASKED in exchange.fields and self._reports is not None:
             exchange.late_headers = partial(self._reports.header, exchange.fields[ASKED])
@@ -139,13 +140,10 @@ class RouteTable:
         return None if work is None else _answer(exchange, work)
 
     def _admits(self, exchange: HttpExchange, category: str) -> bool:
-        """Returns whether the request has the header of its category; refuses it otherwise."""
+        """Returns whether the request has the header of its category."""
         key, value = self._restrictions[category]
         name, secret = key.encode(), value.encode()
-        if any(each.lower() == name and compare_digest(given, secret) for each, given in exchange.headers):
-            return True
-        exchange.respond(*text_error(restricted_text(key), 403))
-        return False
+        return any(each.lower() == name and compare_digest(given, secret) for each, given in exchange.headers)
 
 
 async def _answer(exchange: HttpExchange, work: Coroutine[Any, Any, Reply | None]) -> None:

@@ -57,9 +57,16 @@ def open_tracing(
         if exemplars is not None:
             sinks.append(ExemplarSink(exemplars))
         settings = TraceSettings(options.values, options.mode, exporter_options.shown)
-        follows = exporter_options.follows_unsampled
-        spans = exporter_options.batch_spans
-        tracer = Tracer(settings, sinks, drops, options.tail, True, follows, spans)
+        tracer = Tracer(
+            settings,
+            sinks,
+            drops,
+            options.tail,
+            propagates=True,
+            follows_unsampled=exporter_options.follows_unsampled,
+            batch_spans=exporter_options.batch_spans,
+            tells_callers=exporter_options.tells_callers,
+        )
         return Tracing(settings, tracer, exporter.counts)
     from conch.observability.tracing.trace_file import TraceFile
 

@@ -32,6 +32,7 @@ _KEYS = (
     "layout",
     "parent",
     "batch-spans",
+    "return-header",
 )
 
 
@@ -46,6 +47,7 @@ class OtlpOptions:
         layout: ``triton`` for the span names and kinds of Triton, ``semconv`` for those of OpenTelemetry.
         follows_unsampled: Whether the span of a caller that is not sampled traces the request.
         batch_spans: Whether a batch of several requests has a span of its own.
+        tells_callers: Whether responses name the root span of their request.
         shown: The settings as Triton's trace setting RPC shows them.
     """
 
@@ -55,6 +57,7 @@ class OtlpOptions:
     layout: str
     follows_unsampled: bool
     batch_spans: bool
+    tells_callers: bool
     shown: Mapping[str, tuple[str, ...]]
 
 
@@ -92,6 +95,7 @@ def otlp_options(
         layout=pick("layout", (), TRITON_LAYOUT, (TRITON_LAYOUT, SEMCONV_LAYOUT)),
         follows_unsampled=pick("parent", (), "sampled", ("sampled", "always")) == "always",
         batch_spans=pick("batch-spans", (), "false", ("true", "false")) == "true",
+        tells_callers=pick("return-header", (), "false", ("true", "false")) == "true",
         shown={**shown, **{key: (str(number),) for key, number in numbers.items()}},
     )
 

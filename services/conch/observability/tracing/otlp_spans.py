@@ -208,7 +208,8 @@ class SpanEncoder:
         times = pack(f"<{number}Q", *[ns + offset for _, ns in own])
         packed = [times[place : place + 8] for place in range(0, 8 * number, 8)]
         if shape.root is not None:
-            span_id = self._new_id()
+            told: int | None = getattr(trace, "root_id", None)
+            span_id = self._new_id() if told is None else told.to_bytes(8, "big")
             values = [trace_id, span_id, parent_id, *packed]
             spans.append(field(_SPANS, shape.root(values) + state + self._of_root(trace)))
             parent_id = span_id

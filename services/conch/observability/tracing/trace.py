@@ -68,6 +68,7 @@ class Trace:
         request_id: The client's request id, or empty.
         trace_id: 128 bits, the same in a tree.
         span_id: 64 bits, of the model's span.
+        root_id: 64 bits, of the root span, if a client was told it; unset before.
         path: Path of an HTTP request. Of the root of an exported trace only, as the next two.
         client: Address of the client.
         agent: What the client calls itself.
@@ -109,6 +110,7 @@ class Trace:
         "received_ns",
         "request_id",
         "responded_ns",
+        "root_id",
         "rows",
         "sends",
         "setting",
@@ -120,6 +122,8 @@ class Trace:
         "trace_id",
         "version",
     )
+
+    root_id: int
 
     def __init__(
         self,

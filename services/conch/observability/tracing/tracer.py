@@ -23,7 +23,7 @@ from conch.core.request import InferenceRequest, RunTimes, TracedBatch
 from conch.core.request_log import Caller
 from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.trace import Trace
-from conch.observability.tracing.trace_context import parse_traceparent
+from conch.observability.tracing.trace_context import format_traceparent, parse_traceparent
 from conch.observability.tracing.trace_setting import TraceSetting
 from conch.observability.tracing.trace_settings import TraceSettings
 from conch.observability.tracing.trace_sink import TraceSink
@@ -65,9 +65,11 @@ class Tracer:
         propagates: Whether callers' spans are continued, as in mode ``opentelemetry``.
         follows_unsampled: Whether a caller's span that is not sampled traces the request, as in Triton.
         batch_spans: Whether a batch of several requests has a span.
+        tells_callers: Whether the answer to a request that is sampled names its root span.
 
     Attributes:
         propagates: As given.
+        tells_callers: As given.
         drops: As given.
     """
 
@@ -80,6 +82,7 @@ class Tracer:
         propagates: bool = False,
         follows_unsampled: bool = False,
         batch_spans: bool = False,
+        tells_callers: bool = False,
     ) -> None:
         self._settings = settings
         self._sinks = sinks
@@ -89,6 +92,7 @@ class Tracer:
         self.propagates = propagates
         self._follows_unsampled = follows_unsampled
         self._batch_spans = batch_spans
+        self.tells_callers = tells_callers
         self._number = count(1).__next__
         # Its own, as models may seed the generator of `random`.
         self._bits = Random().getrandbits
@@ -137,6 +141,9 @@ class Tracer:
                 )
         if sampled:
             trace.reason = "sampled"
+            if self.tells_callers and caller is not None:
+                trace.root_id = self._bits(64)
+                caller.answer_with("traceparent", format_traceparent(trace_id, trace.root_id, True))
         return trace
 
     def child(self, parent: Trace, protocol: str) -> Trace:

@@ -97,6 +97,9 @@ class Call:
         """All values of a text key of the metadata."""
         return [value for key, value in self.metadata if key == name and isinstance(value, str)]
 
+    def answer_with(self, name: str, value: str) -> None:
+        """Does nothing: the requests of a stream share its trailing metadata."""
+
     def deadline_ns(self, now_ns: int) -> int | None:
         """Returns the client's deadline on the monotonic clock, whose time is `now_ns`; None without one.
 
@@ -210,7 +213,10 @@ class UnaryCall(Call):
         watched: True once the C core reports the call's end before it is answered.
     """
 
-    __slots__ = ("_close_due", "_handler", "_on_cancel", "_open", "_subject", "_waited", "watched")
+    __slots__ = ("_close_due", "_handler", "_on_cancel", "_open", "_subject", "_trailing", "_waited",
+                 "watched")  # fmt: skip
+
+    _trailing: Metadata
 
     def __init__(
         self, event: Any, handler: Callable[[UnaryCall, bytes], None], open_calls: OpenCalls
@@ -268,18 +274,27 @@ class UnaryCall(Call):
         if self._on_cancel is not None and event.batch_operations[0].cancelled():
             self._on_cancel(subject)
 
+    def answer_with(self, name: str, value: str) -> None:
+        """Adds an entry to the trailing metadata of `reply_with` and `abort`; see `Caller`."""
+        self._trailing = (*self._with_added(None), (name, value))
+
+    def _with_added(self, trailing: Metadata | None) -> Metadata:
+        # Unset without an entry, which then costs `reply` nothing.
+        return (*(trailing or ()), *getattr(self, "_trailing", ()))
+
     def reply(self, message: bytes) -> None:
-        """Sends the answer with status OK; from any thread."""
+        """Sends the answer with status OK and nothing else; from any thread."""
         self._finish(SEND_NO_METADATA, cygrpc.SendMessageOperation(message, 0), SEND_OK)
 
     def reply_with(self, message: bytes, compression: str | None, trailing: Metadata | None) -> None:
         """Sends the answer with status OK, a gRPC compression such as ``gzip``, and trailing metadata."""
-        status = SEND_OK if trailing is None else cygrpc.SendStatusFromServerOperation(trailing, OK, b"", 0)
+        trailing = self._with_added(trailing)
+        status = cygrpc.SendStatusFromServerOperation(trailing, OK, b"", 0) if trailing else SEND_OK
         self._finish(send_metadata(compression), cygrpc.SendMessageOperation(message, 0), status)
 
     def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
         """Ends the call with an error status and trailing metadata; from any thread."""
-        self._finish(*error_operations(status, details, trailing))
+        self._finish(*error_operations(status, details, self._with_added(trailing)))
 
     def _finish(self, *operations: Any) -> None:
         if self._takes_close():
