@@ -230,6 +230,22 @@ def test_settings_of_the_mode(tmp_path: Path) -> None:
         assert not [span for span in collector.spans if span.name == "leaf"]
 
 
+def test_a_ratio_samples_by_the_trace_id(tmp_path: Path) -> None:
+    write_models(tmp_path)
+    sampled, other = (f"{1:018x}{low}" for low in ("80" + 12 * "0", "7f" + 12 * "f"))
+    with exporting(tmp_path, "opentelemetry,ratio=0.5") as (server, collector), client_of(server) as client:
+        shown = client.get_trace_settings("leaf", as_json=True)["settings"]
+        assert {name: shown[name]["value"] for name in ("trace_rate", "ratio")} == {
+            "trace_rate": ["0"],
+            "ratio": ["0.5"],
+        }
+        for trace_id in (other, sampled):
+            post(server, "leaf", traceparent=f"00-{trace_id}-{PARENT_ID:016x}-00")
+            call(server, "leaf", traceparent=f"00-{trace_id}-{PARENT_ID:016x}-00")
+        spans = collector.wait_spans(6)
+    assert Counter(root.trace_id.hex() for root in roots(spans)) == {sampled: 2}
+
+
 def ask_oddly(server: LocalServer, random_: random.Random, number: int) -> str:
     """A request that may fail, be cancelled, or kill its worker; returns its id if the model answered it."""
     given = triton.InferInput("IN", [1], "INT32")

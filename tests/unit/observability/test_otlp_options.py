@@ -57,6 +57,7 @@ def test_addresses(pairs: Pairs, variables: dict[str, str], url: str) -> None:
         ([("bsp_schedule_delay", "0")], {"BSP_SCHEDULE_DELAY": "9"}, "limits.delay_s", 0.0),
         ([("parent", "always")], {}, "follows_unsampled", True),
         ([("layout", "SemConv")], {}, "layout", "semconv"),
+        ([("ratio", "1e-3")], {}, "ratio", 0.001),
     ],
 )
 def test_settings(pairs: Pairs, variables: dict[str, str], attribute: str, value: Any) -> None:
@@ -92,6 +93,14 @@ def test_what_describes_the_server() -> None:
         ([("certificate", "/nowhere")], {}, "the file can't be read"),
         ([("resource", "novalue")], {}, "<name>=<value>"),
         ([("layout", "x")], {}, "triton, semconv"),
+        *(
+            (
+                [("ratio", text)],
+                {},
+                'opentelemetry,ratio".\nit must be a number from 0 to 1, such as 0.01, got: ',
+            )
+            for text in ("-0.1", "1.01", "nan", "1%", "1e9", "0.1.2", ".")
+        ),
         (
             [("return-header", "yes")],
             {},

@@ -44,6 +44,11 @@ VALUES = TraceValues(timestamps=True, file="t.json")
         ),
         ((), {"trace-level": ["TENSORS", "OFF"]}, TraceOptions()),
         (("rate=7",), {"trace-rate": ["3"]}, TraceOptions(values=TraceValues(rate=7))),
+        (
+            ("mode=opentelemetry", "level=min", "opentelemetry,ratio=0.1"),
+            {},
+            TraceOptions("opentelemetry", TraceValues(timestamps=True, rate=0), (("ratio", "0.1"),)),
+        ),
     ],
 )
 def test_what_flags_mean(configs: tuple[str, ...], old: dict[str, list[str]], expected: TraceOptions) -> None:
@@ -84,6 +89,10 @@ def test_what_flags_mean(configs: tuple[str, ...], old: dict[str, list[str]], ex
         ),
         (("level=TIMESTAMPS",), "trace file name is not given: --trace-config triton,file=PATH"),
         ((*ON, "rate=0"), "sample rate must be non-zero: --trace-config rate=1"),
+        (
+            ("mode=opentelemetry", "rate=0", "opentelemetry,ratio=0.1"),
+            'Bad option: "--trace-config opentelemetry,ratio".\nit takes the place of rate: leave one',
+        ),
         (("mode=opentelemetry", "level=TENSORS"), "Tensor level tracing is not supported by the mode"),
     ],
 )

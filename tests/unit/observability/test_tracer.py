@@ -172,6 +172,60 @@ def test_callers_decide_in_mode_opentelemetry() -> None:
     assert begun(always, caller=From(traceparent="00-x")) is None
 
 
+def by_ratio(ratio: float, **changes: Any) -> Tracer:
+    values = replace(ON, **{"rate": 0, **changes})
+    return Tracer(TraceSettings(values, OPENTELEMETRY), propagates=True, ratio=ratio)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=2), st.integers(1, 2**72 - 1), st.integers(0, 2**56 - 1)
+)
+def test_a_ratio_samples_that_share_of_trace_ids(ratios: list[float], high: int, first: int) -> None:
+    """Whichever server is asked: one with a smaller ratio samples no trace that another one does not."""
+    number = 200
+    ids = [high << 56 | (first + place * 2**56 // number) % 2**56 for place in range(number)]
+    lesser, greater = sorted(ratios)
+    sampled = {}
+    for ratio in (lesser, greater):
+        callers = {id_: From(traceparent=format_traceparent(id_, 6, False)) for id_ in ids}
+        tracer = by_ratio(ratio)
+        sampled[ratio] = {id_ for id_, caller in callers.items() if begun(tracer, caller=caller)}
+        assert abs(len(sampled[ratio]) - ratio * number) <= 1
+    assert sampled[lesser] <= sampled[greater]
+
+
+def test_a_ratio_samples_requests_without_a_caller_by_the_ids_that_they_get() -> None:
+    number, ratio = 2000, 0.25
+    one, other = by_ratio(ratio), by_ratio(ratio)
+    traces = [trace for _ in range(number) if (trace := begun(one)) is not None]
+    assert abs(len(traces) - number * ratio) < 6 * (number * ratio * (1 - ratio)) ** 0.5
+    for trace in traces:
+        assert trace.reason == "sampled"
+        assert begun(other, caller=From(traceparent=format_traceparent(trace.trace_id, 6, False)))
+
+
+def test_what_goes_with_a_ratio() -> None:
+    """Callers that sample, a level, a count, a rate of a model, and what is kept after the fact."""
+    least, most = (From(traceparent=format_traceparent(1 << 56 | low, 6, False)) for low in (0, 2**56 - 1))
+    assert begun(by_ratio(1e-9), caller=From(traceparent=format_traceparent(1 << 56, 6, True)))
+    assert not begun(by_ratio(1e-9), caller=least) and begun(by_ratio(1e-9), caller=most)
+    assert begun(by_ratio(1.0), caller=least)
+    assert not begun(by_ratio(1.0, timestamps=False), caller=most)
+    counted = by_ratio(1.0, count=2)
+    assert [begun(counted) is not None for _ in range(3)] == [True, True, False]
+    own = TraceSettings(replace(ON, rate=0), OPENTELEMETRY)
+    own.update({"trace_rate": ["2"]}, "b")
+    tracer = Tracer(own, propagates=True, ratio=1.0)
+    assert [begun(tracer, "b") is not None for _ in range(4)] == [False, True, False, True]
+    assert begun(tracer)
+    tail = Tracer(
+        TraceSettings(replace(ON, rate=0), OPENTELEMETRY), (), None, TailRules(failed=True), True, ratio=0.5
+    )
+    kept = [begun(tail, caller=caller) for caller in (least, most)]
+    assert [trace and trace.reason for trace in kept] == ["", "sampled"]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=8), st.randoms())
 def test_each_traced_request_is_written_once(cases: list[tuple[int, bool, bool]], random: Any) -> None:

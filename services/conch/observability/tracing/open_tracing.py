@@ -66,6 +66,7 @@ def open_tracing(
             follows_unsampled=exporter_options.follows_unsampled,
             batch_spans=exporter_options.batch_spans,
             tells_callers=exporter_options.tells_callers,
+            ratio=exporter_options.ratio,
         )
         return Tracing(settings, tracer, exporter.counts)
     from conch.observability.tracing.trace_file import TraceFile

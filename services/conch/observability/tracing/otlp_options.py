@@ -6,6 +6,7 @@ No state. Used by: `open_tracing`, `otlp_exporter`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ _KEYS = (
     "parent",
     "batch-spans",
     "return-header",
+    "ratio",
 )
 
 
@@ -48,6 +50,7 @@ class OtlpOptions:
         follows_unsampled: Whether the span of a caller that is not sampled traces the request.
         batch_spans: Whether a batch of several requests has a span of its own.
         tells_callers: Whether responses name the root span of their request.
+        ratio: The share of trace ids that are sampled in place of a rate; 0 for none.
         shown: The settings as Triton's trace setting RPC shows them.
     """
 
@@ -58,6 +61,7 @@ class OtlpOptions:
     follows_unsampled: bool
     batch_spans: bool
     tells_callers: bool
+    ratio: float
     shown: Mapping[str, tuple[str, ...]]
 
 
@@ -88,6 +92,8 @@ def otlp_options(
     shown: dict[str, tuple[str, ...]] = {"url": (endpoint.url.geturl(),)}
     if resources:
         shown["resource"] = tuple(given.all("resource"))
+    if ratio := given.all("ratio"):
+        shown["ratio"] = (ratio[-1],)
     return OtlpOptions(
         endpoint=endpoint,
         limits=QueueLimits(queue_size, batch_size, numbers["bsp_schedule_delay"] / 1000),
@@ -96,6 +102,7 @@ def otlp_options(
         follows_unsampled=pick("parent", (), "sampled", ("sampled", "always")) == "always",
         batch_spans=pick("batch-spans", (), "false", ("true", "false")) == "true",
         tells_callers=pick("return-header", (), "false", ("true", "false")) == "true",
+        ratio=given.convert("ratio", (), 0.0, _share),
         shown={**shown, **{key: (str(number),) for key, number in numbers.items()}},
     )
 
@@ -103,3 +110,9 @@ def otlp_options(
 def _number(given: Given, key: str, default: int) -> int:
     least = 0 if key == "bsp_schedule_delay" else 1
     return given.convert(key, (f"OTEL_{key.upper()}",), default, whole(least))
+
+
+def _share(text: str) -> float:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?(e-[0-9]+)?", text, re.ASCII) or float(text) > 1:
+        raise ValueError("it must be a number from 0 to 1, such as 0.01")
+    return float(text)

@@ -82,6 +82,11 @@ def trace_options(
     warnings = _add_old(given, old, mode)
     if mode == TRITON and exporter:
         warnings.append("settings of the trace mode 'opentelemetry' have no effect with mode=triton")
+    by_ratio = mode == OPENTELEMETRY and any(key == "ratio" for key, _ in exporter)
+    if by_ratio and "rate" in given:
+        raise InvalidArgumentError(
+            'Bad option: "--trace-config opentelemetry,ratio".\nit takes the place of rate: leave one out'
+        )
     levels = [_level(level) for level in given.get("level", ())]
     timestamps = any("timestamps" in level for level in levels)
     tensors = any("tensors" in level for level in levels)
@@ -90,7 +95,7 @@ def trace_options(
     values = TraceValues(
         timestamps,
         tensors,
-        _number(given, "rate", 0, 1000),
+        _number(given, "rate", 0, 0 if by_ratio else 1000),
         _number(given, "count", -1, -1),
         _number(given, "log-frequency", 0, 0) if mode == TRITON else 0,
         given.get("file", [""])[-1] if mode == TRITON else "",

@@ -11,6 +11,9 @@ from itertools import count
 
 UNLIMITED = -1
 
+_RANDOM = 2**56
+"""Values of the bits of a trace id that are random, by W3C Trace Context: its last 7 bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceValues:
@@ -19,7 +22,7 @@ class TraceValues:
     Attributes:
         timestamps: Whether times are traced.
         tensors: Whether tensors are.
-        rate: One of so many requests is traced; 0 for those with a sampled caller only.
+        rate: One of so many requests is traced; 0 for those whose caller or trace id samples them only.
         count: Traces that may still be sampled; -1 for any number.
         log_frequency: Traces in one indexed file; 0 for one file.
         file: Path of the trace file, or empty.
@@ -61,10 +64,26 @@ class TraceSetting:
         rate = self._rate
         if not rate or self._next() % rate:
             return False
-        if self._left < 0:
-            return True
+        return True if self._left < 0 else self._take()
+
+    def sample_id(self, trace_id: int, threshold: int) -> bool:
+        """As `sample`, by a trace id, if there is no rate; see `ratio_threshold`."""
+        if self._rate or trace_id % _RANDOM < threshold:
+            return False
+        return True if self._left < 0 else self._take()
+
+    def _take(self) -> bool:
         with self._lock:
             if not self._left:
                 return False
             self._left -= 1
             return True
+
+
+def ratio_threshold(ratio: float) -> int:
+    """The least randomness of the trace ids that a share of all traces has.
+
+    As in OpenTelemetry's consistent probability sampling:
+    https://opentelemetry.io/docs/specs/otel/trace/tracestate-probability-sampling/.
+    """
+    return _RANDOM - round(ratio * _RANDOM)

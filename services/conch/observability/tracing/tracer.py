@@ -24,7 +24,7 @@ from conch.core.request_log import Caller
 from conch.observability.otlp.drop_counter import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent, parse_traceparent
-from conch.observability.tracing.trace_setting import TraceSetting
+from conch.observability.tracing.trace_setting import TraceSetting, ratio_threshold
 from conch.observability.tracing.trace_settings import TraceSettings
 from conch.observability.tracing.trace_sink import TraceSink
 
@@ -66,6 +66,7 @@ class Tracer:
         follows_unsampled: Whether a caller's span that is not sampled traces the request, as in Triton.
         batch_spans: Whether a batch of several requests has a span.
         tells_callers: Whether the answer to a request that is sampled names its root span.
+        ratio: The share of trace ids that are sampled while a setting's rate is 0.
 
     Attributes:
         propagates: As given.
@@ -83,12 +84,16 @@ class Tracer:
         follows_unsampled: bool = False,
         batch_spans: bool = False,
         tells_callers: bool = False,
+        ratio: float = 0.0,
     ) -> None:
         self._settings = settings
         self._sinks = sinks
         self.drops = drops or DropCounter()
         self._tail = tail or TailRules()
-        self._keeps_some = bool(self._tail)
+        self._by_id = ratio > 0
+        self._threshold = ratio_threshold(ratio)
+        # Requests that neither their rate nor their caller samples.
+        self._keeps_some = bool(self._tail) or self._by_id
         self.propagates = propagates
         self._follows_unsampled = follows_unsampled
         self._batch_spans = batch_spans
@@ -129,6 +134,10 @@ class Tracer:
         if not sampled and not self._keeps_some:
             return None
         trace_id = self._bits(128) if span is None else span.trace_id
+        if not sampled and self._by_id:
+            sampled = setting.sample_id(trace_id, self._threshold)
+            if not sampled and not self._tail:
+                return None
         trace = Trace(self._number(), setting, None, protocol, trace_id, self._bits(64))
         trace.caller = span
         if caller is not None:
