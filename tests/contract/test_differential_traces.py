@@ -72,6 +72,7 @@ def stream(responses: int, at: Addresses) -> None:
         client.stop_stream()
 
 
+CALLERS_SPAN = (8).to_bytes(8, "big")
 PARENT = f"00-{7:032x}-{8:016x}-01"
 REQUESTS: list[Callable[[Addresses], None]] = [
     *(
@@ -184,6 +185,12 @@ def span_trees(spans: Sequence[Span]) -> list[Any]:
     return [tree(span) for span in ordered if span.parent_span_id not in known]
 
 
+def unlinked(tree: dict[str, Any]) -> dict[str, Any]:
+    """A tree without the context that its caller gave."""
+    children = [unlinked(child) for child in tree["children"]]
+    return {**tree, "parent": b"", "trace": b"", "children": children}
+
+
 def test_collectors_get_the_same_spans(tmp_path: Path) -> None:
     with http_collector() as theirs, http_collector() as ours:
 
@@ -195,5 +202,8 @@ def test_collectors_get_the_same_spans(tmp_path: Path) -> None:
         asked(tmp_path, configs)
         their_trees, our_trees = span_trees(theirs.spans), span_trees(ours.spans)
     assert len(their_trees) == len(REQUESTS)
+    assert sum(tree["parent"] == CALLERS_SPAN for tree in our_trees) == 2
     for one, other in zip(our_trees, their_trees, strict=True):
-        assert one == other
+        # On a busy machine Triton at times overlooks the context of a gRPC call.
+        overlooked = one["parent"] == CALLERS_SPAN and other["parent"] == b""
+        assert (unlinked(one) if overlooked else one) == other
