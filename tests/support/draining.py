@@ -21,7 +21,6 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 _HTTP_BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]})
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _ONE = np.ones(1, np.float32).tobytes()
-_BROKEN = ("Broken pipe", "Connection reset")
 
 
 def request_for(name: str, **parameters: int | bool) -> Any:
@@ -109,11 +108,6 @@ class Load:
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def broken(self) -> int:
-        """Connections that broke as their client was sending, which may lose an answer on its way to it."""
-        return sum(any(each in text for each in _BROKEN) for _, text in self.failures)
 
     def join(self) -> None:
         """Waits until all of them have ended."""

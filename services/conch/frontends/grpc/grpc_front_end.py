@@ -187,10 +187,19 @@ class GrpcFrontEnd:
         end = time.monotonic() + grace_s
         self._methods.refuse_requests()
         self._wait_for_quiet(grace_s)
-        self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
+        self._drain_streams(min(max(end - time.monotonic(), 0.0), _MAX_WAIT_FOR_STREAMS_S))
         ended = self._server.stop(max(end - time.monotonic(), 0.0))
         # Work may hang with its storage for longer than its client has waited.
         return self._methods.close(max(end - time.monotonic(), 0.0)) and ended
+
+    def _drain_streams(self, timeout_s: float) -> None:
+        """Closes all streams, and leaves their clients time to read the end.
+
+        The C core closes a connection at its last call's end. A client that still sends then finds the
+        connection reset, and loses what it has not read.
+        """
+        if self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN, timeout_s):
+            threading.Event().wait(_QUIET_S)
 
     def _wait_for_quiet(self, timeout_s: float) -> None:
         """Waits until no new calls are refused and no new stream messages arrive, with a limit for each.

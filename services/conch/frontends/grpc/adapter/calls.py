@@ -97,7 +97,7 @@ class Call:
         """All values of a text key of the metadata."""
         return [value for key, value in self.metadata if key == name and isinstance(value, str)]
 
-    def answer_with(self, name: str, value: str) -> None:
+    def add_response_metadata(self, name: str, value: str) -> None:
         """Does nothing: the requests of a stream share its trailing metadata."""
 
     def deadline_ns(self, now_ns: int) -> int | None:
@@ -152,11 +152,19 @@ class OpenCalls:
         with self._changed:
             self._changed.notify_all()
 
-    def drain_streams(self, status: int, details: str) -> None:
-        """Drains all streams, also later ones: each closes when it has nothing in flight."""
+    def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:
+        """Drains all streams, also later ones: each closes when it has nothing in flight.
+
+        Waits for their ends; returns whether there were any streams.
+        """
         self._drain = (status, details)
-        for stream in list(self._streams):
+        streams = list(self._streams)
+        for stream in streams:
             stream.on_drain(status, details)
+        with self._changed:
+            self._awaited = True
+            self._changed.wait_for(lambda: not self._streams, timeout_s)
+        return bool(streams)
 
     def wait_until_none(self, timeout_s: float) -> bool:
         """Waits until no call is open; returns False after the timeout."""
@@ -274,7 +282,7 @@ class UnaryCall(Call):
         if self._on_cancel is not None and event.batch_operations[0].cancelled():
             self._on_cancel(subject)
 
-    def answer_with(self, name: str, value: str) -> None:
+    def add_response_metadata(self, name: str, value: str) -> None:
         """Adds an entry to the trailing metadata of `reply_with` and `abort`; see `Caller`."""
         self._trailing = (*self._with_added(None), (name, value))
 

@@ -166,9 +166,9 @@ class Server:
         self._ended = self._pollers.join(left)
         return self._ended
 
-    def drain_streams(self, status: int, details: str) -> None:
-        """Closes streams with a status when they have nothing in flight, before a stop."""
-        self._calls.drain_streams(status, details)
+    def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:
+        """Closes streams with a status when they have nothing in flight, before a stop; see `OpenCalls`."""
+        return self._calls.drain_streams(status, details, timeout_s)
 
     def _on_call(self, event: Any) -> None:
         if not event.success:
