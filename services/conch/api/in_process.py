@@ -207,7 +207,7 @@ class _Program:
         """A header of the trace."""
         return self._headers.get(name, "")
 
-    def answer_with(self, name: str, value: str) -> None:
+    def add_response_metadata(self, name: str, value: str) -> None:
         """Does nothing: the answer has no headers."""
 
 

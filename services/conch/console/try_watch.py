@@ -26,7 +26,7 @@ class TimedRequests:
 
     def __init__(self, within: RequestLog | None) -> None:
         self._within = within
-        self.answers = within is not None and within.answers
+        self.adds_metadata = within is not None and within.adds_metadata
 
     def begin(
         self,

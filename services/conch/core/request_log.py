@@ -52,8 +52,8 @@ class Caller(Protocol):
     def header(self, name: str) -> str:
         """A header or an entry of metadata, by its name in lower case; empty without it."""
 
-    def answer_with(self, name: str, value: str) -> None:
-        """Adds a header, or an entry of trailing metadata, to the answer; nothing if it can't have one."""
+    def add_response_metadata(self, name: str, value: str) -> None:
+        """Adds a header, or an entry of trailing metadata, to the response, if it can have one."""
 
 
 class RequestLog(Protocol):
@@ -61,11 +61,11 @@ class RequestLog(Protocol):
 
     Attributes:
         on: Whether requests are to be begun.
-        answers: Whether it may use `Caller.answer_with`.
+        adds_metadata: Whether it may call `Caller.add_response_metadata`.
     """
 
     on: bool
-    answers: bool
+    adds_metadata: bool
 
     def begin(
         self,

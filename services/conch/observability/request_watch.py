@@ -41,7 +41,7 @@ class RequestWatches:
 
     Attributes:
         on: Whether anything is recorded of requests.
-        answers: Whether callers are told the traces of their requests.
+        adds_metadata: Whether responses carry the ``traceparent`` of their requests.
     """
 
     def __init__(self, access: AccessLog | None, tracer: Tracer, clock: Clock = monotonic_ns) -> None:
@@ -50,7 +50,7 @@ class RequestWatches:
         self.clock = clock
         # An attribute, as every request looks at it.
         self.on = access is not None or tracer.on
-        self.answers = tracer.tells_callers
+        self.adds_metadata = tracer.returns_traceparent
         tracer.on_switched(self._switched)
 
     def _switched(self, tracing: bool) -> None:

@@ -67,7 +67,7 @@ class RayCall:
         """All values of a text key of the metadata."""
         return [each for key, each in self.metadata if key == name and isinstance(each, str)]
 
-    def answer_with(self, name: str, value: str) -> None:
+    def add_response_metadata(self, name: str, value: str) -> None:
         """Does nothing: metadata of answers is the proxy's."""
 
     def deadline_ns(self, now_ns: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ class Visit:
         return [] if value is None else [value.decode()]
 
 
-NOBODY = Visit()
+NO_SESSION = Visit()
 
 
 class SteeredClock:
@@ -56,8 +57,8 @@ class SteeredClock:
         self.now += int(seconds * 1e9)
 
 
-def access(clock: SteeredClock | None = None, **options: object) -> ConsoleAccess:
-    return ConsoleAccess(ConsoleOptions(**options), None, clock or SteeredClock())  # type: ignore[arg-type]
+def access(clock: SteeredClock | None = None, **options: Any) -> ConsoleAccess:
+    return ConsoleAccess(ConsoleOptions(**options), None, clock or SteeredClock())
 
 
 def visit_of(header: str) -> Visit:
@@ -130,7 +131,7 @@ def test_rights_by_role_and_switch() -> None:
 
     closed, open_ = access(tokens=TOKENS), access(tokens=TOKENS, allow_control=True, allow_infer=True)
     for guard, able in ((closed, "PERMISSION_DENIED"), (open_, "admin")):
-        viewer, admin = (visit_of(guard.log_in(NOBODY, token)) for token in ("look", "change"))
+        viewer, admin = (visit_of(guard.log_in(NO_SESSION, token)) for token in ("look", "change"))
         expected = {
             Need.READ: ("UNAUTHENTICATED", "viewer", "admin"),
             Need.CONTROL: ("UNAUTHENTICATED", "PERMISSION_DENIED", able),
@@ -138,14 +139,14 @@ def test_rights_by_role_and_switch() -> None:
             Need.SETTINGS: ("UNAUTHENTICATED", "PERMISSION_DENIED", "admin"),
         }
         for need, outcomes in expected.items():
-            assert tuple(outcome(guard, visit, need) for visit in (NOBODY, viewer, admin)) == outcomes
-    assert access().admit(NOBODY, Need.SETTINGS).name == "local@127.0.0.1"
+            assert tuple(outcome(guard, visit, need) for visit in (NO_SESSION, viewer, admin)) == outcomes
+    assert access().admit(NO_SESSION, Need.SETTINGS).name == "local@127.0.0.1"
 
 
 def test_sessions_end_and_their_cookie_is_no_ones_else() -> None:
     clock = SteeredClock()
     guard = access(clock, tokens=TOKENS)
-    header = guard.log_in(NOBODY, "change")
+    header = guard.log_in(NO_SESSION, "change")
     assert header.endswith("; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict")
     visit = visit_of(header)
     user = guard.admit(visit, Need.READ)
@@ -163,7 +164,7 @@ def test_sessions_end_and_their_cookie_is_no_ones_else() -> None:
         guard.renew(visit, user)
     with pytest.raises(UnauthenticatedError):
         guard.admit(visit, Need.READ)
-    again = visit_of(guard.log_in(NOBODY, "change"))
+    again = visit_of(guard.log_in(NO_SESSION, "change"))
     guard.log_out(again.fields)
     with pytest.raises(UnauthenticatedError):
         guard.admit(again, Need.READ)
@@ -174,18 +175,23 @@ def test_five_wrong_tokens_a_minute() -> None:
     guard = access(clock, tokens=ConsoleTokens(admin="change"))
     for token in ("", "Change", "changes", "chang", "look"):  # an empty viewer token is none
         with pytest.raises(UnauthenticatedError):
-            guard.log_in(NOBODY, token)
+            guard.log_in(NO_SESSION, token)
     with pytest.raises(ResourceExhaustedError):
         guard.log_in(Visit(client="127.0.0.1:50001"), "change")
     guard.log_in(Visit(client="10.0.0.1:50000"), "change")
     clock.pass_s(60)
-    guard.log_in(NOBODY, "change")
+    guard.log_in(NO_SESSION, "change")
 
 
 def test_a_policy_knows_callers_by_session_by_certificate_and_as_anonymous() -> None:
-    def entry(name: str, role: Role = Role.READ, **credentials: object) -> PrincipalEntry:
-        known = {"keys": (), "claims": {}, "certificates": (), "anonymous": False} | credentials
-        return PrincipalEntry(name, models={role: ("*",)}, limits=Limits(), **known)  # type: ignore[arg-type]
+    def entry(name: str, role: Role = Role.READ, **credentials: Any) -> PrincipalEntry:
+        known: dict[str, Any] = {
+            "keys": (),
+            "claims": {},
+            "certificates": (),
+            "anonymous": False,
+        } | credentials
+        return PrincipalEntry(name, models={role: ("*",)}, limits=Limits(), **known)
 
     entries = (
         entry("web", keys=(sha256(b"the-key-of-web").digest(),)),
@@ -193,13 +199,13 @@ def test_a_policy_knows_callers_by_session_by_certificate_and_as_anonymous() -> 
     )
     policy = Access(PolicyState(Policy(entries)))
     guard = ConsoleAccess(ConsoleOptions(policy=True), policy, SteeredClock())
-    session = visit_of(guard.log_in(NOBODY, "the-key-of-web"))
+    session = visit_of(guard.log_in(NO_SESSION, "the-key-of-web"))
     certified = Visit(certificate_names=("dns:other", "cn:browser"))
     both = Visit(session.fields, certificate_names=certified.certificate_names)
     assert [guard.admit(visit, Need.READ).grant.name for visit in (session, certified, both)] == [
         "web", "browser", "web"
     ]  # fmt: skip
-    assert guard.user(NOBODY) is None
+    assert guard.user(NO_SESSION) is None
     user = guard.admit(session, Need.READ)
     policy.state = PolicyState(Policy((entry("web", Role.INFER, keys=entries[0].keys),)))
     with pytest.raises(PermissionDeniedError):  # a stream goes on only with the role
@@ -207,7 +213,7 @@ def test_a_policy_knows_callers_by_session_by_certificate_and_as_anonymous() -> 
     policy.state = PolicyState(Policy((*entries[1:], entry("guest", anonymous=True))))
     with pytest.raises(UnauthenticatedError):  # its key is none any more, so it is not the guest either
         guard.admit(both, Need.READ)
-    assert [guard.admit(visit, Need.READ).grant.name for visit in (NOBODY, both)] == ["guest", "browser"]
+    assert [guard.admit(visit, Need.READ).grant.name for visit in (NO_SESSION, both)] == ["guest", "browser"]
     for credential in ("", "the-key-of-web"):
         with pytest.raises(UnauthenticatedError):
             guard.log_in(certified, credential)

@@ -350,11 +350,10 @@ def test_a_close_ends_all_waiting_and_leaves_what_hangs(
     repositories = Repositories([local, store])
     store.hang()
     scan = beside(repositories.scan)
-    for each in (local, store):
-        assert each.begun.acquire(timeout=WAIT_S)
+    assert store.begun.acquire(timeout=WAIT_S)
+    eventually(lambda: local.listings and not repositories.listers[0].busy, "the other one has answered")
     now(repositories.close)
-    # The other one may be closed too before its listing is taken in.
-    assert scan.result(WAIT_S).unreadable[store.location] == "it has been closed"
+    assert scan.result(WAIT_S).unreadable == {store.location: "it has been closed"}
     assert now(repositories.scan).unreadable.keys() == {local.location, store.location}
     assert (local.listings, store.listings) == (1, 1)
 

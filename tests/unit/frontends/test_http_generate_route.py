@@ -326,7 +326,7 @@ class Told:
     """A request log that keeps what it is told."""
 
     on = True
-    answers = False
+    adds_metadata = False
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, int]] = []

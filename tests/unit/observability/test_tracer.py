@@ -58,7 +58,7 @@ class From:
     def header(self, name: str) -> str:
         return self._headers.get(name, "")
 
-    def answer_with(self, name: str, value: str) -> None:
+    def add_response_metadata(self, name: str, value: str) -> None:
         """Nothing reads it."""
 
 

@@ -66,7 +66,7 @@ class InferHandler:
         self._compression = compression
         self._reports = reports
         log = core.request_log
-        self._plain = compression is None and reports is None and (log is None or not log.answers)
+        self._plain = compression is None and reports is None and (log is None or not log.adds_metadata)
 
     def __call__(self, call: UnaryRpc, message: bytes, polling: bool = True) -> None:
         """Submits one request; the responder replies.

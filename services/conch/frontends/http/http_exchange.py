@@ -192,7 +192,7 @@ class HttpExchange:
         wanted = name.encode()
         return [value.decode("latin-1") for given, value in self.headers if given.lower() == wanted]
 
-    def answer_with(self, name: str, value: str) -> None:
+    def add_response_metadata(self, name: str, value: str) -> None:
         """Adds a header to the response to come; any thread, in its turn."""
         self.extra_headers = [*(self.extra_headers or ()), (name.encode(), value.encode())]
 

@@ -65,7 +65,7 @@ def open_tracing(
             propagates=True,
             follows_unsampled=exporter_options.follows_unsampled,
             batch_spans=exporter_options.batch_spans,
-            tells_callers=exporter_options.tells_callers,
+            returns_traceparent=exporter_options.returns_traceparent,
             ratio=exporter_options.ratio,
         )
         return Tracing(settings, tracer, exporter.counts)

@@ -49,7 +49,7 @@ class OtlpOptions:
         layout: ``triton`` for the span names and kinds of Triton, ``semconv`` for those of OpenTelemetry.
         follows_unsampled: Whether the span of a caller that is not sampled traces the request.
         batch_spans: Whether a batch of several requests has a span of its own.
-        tells_callers: Whether responses name the root span of their request.
+        returns_traceparent: Whether responses name the root span of their request.
         ratio: The share of trace ids that are sampled in place of a rate; 0 for none.
         shown: The settings as Triton's trace setting RPC shows them.
     """
@@ -60,7 +60,7 @@ class OtlpOptions:
     layout: str
     follows_unsampled: bool
     batch_spans: bool
-    tells_callers: bool
+    returns_traceparent: bool
     ratio: float
     shown: Mapping[str, tuple[str, ...]]
 
@@ -101,7 +101,7 @@ def otlp_options(
         layout=pick("layout", (), TRITON_LAYOUT, (TRITON_LAYOUT, SEMCONV_LAYOUT)),
         follows_unsampled=pick("parent", (), "sampled", ("sampled", "always")) == "always",
         batch_spans=pick("batch-spans", (), "false", ("true", "false")) == "true",
-        tells_callers=pick("return-header", (), "false", ("true", "false")) == "true",
+        returns_traceparent=pick("return-header", (), "false", ("true", "false")) == "true",
         ratio=given.convert("ratio", (), 0.0, _share),
         shown={**shown, **{key: (str(number),) for key, number in numbers.items()}},
     )

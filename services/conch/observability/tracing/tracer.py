@@ -65,12 +65,12 @@ class Tracer:
         propagates: Whether callers' spans are continued, as in mode ``opentelemetry``.
         follows_unsampled: Whether a caller's span that is not sampled traces the request, as in Triton.
         batch_spans: Whether a batch of several requests has a span.
-        tells_callers: Whether the answer to a request that is sampled names its root span.
+        returns_traceparent: Whether the answer to a request that is sampled names its root span.
         ratio: The share of trace ids that are sampled while a setting's rate is 0.
 
     Attributes:
         propagates: As given.
-        tells_callers: As given.
+        returns_traceparent: As given.
         drops: As given.
     """
 
@@ -83,7 +83,7 @@ class Tracer:
         propagates: bool = False,
         follows_unsampled: bool = False,
         batch_spans: bool = False,
-        tells_callers: bool = False,
+        returns_traceparent: bool = False,
         ratio: float = 0.0,
     ) -> None:
         self._settings = settings
@@ -97,7 +97,7 @@ class Tracer:
         self.propagates = propagates
         self._follows_unsampled = follows_unsampled
         self._batch_spans = batch_spans
-        self.tells_callers = tells_callers
+        self.returns_traceparent = returns_traceparent
         self._number = count(1).__next__
         # Its own, as models may seed the generator of `random`.
         self._bits = Random().getrandbits
@@ -150,9 +150,9 @@ class Tracer:
                 )
         if sampled:
             trace.reason = "sampled"
-            if self.tells_callers and caller is not None:
+            if self.returns_traceparent and caller is not None:
                 trace.root_id = self._bits(64)
-                caller.answer_with("traceparent", format_traceparent(trace_id, trace.root_id, True))
+                caller.add_response_metadata("traceparent", format_traceparent(trace_id, trace.root_id, True))
         return trace
 
     def child(self, parent: Trace, protocol: str) -> Trace:
