@@ -2,8 +2,7 @@
 
 Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename occurs once in a package; no
 module sleeps or takes durations from the wall clock; tests use no private attribute of other modules;
-docstrings and comments do without the words that ``structure.toml`` bans; modules are neither long nor,
-unless they are listed there, tiny.
+docstrings and comments do without the words that ``structure.toml`` bans.
 """
 
 from __future__ import annotations
@@ -43,11 +42,6 @@ class Module:
     def basename(self) -> str:
         """The name of its file."""
         return self.where.rpartition("/")[2]
-
-    @property
-    def lines(self) -> int:
-        """How many lines it has."""
-        return self.text.count("\n")
 
 
 class Checkout:
@@ -187,27 +181,6 @@ def check_basenames(checkout: Checkout) -> Iterator[str]:
             yield f"{name} occurs {len(places)} times ({', '.join(places)}): name each after its content"
 
 
-def check_sizes(checkout: Checkout) -> Iterator[str]:
-    """Modules that are too long, or small without a reason, and reasons that are not needed any more."""
-    least, most, small, large = (
-        checkout.settings["sizes"][key] for key in ("least", "most", "small", "large")
-    )
-    for module in checkout.modules.values():
-        if module.basename == "__init__.py":
-            continue
-        if module.lines > most and module.where not in large:
-            yield f"{module.where}: {module.lines} lines, more than {most}: split it by its reasons to change"
-        if module.lines < least and module.where not in small:
-            yield (
-                f"{module.where}: {module.lines} lines, fewer than {least}: merge it into the module that "
-                f"uses it, or add it to `small` in {SETTINGS} with its reason to stand alone"
-            )
-    paths = {module.where for module in checkout.modules.values()}
-    for where in [*small, *large]:
-        if where not in paths:
-            yield f"{SETTINGS}: {where} is not there any more: take it out of the list"
-
-
 def check_clocks(checkout: Checkout) -> Iterator[str]:
     """Calls of the wall clock and of sleep, under whatever name they were imported."""
     for module in checkout.modules.values():
@@ -287,7 +260,6 @@ CHECKS = (
     check_directions,
     check_cycles,
     check_basenames,
-    check_sizes,
     check_clocks,
     check_words,
     check_privates,

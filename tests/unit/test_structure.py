@@ -14,11 +14,6 @@ banned = ["whoever"]
 privates = ["os._exit"]
 [packages]
 whole = ["conch.wire"]
-[sizes]
-least = 2
-most = 6
-large = []
-small = []
 [[imports]]
 module = "conch.core"
 allowed = ["conch.core", "numpy"]
@@ -62,8 +57,6 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
         ("check_clocks", "services/conch/a.py", "import time as t\nt.sleep(1)\n", "a.py:2: time.sleep"),
         ("check_cycles", "services/conch/core/a.py", "#\nimport conch.core.a.b\n", ""),
         ("check_basenames", "services/conch/api/server.py", "#\n#\n", "server.py occurs 2 times"),
-        ("check_sizes", "services/conch/a.py", "#\n" * 7, "split it"),
-        ("check_sizes", "services/conch/a.py", "#\n", "merge it"),
         ("check_words", "services/conch/a.py", '#\n"""Tells\nwhoever asks."""\n', "a.py:3: 'whoever'"),
         ("check_words", "services/conch/a.py", "#\n# Whoever asks.\n", "a.py:2: 'Whoever'"),
         ("check_privates", "tests/test_b.py", "#\nserver._core.model\n", "server._core is private"),
