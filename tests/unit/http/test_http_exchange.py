@@ -110,6 +110,23 @@ def echo(most: int) -> Callable[[HttpExchange], Coroutine[Any, Any, None]]:
     return answer
 
 
+@pytest.mark.parametrize("cut", [0, 4, 40])
+def test_trailers_are_dropped(cut: int) -> None:
+    """They come behind the checks of the headers, and would override those that a proxy sets."""
+
+    async def answer(exchange: HttpExchange) -> None:
+        await exchange.wait_body(10)
+        exchange.respond(200, [], b"%r %r" % (exchange.headers, exchange.fields))
+
+    given = head("POST", "/", "X-User: proxy", "Transfer-Encoding: chunked")
+    end = b"1\r\nx\r\n0\r\n"
+    trailers = b"X-User: mallory\r\nAuthorization: Bearer stolen\r\nContent-Length: 9\r\n\r\n"
+    sent = given + end + trailers
+    pieces = (sent[: len(sent) - cut], sent[len(sent) - cut :])
+    expected = answer_of(answer, given + end + b"\r\n", GET)
+    assert answer_of(answer, *filter(None, pieces), GET) == expected
+
+
 @pytest.mark.parametrize("cut", [0, 3, 5])
 def test_a_body_in_one_piece_or_in_several(cut: int) -> None:
     """Also of a request that waits: its body has come before it is begun."""

@@ -109,9 +109,10 @@ class RequestReader:
             self._fields = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Adds a header."""
-        self._headers.append((name, value))
-        self._fields[name.lower()] = value
+        """Adds a header; trailers are dropped, as the checks of the headers are over when they come."""
+        if self.in_head:
+            self._headers.append((name, value))
+            self._fields[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """Begins the request.
