@@ -42,9 +42,11 @@ OWN_HEADER: Final = b"x-conch-console"
 READING: Final = "console"
 """What reading is in the audit log."""
 
+MOST_SESSIONS: Final = 100
+"""Of one principal."""
+
 _SESSION_NS = 12 * 3600 * 10**9
-_MOST_SESSIONS = 1000
-_TRIES, _TRIES_NS = 5, 60 * 10**9
+_WRONG_LOGINS, _LOGINS, _LOGINS_NS = 5, 20, 60 * 10**9
 _MOST_CLIENTS = 1000
 _HOST = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?|([^\[\]:]+)(?::[0-9]+)?")
 
@@ -59,9 +61,9 @@ class Need(Enum):
     READ = "read", READS
     """For all models, as pages show all."""
     CONTROL = "control", CONTROLS
-    """For the model, or for all; only where the console allows control."""
+    """For the model in the path, or for all; only where the console allows control."""
     INFER = "infer", INFERS
-    """For the model; only where the console allows requests to models."""
+    """For the model in the path; only where the console allows requests to models."""
     SETTINGS = "settings", CONTROLS
     """For all models, whatever the console allows; nothing is changed."""
 
@@ -140,6 +142,8 @@ class MisdirectedError(PermissionDeniedError):
 class _Session:
     credential: str = field(repr=False)
     ends_ns: int
+    principal: str
+    subject: str
 
 
 class ConsoleAccess:
@@ -167,7 +171,8 @@ class ConsoleAccess:
         self._clock = clock
         self._hosts = {host.lower() for host in (*options.hosts, options.address, "localhost")}
         self._sessions: dict[str, _Session] = {}
-        self._tries: dict[str, deque[int]] = {}
+        # Times of the last minute: of wrong credentials by address, of logins by address and principal.
+        self._logins: dict[tuple[str, str], deque[int]] = {}
 
     def check_host(self, fields: Mapping[bytes, bytes]) -> None:
         """Raises MisdirectedError: the Host header is not an address or a name of this console."""
@@ -205,7 +210,7 @@ class ConsoleAccess:
             visitor: The request.
             need: What the route needs.
             action: What is asked for, in the audit log.
-            model: The model in its path; empty if it concerns all.
+            model: The model in its path, which counts for control and inference; empty if there is none.
 
         Raises:
             UnauthenticatedError: There is no session, or its credential holds no more.
@@ -214,8 +219,10 @@ class ConsoleAccess:
         """
         size = None if b"transfer-encoding" in visitor.fields else visitor.length or 0
         peer = self._peer(visitor)
+        if not model or need in (Need.READ, Need.SETTINGS):
+            model = EVERY_MODEL
         try:
-            user = _user(peer, self._guard.admit(peer, need.roles, action, size, model or EVERY_MODEL))
+            user = _user(peer, self._guard.admit(peer, need.roles, action, size, model))
         except UnauthenticatedError:
             if peer.ambiguous:
                 raise
@@ -247,32 +254,41 @@ class ConsoleAccess:
         """Exchanges a key or a token for a session; returns the value of the Set-Cookie header.
 
         Raises:
-            ResourceExhaustedError: There were too many wrong ones.
+            ResourceExhaustedError: There were too many wrong ones, or too many logins.
             UnauthenticatedError: It is wrong.
             PermissionDeniedError: It is valid, but has no role.
         """
         now = self._clock()
-        tries = self._tries_of(visitor.client.rpartition(":")[0], now)
-        if len(tries) >= _TRIES:
-            error = ResourceExhaustedError("too many wrong tokens; try again in a minute")
-            error.retry_after_ms = max((tries[0] + _TRIES_NS - now) // 10**6, 1)
-            raise error
+        address = visitor.client.rpartition(":")[0]
+        wrong = self._last_logins(address, "", now)
+        if len(wrong) >= _WRONG_LOGINS:
+            raise _too_many("wrong tokens", wrong[0], now)
         try:
             if not credential or not self.takes_login:
                 raise UnauthenticatedError("no credential")
-            self._guard.open(ConsolePeer(visitor.client, (), credential), ANY, "log_in")
+            grant = self._guard.open(ConsolePeer(visitor.client, (), credential), ANY, "log_in")
         except UnauthenticatedError:
-            tries.append(now)
+            wrong.append(now)
             log.warning("console: a wrong token from %s", visitor.client)
             raise UnauthenticatedError(f"this is not {self._credentials}") from None
-        for known, session in list(self._sessions.items()):
-            if session.ends_ns <= now:
-                del self._sessions[known]
-        while len(self._sessions) >= _MOST_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+        logins = self._last_logins(address, grant.name, now)
+        if len(logins) >= _LOGINS:
+            raise _too_many("logins", logins[0], now)
+        logins.append(now)
+        self._make_room(grant, now)
         name = secrets.token_urlsafe(32)
-        self._sessions[name] = _Session(credential, now + _SESSION_NS)
+        self._sessions[name] = _Session(credential, now + _SESSION_NS, grant.name, grant.subject)
         return self._cookie(name, _SESSION_NS // 10**9)
+
+    def _make_room(self, grant: Grant, now: int) -> None:
+        """Ends sessions that are over; of a principal with too many its oldest, the caller's own first."""
+        for name, session in list(self._sessions.items()):
+            if session.ends_ns <= now:
+                del self._sessions[name]
+        own = [name for name, session in self._sessions.items() if session.principal == grant.name]
+        if len(own) >= MOST_SESSIONS:
+            oldest = (name for name in own if self._sessions[name].subject == grant.subject)
+            del self._sessions[next(oldest, own[0])]
 
     def log_out(self, fields: Mapping[bytes, bytes]) -> str:
         """Ends a session; returns the value of the Set-Cookie header that removes its cookie."""
@@ -289,19 +305,28 @@ class ConsoleAccess:
         sent = visitor.header_values(AUTHORIZATION)
         return ConsolePeer(visitor.client, visitor.certificate_names, credential, sent)
 
-    def _tries_of(self, host: str, now: int) -> deque[int]:
-        if len(self._tries) >= _MOST_CLIENTS:
-            self._tries = {
-                each: tries for each, tries in self._tries.items() if tries and now - tries[-1] < _TRIES_NS
+    def _last_logins(self, address: str, principal: str, now: int) -> deque[int]:
+        """Times of an address' logins as a principal in the last minute; of wrong ones without a name."""
+        if len(self._logins) >= _MOST_CLIENTS:
+            self._logins = {
+                client: times
+                for client, times in self._logins.items()
+                if times and now - times[-1] < _LOGINS_NS
             }
-        tries = self._tries.setdefault(host, deque())
-        while tries and now - tries[0] >= _TRIES_NS:
-            tries.popleft()
-        return tries
+        times = self._logins.setdefault((address, principal), deque())
+        while times and now - times[0] >= _LOGINS_NS:
+            times.popleft()
+        return times
 
     def _cookie(self, value: str, seconds: int) -> str:
         secure = "" if self._options.tls is None else "; Secure"
         return f"{COOKIE}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _too_many(what: str, first: int, now: int) -> ResourceExhaustedError:
+    error = ResourceExhaustedError(f"too many {what}; try again in a minute")
+    error.retry_after_ms = max((first + _LOGINS_NS - now) // 10**6, 1)
+    return error
 
 
 def _user(peer: ConsolePeer, grant: Grant) -> User:

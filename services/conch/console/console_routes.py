@@ -230,7 +230,7 @@ class ConsoleRoutes:
         return json_reply({"line": logs.count, "records": logs.newest(_LOG_LINES)})
 
     async def _infer(self, exchange: HttpExchange, user: User, model: str, version: str) -> None:
-        await self._parts.infer(exchange, model, version)
+        await self._parts.infer(exchange, user.grant.name, model, version)
 
     async def _live(self, exchange: HttpExchange, user: User) -> None:
         """Streams to one viewer until it leaves, falls behind, may not read any more, or the server stops."""

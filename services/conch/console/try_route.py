@@ -9,6 +9,7 @@ Threads and locks: event loop; `respond` runs on any thread. Used by: `console_r
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -36,6 +37,8 @@ EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 NOT_KEPT: Final = (b"cache-control", b"no-store")
 _COMMENT: Final = b":\n\n"
 MOST_TRIES: Final = 32
+"""Requests of one principal that run at a time."""
+
 _MOST_RESPONSES: Final = 100_000
 
 
@@ -58,24 +61,20 @@ class TryRoute:
         self._pool = pool
         self._most_bytes = most_bytes
         self._clock = clock
-        self._running = 0
+        self._running: Counter[str] = Counter()
 
-    async def __call__(self, exchange: HttpExchange, model: str, version: str = "") -> None:
+    async def __call__(self, exchange: HttpExchange, principal: str, model: str, version: str = "") -> None:
         """Answers one request. Raises ConchError: it is malformed, or the model does not take it."""
-        if self._running >= MOST_TRIES:
-            raise ResourceExhaustedError(f"{MOST_TRIES} requests of pages run already; try again")
-        self._running += 1
-        try:
-            await self._answer(exchange, model, version)
-        finally:
-            self._running -= 1
-
-    async def _answer(self, exchange: HttpExchange, model: str, version: str) -> None:
         received = self._clock()
         self._admission.check_open()
         head = head_length(exchange.fields[HEAD_LENGTH]) if HEAD_LENGTH in exchange.fields else None
         body = await read_body(exchange, self._most_bytes)
         check_head(head, len(body), self._most_bytes)
+        if self._running[principal] >= MOST_TRIES:
+            raise ResourceExhaustedError(
+                f"{MOST_TRIES} requests of pages of '{principal}' run already; try again"
+            )
+        self._running[principal] += 1  # once the body is there: a slow one has no place
         call = TryCall(self._admission, self._clock)
         exchange.on_disconnect = call.end
         try:
@@ -93,6 +92,7 @@ class TryRoute:
             if not exchange.lost:
                 exchange.end()
         finally:
+            self._running[principal] -= 1
             call.end()
 
 

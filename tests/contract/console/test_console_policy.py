@@ -13,6 +13,7 @@ import httpx
 import pytest
 from tests.contract.console.test_console_security import READING
 from tests.support.console import Page
+from tests.support.raw_http import head, raw_http
 from tests.support.servers import LocalServer, eventually, free_port, serving, write_probe
 from tests.support.tokens import AUDIENCE, ISSUER, Issuer
 
@@ -85,6 +86,7 @@ TRY = "/api/models/probe/infer"
 # By route, the principals that it lets in.
 ALLOWED = {("GET", path): "reads controls" for path in READING} | {
     ("GET", "/api/settings"): "controls",
+    ("GET", "/api/models/other/config"): "reads controls",  # a page, of which none is of some models only
     ("POST", "/api/models/none/load"): "controls",
     ("POST", "/api/models/none/unload"): "controls",
     ("POST", "/api/models/other/load"): "controls others",
@@ -239,6 +241,33 @@ def test_requests_in_flight(place: Place, signal_files: tuple[Path, Path]) -> No
         eventually(lambda: page.post(TRY, again).status_code == 200, "the request has ended")
     wanted = {("infer", "probe", "RESOURCE_EXHAUSTED")}
     eventually(lambda: set(place.audited("single")) == wanted, "it is audited")
+
+
+def test_a_try_has_a_place_of_its_principal_once_its_body_is_there(
+    place: Place, signal_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 2
+    monkeypatch.setattr("conch.console.try_route.MOST_TRIES", most)
+    started, go = signal_files
+    waiting = {"inputs": [TENSOR], "parameters": {"started": str(started), "wait_for": str(go)}}
+    with ExitStack() as stack:
+        page, other = (stack.enter_context(place.page(name)) for name in ("infers", place.issuer.token()))
+        address = page.url.removeprefix("http://")
+        lines = [f"{name}: {value}" for name, value in page.client.headers.items()]
+        cookie = f"Cookie: conch-console={page.client.cookies['conch-console']}"
+        for _ in range(most + 1):  # their bodies never come
+            slow = stack.enter_context(raw_http(address))
+            begun = head("POST", TRY, "Content-Length: 99", "Expect: 100-continue", cookie, *lines)
+            slow.send(begun.replace(b"Host: conch", f"Host: {address}".encode()))
+            answer = slow.response()
+            assert answer is not None and answer.status == 100  # the server waits for the body
+        runs = [stack.enter_context(page.client.stream("POST", TRY, json=waiting)) for _ in range(most)]
+        assert [each.status_code for each in runs] == [200] * most
+        refused = page.post(TRY, waiting)
+        assert refused.status_code == 429 and "of 'infers' run already" in refused.json()["error"]
+        with other.client.stream("POST", TRY, json=waiting) as run:
+            go.touch()
+            assert run.status_code == 200
 
 
 def test_a_session_by_a_token_ends_with_the_token(place: Place) -> None:

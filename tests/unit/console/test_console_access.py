@@ -7,13 +7,15 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from tests.support.tokens import AUDIENCE, ISSUER, Issuer
 
 from conch.access.access_guard import Access
 from conch.access.policy_file import Policy, PrincipalEntry
 from conch.access.policy_state import PolicyState
 from conch.access.principals import Role
 from conch.access.request_limits import Limits
-from conch.console.console_access import ConsoleAccess, Need
+from conch.access.token_verifier import JwtSettings, KeySet
+from conch.console.console_access import MOST_SESSIONS, ConsoleAccess, Need
 from conch.console.console_options import ConsoleOptions, ConsoleTokens, read_tokens
 from conch.core.errors import (
     ConchError,
@@ -181,6 +183,47 @@ def test_five_wrong_tokens_a_minute() -> None:
     guard.log_in(Visit(client="10.0.0.1:50000"), "change")
     clock.pass_s(60)
     guard.log_in(NO_SESSION, "change")
+
+
+def test_logins_are_limited_by_principal_and_address_and_end_sessions_of_their_own_only() -> None:
+    clock = SteeredClock()
+    guard = access(clock, tokens=TOKENS)
+    admin, first = (visit_of(guard.log_in(NO_SESSION, token)) for token in ("change", "look"))
+    viewers = [first]
+    while len(viewers) < MOST_SESSIONS:
+        try:
+            viewers.append(visit_of(guard.log_in(NO_SESSION, "look")))
+        except ResourceExhaustedError as refused:
+            assert len(viewers) % 20 == 0 and "too many logins" in refused.message
+            assert refused.retry_after_ms is not None and refused.retry_after_ms <= 60_000
+            # Another address, and another principal of this one, go on.
+            guard.log_out(visit_of(guard.log_in(Visit(client="10.0.0.1:50000"), "look")).fields)
+            guard.log_out(visit_of(guard.log_in(NO_SESSION, "change")).fields)
+            clock.pass_s(60)
+    assert all(guard.admit(each, Need.READ).grant.name == "viewer" for each in viewers)
+    clock.pass_s(60)
+    viewers.append(visit_of(guard.log_in(NO_SESSION, "look")))
+    assert [guard.user(each) is not None for each in (admin, *viewers)] == [
+        True,
+        False,
+        *[True] * MOST_SESSIONS,
+    ]
+
+
+def test_callers_of_one_principal_end_sessions_of_their_own_first() -> None:
+    issuer = Issuer()
+    jwt = JwtSettings(ISSUER, (AUDIENCE,), None, "", 0.0)
+    entry = PrincipalEntry("all", (), {"iss": ISSUER}, (), False, {Role.READ: ("*",)}, Limits())
+    policy = Access(PolicyState(Policy((entry,), jwt), KeySet(issuer.jwks)))
+    guard = ConsoleAccess(ConsoleOptions(policy=True), policy, SteeredClock())
+    mallory = issuer.token(sub="mallory")
+    alice = visit_of(guard.log_in(NO_SESSION, issuer.token()))
+    visits = [
+        visit_of(guard.log_in(Visit(client=f"10.0.0.{number // 10}:1"), mallory))
+        for number in range(MOST_SESSIONS)
+    ]
+    assert guard.user(alice) is not None
+    assert [number for number, visit in enumerate(visits) if guard.user(visit) is None] == [0]
 
 
 def test_a_policy_knows_callers_by_session_by_certificate_and_as_anonymous() -> None:
