@@ -9,8 +9,10 @@ from contextlib import suppress
 from graphlib import TopologicalSorter
 
 from conch.core.errors import ConchError
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
-from conch_control.config.parse import decode_config
+from conch_control.config.parse import decode_config, normalize
+from conch_control.config.validate import config_problems
 from conch_control.control_options import ControlOptions
 from conch_control.repository.layout import CONFIG_FILE, variant_path
 from conch_control.repository.namespaces import Namespaced
@@ -23,7 +25,10 @@ Graph = dict[str, tuple[str, ...]]
 def read_composing_models(
     source: ModelSource, options: ControlOptions, override: str | None = None
 ) -> tuple[str, ...]:
-    """Identifiers of an ensemble's composing models; empty if its config is unreadable."""
+    """Identifiers of an ensemble's composing models.
+
+    Empty if its config is unreadable or has problems of its own, which its load reports.
+    """
     try:
         if override is not None:
             config = parse_override(override)
@@ -34,11 +39,19 @@ def read_composing_models(
             config = decode_config(content, source.location)
     except (ConchError, OSError):
         return ()
+    if not config.model_repository_agents.agents and _is_wrong(config):  # agents may replace the config
+        return ()
     if isinstance(source, Namespaced):
         names: Iterable[str] = source.identify(config)
     else:
         names = (step.model_name for step in config.ensemble_scheduling.step)
     return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _is_wrong(config: ModelConfig) -> bool:
+    normalized = ModelConfig.FromString(config.SerializeToString())
+    normalize(normalized)
+    return any(True for _ in config_problems(normalized))
 
 
 def config_content(source: ModelSource, config_name: str) -> bytes:

@@ -192,6 +192,10 @@ BAD = {
         ensemble(step("many", "A", "t"), step("two", "t", "Z", Y="A")),
         "in ensemble e, step of model 'e' receives inputs originated from different decoupled models",
     ),
+    "decoupled inside": (
+        ensemble(step("many", "A", "t"), step("two", "t", "u", Y="A"), step("m", "u", "Z")),
+        "in ensemble e, step of model 'two' receives inputs originated from different decoupled models",
+    ),
 }
 
 
@@ -229,6 +233,35 @@ def test_ensembles_that_do_not_fit_their_models(site: Site, name: str) -> None:
     assert agent.loads.snapshot().failures["e"] == 1, "it is tried once, and counted"
     (line,) = [line for line in agent.index(False) if line.name == "e"]
     assert (line.state, line.reason) == ("UNAVAILABLE", text)
+
+
+OWN = {
+    "unmapped": (
+        ensemble(step("m", "A", "Z").replace('output_map { key: "X" value: "Z" }', "")),
+        "must specify 'output_map' in step 0 of ensemble 'e'",
+    ),
+    "platform": (
+        chain("nothere", "m").replace('"ensemble"', '"onnxruntime_onnx"'),
+        "ensemble scheduling cannot be set for model 'e' whose platform is not ensemble",
+    ),
+    "batch": (
+        ensemble(step("nothere", "A", "Z"), extra="max_batch_size: -1"),
+        "'max_batch_size' must be non-negative value for e",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_mistakes_of_the_config_itself_come_before_those_of_its_models(site: Site, name: str) -> None:
+    config, text = OWN[name]
+    site.model("m")
+    site.model("e", config=config)
+    agent = site.agent()
+    with pytest.raises(ConchError, match="failed to poll from model repository"):
+        agent.load("e", {})
+    (line,) = [line for line in agent.index(False) if line.name == "e"]
+    assert (line.state, line.reason) == ("UNAVAILABLE", text)
+    assert site.loads() == []
 
 
 def test_optional_inputs_need_no_tensor(site: Site) -> None:

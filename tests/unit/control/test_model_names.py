@@ -58,8 +58,12 @@ def write(directory: Path, config: str = "") -> None:
 
 def test_an_ensemble_changes_with_what_its_names_mean(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    step = 'ensemble_scheduling { step { model_name: "m" } }'
-    write(one / "e", step)
+    maps = 'input_map { key: "X" value: "A" } output_map { key: "Y" value: "Z" }'
+    write(
+        one / "e",
+        f"""platform: "ensemble" input {{ name: "A" }} output {{ name: "Z" }}
+        ensemble_scheduling {{ step {{ model_name: "m" {maps} }} }}""",
+    )
     write(two / "m")
     other = Failing(two)
     options = ControlOptions((), namespacing=True)

@@ -136,20 +136,32 @@ class Plan:
     def _check_scopes(self) -> None:
         scopes: dict[str, int] = dict.fromkeys(self.inputs, 0)
         for step in in_order(self.steps, self.inputs):
-            scope = self._common(scopes[tensor] for _, tensor in step.inputs)
+            scope = self._common((scopes[tensor] for _, tensor in step.inputs), self._named_after(step))
             scopes |= dict.fromkeys(
                 (tensor for _, tensor in step.outputs), step.number + 1 if step.decoupled else scope
             )
-        self._common(scopes[tensor] for tensor in self.outputs)
+        self._common((scopes[tensor] for tensor in self.outputs), self.name)
 
-    def _common(self, scopes: Iterable[int]) -> int:
+    def _common(self, scopes: Iterable[int], model: str) -> int:
         found = set(scopes)
         if len(found) > 1:
             raise InvalidArgumentError(
-                f"in ensemble {self.name}, step of model '{self.name}' receives inputs originated from "
+                f"in ensemble {self.name}, step of model '{model}' receives inputs originated from "
                 f"different decoupled models"
             )
         return found.pop() if found else 0
+
+    def _named_after(self, step: Step) -> str:
+        """The model by which Triton names a step: the first that describes the step's output."""
+        tensor = next((tensor for _, tensor in step.outputs), "")
+        if tensor in (*self.inputs, *self.outputs):
+            return self.name
+        described = (
+            each.model_name
+            for each in self.steps
+            if any(name == tensor for _, name in (*each.inputs, *each.outputs))
+        )
+        return next(described, step.model_name)
 
 
 def in_order(steps: Iterable[Step], inputs: Iterable[str]) -> list[Step]:
