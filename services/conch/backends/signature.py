@@ -233,9 +233,10 @@ def _check_rank(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]
         )
 
 
-def is_scalar(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]) -> bool:
-    """True if the config has one element where the model has a scalar: config dims cannot be empty."""
-    return spec.max_batch_size == 0 and not model_dims and tensor.backend_dims == (1,)
+def scalar_dims(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Dims, all 1, of a config where the model has a scalar, as they cannot be empty; () for no scalar."""
+    dims = tensor.backend_dims
+    return dims if spec.max_batch_size == 0 and not model_dims and set(dims) == {1} else ()
 
 
 def _check_datatype(spec: ModelSpec, kind: str, tensor: TensorSpec, found: ModelTensor) -> None:
@@ -258,7 +259,7 @@ def _check_dims(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]
             f"{start}for the model to support batching the shape should have at least 1 dimension and the "
             f"first dimension must be -1; but shape expected by the model is {shape_text(model_dims)}"
         )
-    if is_scalar(spec, tensor, model_dims):
+    if scalar_dims(spec, tensor, model_dims):
         return
     dims = (-1, *tensor.backend_dims) if batches else tensor.backend_dims
     if len(dims) == len(model_dims) and all(

@@ -147,28 +147,29 @@ def test_scalars_get_dims_of_one_and_a_reshape(harness: Harness, backend: OnnxRu
     assert harness.infer(model, {"A": rows(1, 2, width=1)}).array("B").tolist() == [[-1], [-2]]
 
 
-@pytest.mark.parametrize("inside", [(), (1,)])
+@pytest.mark.parametrize(("dims", "inside"), [((1,), ()), ((1,), None), ((1, 1), None), ((2,), None)])
 def test_scalars_of_a_model_without_a_batch(
-    harness: Harness, backend: OnnxRuntimeBackend, inside: tuple[int, ...]
+    harness: Harness, backend: OnnxRuntimeBackend, dims: tuple[int, ...], inside: tuple[int, ...] | None
 ) -> None:
-    """A config can't have empty dims: with or without a reshape, one element stands for a scalar."""
+    """A config can't have empty dims: with or without a reshape, dims of 1 stand for a scalar."""
     content = graph(
         [node("Neg", ["A"], ["B"]), node("Neg", ["C"], ["D"])],
         {"A": (F, []), "C": (F, ["n"])},
         {"B": (F, []), "D": (F, ["n"])},
     )
     write(harness, content)
-    model = harness.load(
-        backend,
-        harness.spec(
-            inputs=(TensorSpec("A", "FP32", (1,), reshape=inside), *tensor_specs(C=("FP32", (-1,)))),
-            outputs=(TensorSpec("B", "FP32", (1,), reshape=inside), *tensor_specs(D=("FP32", (-1,)))),
-            model_file="model.onnx",
-            max_batch_size=0,
-        ),
+    spec = harness.spec(
+        inputs=(TensorSpec("A", "FP32", dims, reshape=inside), *tensor_specs(C=("FP32", (-1,)))),
+        outputs=(TensorSpec("B", "FP32", dims, reshape=inside), *tensor_specs(D=("FP32", (-1,)))),
+        model_file="model.onnx",
+        max_batch_size=0,
     )
-    answer = harness.infer(model, {"A": np.ones(1, np.float32), "C": np.ones(2, np.float32)})
-    assert (answer.array("B").tolist(), answer.array("D").tolist()) == ([-1], [-1, -1])
+    if 2 in dims:
+        with pytest.raises(InvalidArgumentError, match="the model expects 0 dimensions"):
+            harness.load(backend, spec)
+        return
+    answer = harness.infer(harness.load(backend, spec), {"A": np.ones(dims, np.float32), "C": rows(1)[0]})
+    assert (answer.array("B").tolist(), answer.array("D").tolist()) == ((-np.ones(dims)).tolist(), [-1, -1])
 
 
 def test_initializers_that_are_inputs(harness: Harness, backend: OnnxRuntimeBackend) -> None:

@@ -33,7 +33,7 @@ from conch.backends.onnxruntime.session_options import (
     session_options,
 )
 from conch.backends.onnxruntime.session_signature import DATATYPES, signature_of
-from conch.backends.signature import Signature, complete, is_scalar, validate
+from conch.backends.signature import Signature, complete, scalar_dims, validate
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.device import DeviceTensor
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
@@ -209,11 +209,13 @@ class _SessionFunction:
         dims = {each.name: each.dims for each in (*signature.inputs, *signature.initialized)}
         dims_out = {each.name: each.dims for each in signature.outputs}
         self._scalars = frozenset(
-            each.name for each in spec.model_inputs if is_scalar(spec, each, dims[each.name])
+            each.name for each in spec.model_inputs if scalar_dims(spec, each, dims[each.name])
         )
-        self._scalars_out = frozenset(
-            each.name for each in spec.model_outputs if is_scalar(spec, each, dims_out[each.name])
-        )
+        self._scalars_out = {
+            each.name: shape
+            for each in spec.model_outputs
+            if (shape := scalar_dims(spec, each, dims_out[each.name]))
+        }
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         self._shape_inputs(inputs)
@@ -227,9 +229,9 @@ class _SessionFunction:
         for name in self._strings_out:
             if name in found:
                 found[name] = _encoded(found[name])
-        for name in self._scalars_out:
+        for name, shape in self._scalars_out.items():
             if name in found:
-                found[name] = found[name].reshape(1)
+                found[name] = found[name].reshape(shape)
         return found
 
     def _shape_inputs(self, inputs: dict[str, Array]) -> None:
@@ -260,7 +262,7 @@ class _DeviceFunction(_SessionFunction):
         self, inputs: Mapping[str, Array | DeviceTensor], outputs: tuple[str, ...], places: Places
     ) -> Mapping[str, Array | DeviceTensor]:
         arrays = {name: value for name, value in inputs.items() if not isinstance(value, DeviceTensor)}
-        unbound_in, unbound_out = self._strings | self._scalars, self._strings_out | self._scalars_out
+        unbound_in, unbound_out = self._strings | self._scalars, self._strings_out.union(self._scalars_out)
         if not (unbound_out.isdisjoint(outputs) and unbound_in.isdisjoint(inputs)):
             # Strings cannot be bound and scalars change shape: copy everything through host memory.
             arrays |= {

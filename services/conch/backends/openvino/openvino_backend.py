@@ -19,7 +19,7 @@ from conch.backends.openvino.openvino_engine import Engine, engine_errors, impor
 from conch.backends.openvino.openvino_model import ELEMENT_TYPES, ModelGraph, model_path
 from conch.backends.openvino.openvino_settings import PARAMETERS, OpenVinoSettings
 from conch.backends.openvino.request_tensors import InputTensor, OutputTensor
-from conch.backends.signature import Signature, complete, is_scalar, made_tensors, validate
+from conch.backends.signature import Signature, complete, made_tensors, scalar_dims, validate
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.execution.placement import Placement, place
@@ -119,13 +119,13 @@ class _OpenVinoModel(BackendModel):
         dims_out = {each.name: each.dims for each in signature.outputs}
         inputs = {each.name: each for each in (*spec.model_inputs, *made_tensors(spec))}
         outputs = {each.name: each for each in spec.model_outputs}
-        # Of each tensor: its index, its datatype, and whether it is a scalar.
+        # Of each tensor: its index, its datatype, and the config's dims of a scalar.
         self._inputs = {
-            name: (index, inputs[name].datatype, is_scalar(spec, inputs[name], dims_in[name]))
+            name: (index, inputs[name].datatype, scalar_dims(spec, inputs[name], dims_in[name]))
             for name, index in graph.input_places(inputs).items()
         }
         self._outputs = {
-            name: (index, outputs[name].datatype, is_scalar(spec, outputs[name], dims_out[name]))
+            name: (index, outputs[name].datatype, scalar_dims(spec, outputs[name], dims_out[name]))
             for name, index in graph.output_places(outputs).items()
         }
 

@@ -26,29 +26,29 @@ class InputTensor:
         request: The infer request.
         index: The input's index.
         datatype: Its datatype.
-        is_scalar: Whether the model has a scalar where the config has one element.
+        scalar: The config's dims, all of them 1, where the model has a scalar; else empty.
     """
 
     __slots__ = (
         "_array",
         "_index",
-        "_is_scalar",
         "_is_text",
         "_kept",
         "_lent",
         "_make",
         "_request",
+        "_scalar",
         "_shape",
         "_type",
     )
 
-    def __init__(self, ov: Any, request: Any, index: int, datatype: str, is_scalar: bool) -> None:
+    def __init__(self, ov: Any, request: Any, index: int, datatype: str, scalar: tuple[int, ...]) -> None:
         self._make = ov.Tensor
         self._request = request
         self._index = index
         self._kept = request.get_input_tensor(index)
         self._type = self._kept.get_element_type()
-        self._is_scalar = is_scalar
+        self._scalar = scalar
         self._is_text = datatype == "BYTES"
         self._lent: Any = None  # keeps the array alive, which the request does not
         self._shape: tuple[int, ...] | None = None
@@ -56,7 +56,7 @@ class InputTensor:
 
     def set(self, array: Array) -> bool:
         """Sets the value; True if the array itself is used, until `let_go`."""
-        if self._is_scalar:
+        if self._scalar:
             array = array.reshape(())
         if self._is_text:
             # Of arrays OpenVINO takes fixed-length strings only.
@@ -95,22 +95,22 @@ class OutputTensor:
         is_text: Whether its elements are strings.
     """
 
-    __slots__ = ("_dtype", "_index", "_is_scalar", "_kept", "_make", "_place", "_request", "_type", "is_text")
+    __slots__ = ("_dtype", "_index", "_kept", "_make", "_place", "_request", "_scalar", "_type", "is_text")
 
-    def __init__(self, ov: Any, request: Any, index: int, datatype: str, is_scalar: bool) -> None:
+    def __init__(self, ov: Any, request: Any, index: int, datatype: str, scalar: tuple[int, ...]) -> None:
         self._make = ov.Tensor
         self._request = request
         self._index = index
         self._kept = request.get_output_tensor(index)
         self._type = self._kept.get_element_type()
         self._dtype = ARRAY_DTYPES[datatype]
-        self._is_scalar = is_scalar
+        self._scalar = scalar
         self._place: Array | None = None
         self.is_text = datatype == "BYTES"
 
     def write_to(self, place: Array) -> None:
         """Has the next run write to an array, until `let_go`."""
-        shape = () if self._is_scalar else place.shape
+        shape = () if self._scalar else place.shape
         self._request.set_output_tensor(self._index, self._make(place, shape, self._type))
         self._place = place  # keeps it alive, which the request does not
 
@@ -126,12 +126,12 @@ class OutputTensor:
         index = self._index
         array = self._request.get_output_tensor(index).data if values is None else values[index]
         place = self._place
-        if place is not None and (self._is_scalar or array.shape == place.shape):
+        if place is not None and (self._scalar or array.shape == place.shape):
             return place
         array = array.copy()
         if array.dtype != self._dtype:
             array = array.view(self._dtype)
-        return array.reshape(1) if self._is_scalar else array
+        return array.reshape(self._scalar) if self._scalar else array
 
     def let_go(self) -> None:
         """Drops the place of the last run."""

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from conch.backends.device_arrays import ALIGNMENT, Places
-from conch.backends.signature import is_scalar
+from conch.backends.signature import scalar_dims
 from conch.backends.tensorrt.cuda_graphs import CapturedGraph, GraphCapture, find_graph
 from conch.backends.tensorrt.engine_description import EngineDescription, EngineTensor
 from conch.backends.tensorrt.gpu_buffers import DeviceBuffer, Gpu, Staging
@@ -69,7 +69,7 @@ class _Tensor:
         self.is_shape = tensor.is_shape
         self.on_host = tensor.on_host
         self.gets_batch_size = tensor.gets_batch_size(spec.max_batch_size > 0)
-        self.is_scalar = found is not None and is_scalar(spec, found, tensor.dims)
+        self.scalar = () if found is None else scalar_dims(spec, found, tensor.dims)
         self.buffer = DeviceBuffer(gpu)
         self.staging = Staging(gpu)
 
@@ -190,7 +190,7 @@ class TensorRTFunction:
 
     def _value(self, tensor: _Tensor, inputs: Mapping[str, Value]) -> Value:
         value = inputs[tensor.name]
-        if tensor.is_scalar:
+        if tensor.scalar:
             return value.renamed(value.name, ()) if isinstance(value, DeviceTensor) else value.reshape(())
         return value
 
@@ -321,7 +321,7 @@ class TensorRTFunction:
             self._stream.on_device(memory.pointer, made.pointer, nbytes)
             return DeviceTensor(tensor.name, tensor.datatype, made.dims, memory)
         array = self._stream.to_host(made.pointer, tensor.datatype, made.dims)
-        return array.reshape(1) if tensor.is_scalar else array
+        return array.reshape(tensor.scalar) if tensor.scalar else array
 
     def _add_late(
         self, context: ProfileContext, results: dict[str, Value], outputs: tuple[str, ...], places: Places
