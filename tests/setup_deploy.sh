@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what the tests of deploy/ need, on Debian and its relatives: Go with the libraries that Helm renders charts with,
-# and Prometheus' promtool without the server in the same package, so that no service is started.
+# systemd for systemd-analyze, and Prometheus' promtool without the server in the same package, so that no service is started.
 set -euo pipefail
 target="${CONCH_DEPLOY_TOOLS:-$HOME/.cache/conch-tests/deploy}"
-packages=(golang-go golang-github-masterminds-sprig-dev golang-github-xeipuuv-gojsonschema-dev golang-k8s-sigs-yaml-dev)
+packages=(systemd golang-go golang-github-masterminds-sprig-dev golang-github-xeipuuv-gojsonschema-dev golang-k8s-sigs-yaml-dev)
 [ -x "$target/promtool" ] && dpkg --status "${packages[@]}" > /dev/null 2>&1 && exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
     echo "tests/setup_deploy.sh needs root and apt; without it the tests of deploy/ are skipped" >&2
