@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import socketserver
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -154,3 +156,33 @@ def infer_body(model_input: str, datatype: str, values: list[Any], **more: Any) 
     """A body with one tensor of one row, as JSON."""
     tensor = {"name": model_input, "datatype": datatype, "shape": [1, len(values)], "data": values}
     return json.dumps({"inputs": [tensor], **more}).encode()
+
+
+@contextmanager
+def dripping(beginning: bytes) -> Iterator[str]:
+    """HOST:PORT of a server that answers each request with this, and then a byte now and then for ever."""
+    ended = threading.Event()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # the client has gone
+                self.request.sendall(beginning)
+                while not ended.wait(0.05):
+                    self.request.sendall(b"x")
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = False  # closing waits for them
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            ended.set()
+            server.shutdown()
+            thread.join()
+
+
+DRIPS = {"head": b"HTTP/1.1 200 OK\r\nX: ", "body": b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"}
+"""Beginnings of responses that do not end."""

@@ -24,6 +24,7 @@ from conch.access.policy_state import PolicyState
 from conch.access.token_verifier import KeySet
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import InvalidArgumentError
+from conch.core.timed_response import TimedResponse
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,12 @@ READ_S = 1.0
 FIRST_RETRY_S = 1.0
 """Seconds after a failed fetch until the next one; twice as many after each further failure."""
 
+TIMEOUT_S = 10.0
+"""For each step of a fetch: to connect, to send the request, and for the whole response."""
+
 _FETCH_S = 300.0
 _LONGEST_RETRY_S = 60.0
 _ASKED_S = 60.0
-_TIMEOUT_S = 10.0
 _JOIN_S = 1.0
 _MOST_BYTES = 1 << 20
 _NS_PER_S = 1_000_000_000
@@ -193,7 +196,9 @@ class KeyFetcher:
         self.keys: KeySet | None = None
         # Plain HTTP does not leave this machine, not even to a proxy.
         proxies: dict[str, str] | None = {} if url.lower().startswith("http:") else None
-        self._opener = urllib.request.build_opener(_NoRedirects(), urllib.request.ProxyHandler(proxies))
+        self._opener = urllib.request.build_opener(
+            _NoRedirects(), urllib.request.ProxyHandler(proxies), _TimedHttp(), _TimedHttps()
+        )
         self._thread = threading.Thread(target=self._run, name="conch-jwks", daemon=True)
         self._thread.start()
 
@@ -227,7 +232,7 @@ class KeyFetcher:
 
     def _fetch(self) -> None:
         try:
-            with self._opener.open(self._url, timeout=_TIMEOUT_S) as answer:
+            with self._opener.open(self._url, timeout=TIMEOUT_S) as answer:
                 text = answer.read(_MOST_BYTES + 1)
         except HTTPError as error:
             error.close()  # it has the connection
@@ -246,3 +251,25 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:
         """Follows none: the redirection is an error then."""
+
+
+class _TimedHandler(urllib.request.AbstractHTTPHandler):
+    """Limits the time of each response."""
+
+    def do_open(self, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
+        """Opens a connection whose responses are timed."""
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            connection = http_class(*arguments, **named)
+            connection.response_class = TimedResponse
+            return connection
+
+        return super().do_open(timed, req, **http_conn_args)
+
+
+class _TimedHttp(_TimedHandler, urllib.request.HTTPHandler):
+    """Opens URLs with http."""
+
+
+class _TimedHttps(_TimedHandler, urllib.request.HTTPSHandler):
+    """Opens URLs with https."""

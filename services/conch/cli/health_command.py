@@ -16,6 +16,7 @@ from conch.cli.server_processes import ServerProcesses, command, environment
 from conch.cli.settings.all_settings import Settings
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
+from conch.core.timed_response import TimedResponse
 from conch.frontends.access_policy import parse_restricted_apis
 from conch.process.banner import local_address
 
@@ -60,6 +61,7 @@ def _state(pid: int) -> str:
     if not settings.allow_http or not settings.http_port:
         raise FlagError("the server can't be asked: it needs --allow-http and a --http-port that is not 0")
     with closing(_connection(settings)) as connection:
+        connection.response_class = TimedResponse
         connection.request("GET", "/v2/health/ready", headers=_secret(settings))
         return "ready" if connection.getresponse().status == http.HTTPStatus.OK else "not ready"
 

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from tests.support.raw_http import DRIPS, dripping
 from tests.support.servers import WAIT_S, eventually
 from tests.support.tokens import AUDIENCE, ISSUER, Issuer
 
@@ -363,3 +364,18 @@ def test_a_url_that_gives_no_keys_is_tried_again(
             jwks.status, jwks.answer = 200, Issuer().jwks
             eventually(lambda: "ok" in results, "tried again")
             assert (results[0], fetcher.keys is not None) == ("failed", True)
+
+
+@pytest.mark.parametrize("part", DRIPS)
+def test_a_url_that_drips_is_too_late(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    """Each byte comes in time; the answer does not."""
+    monkeypatch.setattr("conch.access.policy_reload.FIRST_RETRY_S", WAIT_S)
+    monkeypatch.setattr("conch.access.policy_reload.TIMEOUT_S", 0.5)
+    results: list[str] = []
+    with dripping(DRIPS[part]) as address:
+        fetcher = KeyFetcher(f"http://{address}/jwks", lambda fetcher: None, results.append)
+        eventually(lambda: results == ["failed"], "the fetch is given up")
+        fetcher.stop()
+    assert "the keys of tokens can't be fetched" in caplog.text

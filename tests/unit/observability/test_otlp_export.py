@@ -12,6 +12,7 @@ import grpc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.support.otlp_collector import grpc_collector, http_collector
+from tests.support.raw_http import DRIPS, dripping
 from tests.support.servers import eventually, free_port
 from tests.support.tracing import TraceMaker, setting_of
 
@@ -173,6 +174,16 @@ def test_a_collector_that_hangs_holds_up_nothing(protocol: str) -> None:
         assert lost["queue_full"] == (traces - 3) * SPANS, "three traces of three spans fit"
         assert counts.taken + sum(lost.values()) == (traces + 1) * SPANS
         assert counts.queued == 0
+
+
+@pytest.mark.parametrize("part", DRIPS)
+def test_a_collector_that_drips_is_too_late(part: str) -> None:
+    """Each byte of its answer comes in time, the answer does not: the exporter goes on."""
+    with dripping(DRIPS[part]) as address:
+        made = Exporting(f"http://{address}/v1/traces", ("timeout", "300"))
+        made.write(1)
+        eventually(lambda: made.exporter.counts().exports["retried"] > 0, "the try is given up")
+        made.close(0.1)
 
 
 def test_a_collector_that_goes_and_comes_back() -> None:

@@ -29,6 +29,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
 from conch import __version__
 from conch.core.clock import wall_seconds
 from conch.core.errors import InvalidArgumentError
+from conch.core.timed_response import TimedResponse
 from conch.observability.otlp.endpoint import GRPC, HTTP_JSON, LOGS, METRICS, TRACES, OtlpEndpoint
 
 _RETRIED_STATUS = frozenset({429, 502, 503, 504})
@@ -198,6 +199,7 @@ class HttpTransport:
                 connection = HTTPConnection(host, port, timeout=timeout_s)
             else:
                 connection = HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+            connection.response_class = TimedResponse
             connection.connect()
             self._connection = connection
         elif connection.sock is not None:
