@@ -71,6 +71,7 @@ class Ground:
 
     def model(self, versions: tuple[int, ...] = (1,), config: str = CONFIG) -> None:
         text = config.format(at=self.path)
+        (self.path / "models" / "m").mkdir(exist_ok=True)
         write_model(self.path / "models", "m", text, {"model.py": MODEL}, versions)
 
     def load(self) -> list[Any]:
@@ -160,9 +161,14 @@ def test_a_life(servers: Ground, strict: bool) -> None:
         """Whether conch says this, and Triton that the server is not ready, where it is strict."""
         return at.ours == ours and at.theirs == (not strict, not strict, ours[2])
 
-    at.model(config="nonsense: 1")
+    at.model((), "nonsense: 1")
     fail(at.load())
     assert same(unready), "its config is broken"
+    at.model(())
+    fail(at.load())
+    assert same(loading), "it has no version directory"
+    at.unload()
+    assert differ(unready), "it has been unloaded without one"
     at.model()
     with at.told("hold"):
         loads = at.load()

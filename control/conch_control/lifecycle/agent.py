@@ -267,7 +267,7 @@ class Agent:
     def ready(self) -> bool:
         """True if every model counts as ready; see `counts_as_ready`.
 
-        A model whose definition could not be read has no versions and does not count, as in Triton.
+        As in Triton, a model whose definition could not be read does not count; one without versions does.
         """
         return all(map(counts_as_ready, self._registry.entries.values()))
 
@@ -406,6 +406,8 @@ def counts_as_ready(entry: Entry) -> bool:
     Triton requires every version to be ready. Here one serving version is enough, and unloading models
     count as ready: otherwise a broken update would make all replicas of a storage not ready at once.
     """
+    if entry.lacking:
+        return False
     return bool(entry.ready) or all(_gone(state.state, state.reason) for state in entry.states.values())
 
 

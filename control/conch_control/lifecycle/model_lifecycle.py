@@ -359,7 +359,7 @@ class ModelLifecycle:
                 else:
                     self._states.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
                     if isinstance(error, NoVersionError):
-                        self._states.publish_known(name)
+                        self._states.publish_known(name, lasting=queued.override is None)
             if stopped is not None and stopped is not error:
                 raise stopped from None
             raise

@@ -136,12 +136,18 @@ class VersionStates:
             if ended:
                 self.change(name, ended)
 
-    def publish_known(self, name: str) -> None:
-        """Publishes a model even without versions, so that requests fail with Triton's text."""
+    def publish_known(self, name: str, lasting: bool) -> None:
+        """Publishes a model without a version to load, so that requests fail with Triton's text.
+
+        `lasting` is for its own config: as in Triton the server is not ready then, until the model has a
+        version or is unloaded.
+        """
         with self._lock:
             self._known.add(name)
-            if name not in self._registry.entries:
-                self._registry.publish(name, Entry())
+            entry = self._registry.entries.get(name)
+            if entry is None or not entry.states:
+                before = entry is not None and entry.lacking
+                self._registry.publish(name, Entry(lacking=lasting or before))
 
     def mark_unloaded(self, name: str, status: VersionStatus) -> None:
         """Moves a draining version to UNLOADED unless its status has changed since."""
@@ -181,6 +187,9 @@ class VersionStates:
     def clear_failure(self, name: str) -> None:
         """Clears the error of the whole model."""
         with self._lock:
+            entry = self._registry.entries.get(name)
+            if entry is not None and entry.lacking:
+                self._registry.publish(name, replace(entry, lacking=False))
             if self._failures.pop(name, None) is not None:
                 self._events.append(name, _WHOLE, Phase.UNLOADED)
 

@@ -42,10 +42,12 @@ class Entry:
     Attributes:
         ready: Versions that serve requests.
         states: State of every version that was ever loaded or attempted.
+        lacking: Whether the model was to be loaded and has no version to load.
     """
 
     ready: Mapping[int, Servable] = field(default_factory=dict)
     states: Mapping[int, VersionState] = field(default_factory=dict)
+    lacking: bool = False
 
     @property
     def latest(self) -> Servable | None:

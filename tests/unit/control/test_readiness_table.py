@@ -11,7 +11,7 @@ import pytest
 from tests.support.core import make_model, make_spec
 from tests.unit.control.conftest import Site
 
-from conch.core.errors import UnavailableError
+from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.registry import Entry, VersionState
 from conch.core.server_state import ServerState
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -92,6 +92,23 @@ def empty_at_start(at: Situation) -> None:
     at.start()
 
 
+def versionless_at_start(at: Situation) -> None:
+    at.site.model("m", {})
+    at.start()
+
+
+def versionless_later(at: Situation) -> None:
+    at.start()
+    at.site.model("m", {})
+    with pytest.raises(InvalidArgumentError, match="at least one version"):
+        at.agent.load("m", {})
+
+
+def versionless_unloaded(at: Situation) -> None:
+    versionless_later(at)
+    at.agent.unload("m", False)
+
+
 def without_repository(at: Situation) -> None:
     for core in at.cores:
         core.failed()
@@ -144,10 +161,12 @@ SITUATIONS: MappingProxyType[str, Callable[[Situation], None]] = MappingProxyTyp
         "a model of the start could not be loaded, the server runs": failed_at_start,
         "the config of a model of the start is broken, the server runs": broken_at_start,
         "a model of the start has neither config nor files, the server runs": empty_at_start,
+        "a model of the start has no version directory, the server runs": versionless_at_start,
         "a repository could not be read at the start, the server runs": without_repository,
         "a model is loaded for the first time": lambda at: at.serve(LOADING),
         "a model could not be loaded": lambda at: at.serve(FAILED),
         "a model was to be loaded whose config is broken": broken_later,
+        "a model was to be loaded that has no version directory": versionless_later,
         "the same version is loaded anew while the old one serves": lambda at: at.serve(READY),
         "another version is loaded while the old one serves": lambda at: at.serve(READY, LOADING),
         "the same version could not be loaded anew, the old one serves": lambda at: at.serve(READY),
@@ -156,6 +175,7 @@ SITUATIONS: MappingProxyType[str, Callable[[Situation], None]] = MappingProxyTyp
         "a model was unloaded, it finishes its requests": lambda at: at.serve(UNLOADING),
         "a model was unloaded": lambda at: at.serve(UNLOADED),
         "a model that had failed was unloaded": lambda at: at.serve(UNLOADED),
+        "a model without a version directory was unloaded": versionless_unloaded,
         "a model says that it is not ready": not_ready_itself,
         "the server is draining": draining,
         "the server is stopping": stopping,
