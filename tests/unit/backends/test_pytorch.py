@@ -26,9 +26,10 @@ from conch.backends.pytorch.inductor_model import PackageFolder
 from conch.backends.pytorch.pytorch_backend import PyTorchBackend
 from conch.backends.pytorch.torch_settings import ProcessSettings
 from conch.core.backend import ConfigNotes
-from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.model_version import Model
 from conch.core.spec import (
+    ControlTensor,
     InstanceGroup,
     SequenceBatching,
     StateSpec,
@@ -279,6 +280,16 @@ def test_implicit_state(harness: Harness, backend: PyTorchBackend) -> None:
     assert totals == [1, 3, 6]
     with pytest.raises(ConchError, match="but state 'OLD' does not follow the <name>__<index>"):
         served(harness, backend, content, fp32("X__0"), fp32("S__0"), sequence=sequence("OLD"))
+
+
+@pytest.mark.parametrize("file", ["model.pt", "model.pt2"])
+def test_strings_that_identify_sequences_are_refused(
+    harness: Harness, backend: PyTorchBackend, file: str
+) -> None:
+    content = script(Sums()) if file == "model.pt" else package()
+    named = SequenceBatching(controls=(ControlTensor("ID__1", "CORRID", "BYTES"),))
+    with pytest.raises(InternalError, match="input 'ID__1' type 'TYPE_STRING' is not supported by PyTorch"):
+        served(harness, backend, content, fp32("X__0"), fp32("S__0"), sequence=named, model_file=file)
 
 
 class Nested(torch.nn.Module):

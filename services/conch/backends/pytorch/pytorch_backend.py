@@ -29,7 +29,7 @@ from conch.backends.pytorch.torchscript_model import TorchScriptProgram, argumen
 from conch.backends.signature import complete, validate
 from conch.core import file_formats
 from conch.core.backend import Backend, BackendInstance, BackendModel, ConfigNotes
-from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Placement, place
 from conch.core.file_formats import AOT_INDUCTOR, EXPORTED_PROGRAM, TORCHSCRIPT, FileFormat
 from conch.core.spec import ModelSpec
@@ -96,6 +96,7 @@ class PyTorchBackend(Backend):
             self._classes.check(spec)
             return
         settings = TorchSettings.of(spec)
+        _check_controls(spec)
         path = _model_path(spec.version_directory, spec.model_file, spec.name)
         form = _form(path)
         if form is EXPORTED_PROGRAM:
@@ -128,6 +129,7 @@ class _TorchModel(BackendModel):
         self._spec = spec
         self._packages = packages
         self._settings = TorchSettings.of(spec)
+        _check_controls(spec)
         self._path = _model_path(spec.version_directory, spec.model_file, spec.name)
         self._form = _form(self._path)
         self._programs: list[Program] = []
@@ -201,6 +203,13 @@ class PythonClassBackend(PythonBasedBackend):
 def is_python_class(config: Mapping[str, Any]) -> bool:
     """Whether a config asks for a Python class instead of a saved program."""
     return config.get("runtime") == "model.py"
+
+
+def _check_controls(spec: ModelSpec) -> None:
+    """Refuses strings as controls, which tensors cannot hold."""
+    for control in () if spec.sequence is None else spec.sequence.controls:
+        if control.datatype == "BYTES":
+            raise InternalError(f"input '{control.name}' type 'TYPE_STRING' is not supported by PyTorch.")
 
 
 def _device_of(placement: Placement) -> str | None:
