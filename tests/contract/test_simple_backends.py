@@ -44,6 +44,16 @@ input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
 model_transaction_policy { decoupled: true }
 """
+DELAYS_MS = (20, 100)
+DELAYS = "".join(
+    f'parameters {{ key: "CUSTOM_{kind}_DELAY_NS" value {{ string_value: "{ms}000000" }} }}'
+    for kind, ms in zip(("INFER", "OUTPUT"), DELAYS_MS, strict=True)
+)
+FLAT = """
+backend: "identity"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
+"""
 PARTS = """
 parameters { key: "CUSTOM_FAIL_COUNT" value { string_value: "2" } }
 parameters { key: "CUSTOM_EMPTY_COUNT" value { string_value: "1" } }
@@ -66,7 +76,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         ("same", IDENTITY.format(tensors=tensors)),
         ("repeat", REPEAT),
         ("square", SQUARE),
+        ("repeat_one", REPEAT.replace("true", "false")),
+        ("flat", FLAT),
         ("parts", SQUARE + PARTS),
+        ("delayed", SQUARE + PARTS[: PARTS.index("CUSTOM_OUTPUT") - len('parameters { key: "')] + DELAYS),
         ("slow", SQUARE + SLOW),
     ):
         (repository / name / "1").mkdir(parents=True)
@@ -110,12 +123,14 @@ def test_identity_of_every_datatype(server: AnyServer) -> None:
         parameters = result.get_response().parameters
         assert parameters["param0"].string_param == "an example string parameter"
         assert (parameters["param1"].int64_param, parameters["param2"].bool_param) == (42, False)
+        assert parameters["param3"].double_param == 123.123
         one = client.infer("same", [inputs[3]])
         assert [output.name for output in one.get_response().outputs] == ["OUTPUT3"]
     sizes = sum(array.nbytes for n, array in arrays.items() if TYPES[n] != "BYTES") + 4 + 1 + 4
     with urllib.request.urlopen(server.metrics_url, timeout=10) as page:
-        lines = [line for line in page.read().decode().splitlines() if line.startswith("input_byte_size_")]
-    assert len(lines) == 1 and 'model="same"' in lines[0] and 'version="1"' in lines[0]
+        lines = page.read().decode().splitlines()
+    lines = [line for line in lines if line.startswith('input_byte_size_counter{model="same",version="1"}')]
+    assert len(lines) == 1
     assert float(lines[0].rpartition(" ")[2]) == sizes + arrays[3].nbytes
 
 
@@ -140,17 +155,62 @@ def test_repeat(server: AnyServer) -> None:
     assert final(only)
 
 
+def test_a_repeat_that_is_not_decoupled_takes_one_element(server: AnyServer) -> None:
+    with client_of(server) as client:
+        for values in ([7], [], [1, 2]):
+            delays = tensor("DELAY", np.zeros(len(values), np.uint32), "UINT32")
+            wait = tensor("WAIT", np.zeros(1, np.uint32), "UINT32")
+            inputs = [tensor("IN", np.array(values, np.int32), "INT32"), delays, wait]
+            if len(values) == 1:
+                assert client.infer("repeat_one", inputs).as_numpy("OUT").tolist() == values
+            else:
+                with pytest.raises(InferenceServerException, match="expected IN with one element"):
+                    client.infer("repeat_one", inputs)
+
+
+def test_identity_compares_shapes_as_the_model_sees_them(server: AnyServer) -> None:
+    with client_of(server) as client:
+        result = client.infer("flat", [tensor("INPUT0", np.array([[1, 2], [3, 4]], np.float32), "FP32")])
+    assert result.as_numpy("OUTPUT0").tolist() == [1, 2, 3, 4]
+
+
+def test_the_delays_of_a_square_are_in_its_statistics(server: AnyServer) -> None:
+    infer_ns, output_ns = (ms * 10**6 for ms in DELAYS_MS)
+    for count in (4, 6):
+        assert (
+            len(stream(server, "delayed", [tensor("IN", np.array([[count]], np.int32), "INT32")], count))
+            == count
+        )
+    with client_of(server) as client:
+        rows = client.get_inference_statistics("delayed").model_stats[0].response_stats
+    kinds = {
+        index: (row.success.count, row.fail.count, row.empty_response.count, row.compute_infer.count)
+        for index, row in sorted(rows.items())
+    }
+    # Of each request the last response is empty and the two before fail.
+    assert list(kinds.values()) == [
+        (2, 0, 0, 2),
+        (1, 1, 0, 2),
+        (1, 1, 0, 2),
+        (0, 1, 1, 2),
+        (0, 1, 0, 1),
+        (0, 0, 1, 1),
+    ]
+    for row in rows.values():
+        assert row.compute_infer.ns >= row.compute_infer.count * infer_ns
+        assert row.compute_output.ns >= row.compute_output.count * output_ns
+
+
 def test_square(server: AnyServer) -> None:
     three = [tensor("IN", np.array([[3]], np.int32), "INT32")]
     *parts, last = stream(server, "square", three, 4)
     assert [part.as_numpy("OUT").tolist() for part in parts] == [[[3]]] * 3
     assert final(last)
     five = [tensor("IN", np.array([[5]], np.int32), "INT32")]
-    full, also, failed, again, empty, last = stream(server, "parts", five, 6)
+    full, also, failed, again, last = stream(server, "parts", five, 5)
     assert [part.as_numpy("OUT").tolist() for part in (full, also)] == [[[5]]] * 2
     assert all(isinstance(part, InferenceServerException) for part in (failed, again))
-    assert not empty.get_response().outputs and not final(empty)
-    assert final(last)
+    assert not last.get_response().outputs and final(last)
 
 
 def test_a_cancelled_square_ends(server: AnyServer) -> None:

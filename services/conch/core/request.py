@@ -247,6 +247,8 @@ class InferenceRequest:
             that validation results can be shared; None if unknown.
         region_bindings: The shared-memory regions of the request; None for none.
         watch: What is logged and traced of the request; None if nothing is.
+        output_start_ns: Set by a model that tells when it begins to make the outputs of its next response;
+            unset, or 0, otherwise.
         on_cancel: Set by an instance that does not block: called once, with the request, if it is
             cancelled while it runs; from any thread with no lock held, possibly just after its last response.
         filler: Whether the request only fills a row of a batch; it is not counted, its responses go nowhere.
@@ -273,6 +275,7 @@ class InferenceRequest:
         "model_name",
         "model_version",
         "on_cancel",
+        "output_start_ns",
         "parameters",
         "priority",
         "queued_ns",
@@ -292,6 +295,7 @@ class InferenceRequest:
 
     failed: bool
     kept: object
+    output_start_ns: int
     on_cancel: Callable[[InferenceRequest], None]
 
     def __init__(

@@ -38,8 +38,9 @@ class ResponseDurations:
     """Statistics of all responses with the same index in their requests.
 
     Attributes:
-        compute_infer: Time in the model since the previous response, or since its start.
-        compute_output: Time to send the response, including waits for slow clients.
+        compute_infer: Time in the model since the previous response, or since its start; also of empty ones.
+        compute_output: Time to make the outputs, if the model tells, and to send the response, including
+            waits for slow clients.
         success: Responses with data, with the sum of both times.
         fail: Responses with an error, with the sum of both times.
         empty_response: Final flags without data, with the time in the model.
@@ -70,7 +71,7 @@ class ResponseCounters:
         row = rows[index]
         row[kind] += 1
         row[4 + kind] += infer_ns
-        if kind <= ResponseKind.FAIL:
+        if kind <= ResponseKind.EMPTY:
             row[8] += infer_ns
 
     def add_output(self, index: int, kind: ResponseKind, output_ns: int) -> None:
@@ -85,10 +86,10 @@ class ResponseCounters:
 
 
 def _durations(row: list[int]) -> ResponseDurations:
-    computed = row[ResponseKind.SUCCESS] + row[ResponseKind.FAIL]
+    made = row[ResponseKind.SUCCESS] + row[ResponseKind.FAIL]
     success, fail, empty, cancel = (Duration(row[kind], row[4 + kind]) for kind in ResponseKind)
     return ResponseDurations(
-        Duration(computed, row[8]), Duration(computed, row[9]), success, fail, empty, cancel
+        Duration(made + empty.count, row[8]), Duration(made, row[9]), success, fail, empty, cancel
     )
 
 

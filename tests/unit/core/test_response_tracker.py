@@ -85,10 +85,11 @@ def test_responses_are_counted_by_their_index() -> None:
     rows = model.counted.responses
     assert [counts(rows[index]) for index in range(len(rows))] == [
         {"compute_infer": 2, "compute_output": 2, "success": 2},
-        {"compute_infer": 1, "compute_output": 1, "success": 1, "empty_response": 1},
-        {"empty_response": 1},
+        {"compute_infer": 2, "compute_output": 1, "success": 1, "empty_response": 1},
+        {"compute_infer": 1, "empty_response": 1},
     ]
     assert rows[0].compute_infer == rows[0].success == Duration(2, 20)
+    assert rows[1].compute_infer == Duration(2, 15)
     assert rows[1].empty_response == rows[2].empty_response == Duration(1, 5)
 
 
@@ -128,6 +129,24 @@ def test_handing_a_response_over_is_its_output_time() -> None:
     assert (counted.compute_infer.ns, counted.compute_output.ns) == (20, 30)
     assert counted.success.ns == 1_050 - 100
     assert counted.queue.ns == 1_000 - 400
+
+
+def test_a_model_may_tell_when_it_makes_its_outputs() -> None:
+    model = Decoupled()
+    request = model.request()
+    model.run(request)
+    for kind in (data(request), InferenceResponse([], UnavailableError("no")), InferenceResponse([])):
+        model.clock.now += 10
+        request.output_start_ns = model.clock.now
+        model.clock.now += 5
+        request.respond(kind, False)
+    model.clock.now += 1
+    request.respond(data(request), True)
+    success, fail, empty, last = model.counted.responses.values()
+    assert (success.compute_infer, success.compute_output) == (Duration(1, 10), Duration(1, 5))
+    assert success.success == fail.fail == Duration(1, 15)
+    assert empty.empty_response == empty.compute_infer == Duration(1, 15)
+    assert last.success == last.compute_infer == Duration(1, 1)
 
 
 def test_a_request_whose_responder_fails_is_open_no_more() -> None:

@@ -11,13 +11,15 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from conch.backends.python.api.pb_response import with_parameters
+
 _NAME = re.compile(r"(INPUT|OUTPUT)(\d+)")
 _TRUE = frozenset({"true", "on", "1"})
-# Triton's has a fourth, the number 123.123, which Python models can't send.
 _PARAMETERS: dict[str, bool | int | float | str] = {
     "param0": "an example string parameter",
     "param1": 42,
     "param2": False,
+    "param3": 123.123,
 }
 _COUNTER = "input_byte_size_counter"
 _COUNTED = "Cumulative input byte size of all requests received by the model"
@@ -64,7 +66,7 @@ class TritonPythonModel:
             output = self._pairs[tensor.name()]
             if output in wanted:
                 outputs.append(pb_utils.Tensor(output, array))
-        return pb_utils.InferenceResponse(outputs, parameters=_PARAMETERS)
+        return with_parameters(outputs, _PARAMETERS)
 
 
 def _pairs(config: dict[str, Any]) -> dict[str, str]:
@@ -85,12 +87,19 @@ def _pairs(config: dict[str, Any]) -> dict[str, str]:
         raise pb_utils.TritonModelException("expected input and output indices to match")
     for index, tensor in named["INPUT"].items():
         other = named["OUTPUT"][index]
-        for what, key in (("datatype", "data_type"), ("shape", "dims")):
-            if tensor[key] != other[key]:
+        for what, described in (("datatype", lambda each: each["data_type"]), ("shape", _shape)):
+            if described(tensor) != described(other):
                 raise pb_utils.TritonModelException(
-                    f"expected input and output {what} to match, got {tensor[key]} and {other[key]}"
+                    f"expected input and output {what} to match, got {described(tensor)} and "
+                    f"{described(other)}"
                 )
     return {tensor["name"]: named["OUTPUT"][index]["name"] for index, tensor in named["INPUT"].items()}
+
+
+def _shape(tensor: dict[str, Any]) -> str:
+    """The shape that the model sees."""
+    dims = tensor["reshape"].get("shape", []) if "reshape" in tensor else tensor["dims"]
+    return f"[{','.join(map(str, dims))}]"
 
 
 def _bytes_of(array: Any) -> int:

@@ -1,4 +1,7 @@
-"""Triton's backend ``repeat``, decoupled: one response for each element of ``IN``, each after its delay."""
+"""Triton's backend ``repeat``: one response for each element of ``IN``, each after its delay.
+
+A model that is not decoupled takes one element.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,10 @@ class TritonPythonModel:
                         f"expected {name} datatype to be {datatype.removeprefix('TYPE_')}, got "
                         f"{tensor['data_type']}"
                     )
-        if not config.get("model_transaction_policy", {}).get("decoupled"):
-            raise pb_utils.TritonModelException(
-                "repeat backend needs model_transaction_policy { decoupled: true }"
-            )
+        self._decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         self._sending: set[asyncio.Task[None]] = set()
 
-    async def execute(self, requests: Sequence[Any]) -> None:
+    async def execute(self, requests: Sequence[Any]) -> list[None] | None:
         """Begins to send, and returns once the longest ``WAIT`` of the requests has passed."""
         longest, begun = 0, []
         for request in requests:
@@ -53,6 +53,11 @@ class TritonPythonModel:
             if values.shape != delays.shape:
                 shapes = f"{list(values.shape)} and {list(delays.shape)}"
                 _fail(sender, f"expected IN and DELAY shape to match, got {shapes}")
+                continue
+            if values.size != 1 and not self._decoupled:
+                _fail(
+                    sender, f"expected IN with one element, as the model is not decoupled, got {values.size}"
+                )
                 continue
             longest = max(longest, int(waits.reshape(-1)[0]))
             # Kept here, as the loop itself holds tasks weakly.
@@ -65,6 +70,7 @@ class TritonPythonModel:
         else:
             # Without a wait the request is done with its responses.
             await asyncio.gather(*begun)
+        return None if self._decoupled else [None] * len(requests)
 
 
 async def _send(sender: Any, values: Any, delays: Any, rank: int) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from conch.backends.python.api.response_sender import begin_output
+
 _LOOK_S = 0.01
 """How often a wait looks whether the request was cancelled."""
 
@@ -50,19 +52,24 @@ class TritonPythonModel:
             _end(sender, pb_utils.InferenceResponse(error=error))
             return
         count = int(array.reshape(-1)[0])
-        cancelled = await _wait(sender, self._infer_delay_s)
-        for number in range(count):
-            cancelled = cancelled or await _wait(sender, self._output_delay_s)
+        cancelled = False
+        for left in range(count, 0, -1):
+            cancelled = await _wait(sender, self._infer_delay_s)
             if cancelled:
                 break
-            left = count - number
-            if left <= self._empty:
+            if left > self._empty:
+                begin_output(sender)
+                cancelled = await _wait(sender, self._output_delay_s)
+                if cancelled:
+                    break
+                if left <= self._empty + self._failing:
+                    error = pb_utils.TritonError("simulated failure", pb_utils.TritonError.UNKNOWN)
+                    sender.send(pb_utils.InferenceResponse(error=error))
+                else:
+                    output = pb_utils.Tensor("OUT", np.full_like(array, count))
+                    sender.send(pb_utils.InferenceResponse([output]))
+            elif left > 1:  # the final flag is the last empty response
                 sender.send(pb_utils.InferenceResponse([]))
-            elif left <= self._empty + self._failing:
-                error = pb_utils.TritonError("failed as CUSTOM_FAIL_COUNT asks for")
-                sender.send(pb_utils.InferenceResponse(error=error))
-            else:
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full_like(array, count))]))
         if cancelled:
             await asyncio.sleep(self._cancel_delay_s)
             error = pb_utils.TritonError("request has been cancelled", pb_utils.TritonError.CANCELLED)

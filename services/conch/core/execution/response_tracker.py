@@ -177,7 +177,12 @@ class _TrackedResponder:
         self._failed = self._failed or failed
         if owner.decoupled:
             kind = _kind(request, response, failed)
-            owner.statistics.record_response(self._index, kind, now - self._since_ns)
+            output_start_ns = now
+            if told_ns := getattr(request, "output_start_ns", 0):
+                request.output_start_ns = 0
+                if kind <= ResponseKind.FAIL:
+                    output_start_ns = told_ns
+            owner.statistics.record_response(self._index, kind, output_start_ns - self._since_ns)
             if not self._index and response is not None and not failed:
                 owner.statistics.record_first_response(now - request.received_ns)
         # Counted before it is sent: a client that has its response finds it in the statistics.
@@ -192,7 +197,7 @@ class _TrackedResponder:
         if owner.decoupled:
             self._since_ns = owner.clock()
             if kind <= ResponseKind.FAIL:
-                output_ns = self._since_ns - now
+                output_ns = self._since_ns - output_start_ns
                 self._output_ns += output_ns
                 owner.statistics.record_response_output(self._index, kind, output_ns)
             self._index += 1

@@ -84,6 +84,13 @@ def check_parameters(parameters: object) -> None:
             )
 
 
+def with_parameters(tensors: Sequence[Tensor], parameters: Mapping[str, Parameter]) -> InferenceResponse:
+    """A response with parameters of all types of the protocol; Triton's Python API has no doubles."""
+    response = InferenceResponse(tensors)
+    response._parameters = parameters
+    return response
+
+
 class Converter:
     """Converts a model's responses to the core's.
 

@@ -21,6 +21,11 @@ from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.spec import ModelSpec
 
 
+def begin_output(sender: ResponseSender) -> None:
+    """Notes that the outputs of the next response are made from now on, for its statistics."""
+    sender._request.output_start_ns = monotonic_ns()
+
+
 class SenderContext:
     """State that the senders of one instance share.
 
