@@ -212,10 +212,14 @@ def test_models_of_one_name_are_told_apart_by_their_namespaces() -> None:
 
 
 def test_tritons_counters_can_be_stopped() -> None:
-    model = Served("m")
+    model = Served("m", cached=True)
     site = Site(model, counters=False)
     model.run()
     found = site.samples()
+    durations = [name for name in ("request", "queue", "compute_input", "compute_infer", "compute_output")]
+    left_out = {*(f"nv_inference_{name}_duration_us" for name in durations), "nv_cache_num_hits_per_model"}
+    assert left_out <= families(Site(model).text().decode()).keys()
+    assert left_out.isdisjoint(families(site.text().decode()))
     assert of_model(found, "m", "nv_inference_request_success") == 0
     assert of_model(found, "m", "nv_inference_pending_request_count") == 3
     assert of_model(found, "m", "conch_request_duration_seconds_count") == 1

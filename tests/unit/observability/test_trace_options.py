@@ -59,6 +59,13 @@ def test_what_flags_mean(configs: tuple[str, ...], old: dict[str, list[str]], ex
     )
 
 
+@pytest.mark.parametrize("level", ["TIMESTAMPS", "TENSORS"])
+def test_without_a_file_nothing_is_traced(level: str) -> None:
+    options = trace_options(["mode=triton", f"level={level}", "rate=2"], {})
+    assert replace(options, warnings=()) == TraceOptions(values=TraceValues(rate=2))
+    assert options.warnings[0].startswith("nothing is traced: trace file name is not given")
+
+
 @pytest.mark.parametrize(
     ("configs", "text"),
     [
@@ -87,7 +94,6 @@ def test_what_flags_mean(configs: tuple[str, ...], old: dict[str, list[str]], ex
             ("triton,files=x",),
             "--trace-config triton,files=x: unknown setting 'files', known are file, log-freq",
         ),
-        (("level=TIMESTAMPS",), "trace file name is not given: --trace-config triton,file=PATH"),
         ((*ON, "rate=0"), "sample rate must be non-zero: --trace-config rate=1"),
         (
             ("mode=opentelemetry", "rate=0", "opentelemetry,ratio=0.1"),

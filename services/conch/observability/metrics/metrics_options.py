@@ -27,7 +27,7 @@ class MetricsOptions:
         cpu: Whether to include processors and memory of the machine.
         gpu: Whether to include GPUs.
         interval_ms: Minimum milliseconds between reads of those two.
-        counters: Whether Triton's counters count; else they stay 0.
+        counters: Whether Triton's counters count; else durations are left out and the others stay 0.
         first_responses: Whether to include Triton's histogram of first responses.
         quantiles: Quantiles of Triton's summaries; empty for no summaries.
         tls: Makes the TLS context; None for plain text.

@@ -37,19 +37,22 @@ class Counted:
         values: Gives the values of the template's samples.
         triton: Whether it is Triton's.
         cached_only: Whether only models with a response cache have it.
+        latency: Whether it is one of those that ``counter_latencies=false`` leaves out.
     """
 
     template: Template
     values: Values
     triton: bool = False
     cached_only: bool = False
+    latency: bool = False
 
 
 def _triton(
     name: str, help_text: str, values: Callable[[StatisticsSnapshot], int], cached: bool = False
 ) -> Counted:
     template = Template(Family(name, "counter", help_text))
-    return Counted(template, lambda snapshot: (values(snapshot),), triton=True, cached_only=cached)
+    latency = cached or name.endswith("_duration_us")
+    return Counted(template, lambda snapshot: (values(snapshot),), True, cached, latency)
 
 
 def _failures(snapshot: StatisticsSnapshot) -> Sequence[int]:

@@ -65,7 +65,7 @@ class ModelMetrics:
         registry: The models.
         loads: Gives the counts of loads.
         meter: Measures the saturation.
-        counters: Whether Triton's counters count; else they stay 0.
+        counters: Whether Triton's counters count; else durations are left out and the others stay 0.
         quantiles: Quantiles of Triton's summaries; empty for no summaries.
         clock: Monotonic time in nanoseconds.
         gpu_uuids: UUIDs of GPUs by number; empty if unknown.
@@ -186,6 +186,8 @@ class ModelMetrics:
 
         def chunk(family: Counted) -> str:
             if (family.cached_only and not spec.cached) or (not family.triton and snapshot.latencies is None):
+                return ""
+            if family.latency and not self._counters:
                 return ""
             counts = snapshot if self._counters or not family.triton else _NOTHING
             return family.template.render(labels, family.values(counts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from conch.core.errors import InvalidArgumentError
@@ -103,7 +103,11 @@ def trace_options(
     tail = TailRules(
         _duration_ns(given, "slow"), _flag(given, "failed"), _number(given, "limit", 1, TailRules().limit)
     )
-    _check(mode, values, tail, warnings, without_file)
+    if mode == TRITON and not values.file and (tensors or (timestamps and not without_file)):
+        # Triton serves then, and traces nothing.
+        warnings.append("nothing is traced: trace file name is not given: --trace-config triton,file=PATH")
+        values = replace(values, timestamps=False, tensors=False)
+    _check(mode, values, tail, warnings)
     return TraceOptions(mode, values, tuple(exporter), tail, tuple(warnings))
 
 
@@ -205,16 +209,13 @@ def _flag(given: Mapping[str, list[str]], key: str) -> bool:
     return text == "true"
 
 
-def _check(mode: str, values: TraceValues, tail: TailRules, warnings: list[str], without_file: bool) -> None:
+def _check(mode: str, values: TraceValues, tail: TailRules, warnings: list[str]) -> None:
     """Refuses what can't be traced, and warns of what would trace nothing."""
     if values.tensors and mode == OPENTELEMETRY:
         raise InvalidArgumentError(
             "Tensor level tracing is not supported by the mode: opentelemetry; use level=TIMESTAMPS"
         )
-    if values.on and mode == TRITON:
-        if not values.file and (values.tensors or not without_file):
-            raise InvalidArgumentError("trace file name is not given: --trace-config triton,file=PATH")
-        if not values.rate:
-            raise InvalidArgumentError("sample rate must be non-zero: --trace-config rate=1")
+    if values.on and mode == TRITON and not values.rate:
+        raise InvalidArgumentError("sample rate must be non-zero: --trace-config rate=1")
     if not values.on and (mode == OPENTELEMETRY or tail):
         warnings.append("nothing is traced until a level is set: --trace-config level=TIMESTAMPS")
