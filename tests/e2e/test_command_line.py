@@ -88,6 +88,19 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments", [["--help"], ["config", "--model-repository=/"], ["completion", "bash"]]
+)
+def test_a_reader_may_close_the_output(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with closing(open(write, "wb", buffering=0)) as output:
+        done = subprocess.run(
+            [CONCH, *arguments], stdout=output, stderr=subprocess.PIPE, timeout=WAIT_S, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
     ("arguments", "hint"),
     [
         ("models lst", "did you mean 'list'?"),

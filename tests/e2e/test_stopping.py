@@ -46,6 +46,21 @@ _SLOW_CONFIG = """
     input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
     output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 """
+# As an engine does that leaves a native thread: C++ aborts a process that destroys it at its exit.
+_ABORTS_AT_EXIT = """
+import ctypes
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        libc = ctypes.CDLL(None)
+        register = libc["__cxa_atexit"]
+        register.argtypes = [ctypes.c_void_p] * 3
+        register(ctypes.cast(libc.abort, ctypes.c_void_p), None, None)
+
+    def execute(self, requests):
+        return []
+"""
 STOPPING = "Waiting for in-flight requests to complete."
 
 
@@ -216,3 +231,20 @@ def test_idle_server_ends_at_once_with_clients_connected(repository: Path) -> No
             assert client.is_server_live()
             server.signal(signal.SIGTERM)
             assert server.wait(5) == 0
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["stopped", "failed to start"])
+def test_a_process_ends_cleanly_whatever_engines_leave(tmp_path: Path, failed: bool) -> None:
+    for placement in ("in_process", "worker"):
+        more = f'parameters {{ key: "CONCH_PLACEMENT" value {{ string_value: "{placement}" }} }}'
+        write_model(tmp_path, placement, _SLOW_CONFIG + more, {"model.py": _ABORTS_AT_EXIT})
+    if failed:
+        write_model(tmp_path, "broken", _SLOW_CONFIG, {"model.py": "raise ValueError"})
+    with started(f"--model-repository={tmp_path}", "--grpc-port=0") as server:
+        if failed:
+            assert server.wait() == 1
+        else:
+            server.wait_ready()
+            assert server.stop() == 0
+        assert server.errors.count("successfully loaded") == 2
+        assert "died" not in server.errors

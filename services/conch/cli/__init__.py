@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 COMMANDS = {
@@ -32,10 +33,37 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the process's exit code."""
-    if arguments is None:
-        # Models in this process see no arguments, as in Triton, and may use argparse.
-        arguments, sys.argv = sys.argv[1:], [""]
+    """Runs the command line; returns the process's exit code.
+
+    Without arguments it takes those of the process, which then ends without native exit handlers.
+    """
+    return run_process(main) if arguments is None else _run(arguments)
+
+
+def run_process(run: Callable[[Sequence[str]], int]) -> int:
+    """Runs this process's arguments by `run`; returns the exit code with which the process then ends."""
+    from conch.core.process_setup import ProcessEnd
+
+    end = ProcessEnd()
+    # Models in this process see no arguments, as in Triton, and may use argparse.
+    arguments, sys.argv = sys.argv[1:], [""]
+    end.code = run(arguments)
+    return end.code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        try:
+            return _command(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of the output is gone; the rest of the output must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _command(arguments: Sequence[str]) -> int:
     command, *rest = arguments or ["--help"]
     if command in COMMANDS:
         code: int = import_module(f"conch.cli.{COMMANDS[command][0]}").run(rest)
@@ -60,5 +88,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def tritonserver() -> int:
     """Runs `conch serve` under Triton's name: Triton's flags are among its own."""
-    arguments, sys.argv = sys.argv[1:], [""]
-    return main(["serve", *arguments])
+    return run_process(lambda arguments: main(["serve", *arguments]))

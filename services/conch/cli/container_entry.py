@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
-from conch.cli import COMMANDS, main
+from conch.cli import COMMANDS, main, run_process
 
 
-def run(words: list[str]) -> int:
+def run(words: Sequence[str]) -> int:
     """Runs the words that a container is started with; returns the exit code unless a program replaces it."""
     if not words or words[0].startswith("-"):
         words = ["serve", *words]
@@ -30,5 +31,4 @@ def run(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    arguments, sys.argv = sys.argv[1:], [""]  # as `main` does
-    sys.exit(run(arguments))
+    sys.exit(run_process(run))

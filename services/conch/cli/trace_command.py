@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,14 +30,9 @@ def run(arguments: Sequence[str]) -> int:
     values = make_parser().parse_args(list(arguments))
     try:
         _summary(values)
-        sys.stdout.flush()
     except (TraceFileError, _UsageError) as error:
         print(f"conch trace: {error}", file=sys.stderr)
         return USAGE if isinstance(error, _UsageError) else FAILED
-    except BrokenPipeError:
-        # The reader of the output is gone; the rest of the output must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     return OK
 
 

@@ -1,4 +1,4 @@
-"""Process-wide settings: the limit of file descriptors, and stack dumps on a signal.
+"""Process-wide settings: the limit of file descriptors, stack dumps on a signal, and how a process ends.
 
 A quarter of the descriptors is left to workers, models, shared memory, logs and the control port; each port
 for clients has its own share of the rest, so that a full one takes nothing from the others.
@@ -9,11 +9,14 @@ signals only processes that handle the signal.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import fcntl
 import os
 import resource
 import signal
+import sys
+from contextlib import suppress
 
 STACKS_FILE = "conch-stacks"
 """Name of the file in /proc, behind ``/memfd:``."""
@@ -59,3 +62,29 @@ def most_connections(shares: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _MOST_DESCRIPTORS)
     return max(limit * shares // _SHARES, _LEAST_CONNECTIONS)
+
+
+class ProcessEnd:
+    """Ends this process behind Python's exit handlers, without the exit handlers of native libraries.
+
+    Engines leave native threads, and C++ aborts a process whose exit destroys such a thread. `atexit` runs
+    the first handler last, so a process creates this before it imports what registers others.
+
+    Attributes:
+        code: The exit code; None for an end as Python has it, as after an exception.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.code is None:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # None, broken or closed
+                stream.flush()
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)  # what native code has printed
+        os._exit(self.code)

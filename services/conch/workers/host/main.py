@@ -43,7 +43,9 @@ def main(arguments: Sequence[str]) -> None:
     stub = os.path.join(os.path.dirname(module), "c_python_backend_utils.py")
     found = {"conch": package, "triton_python_backend_utils": module, "c_python_backend_utils": stub}
     sys.meta_path.insert(0, Finder(found))
-    from conch.core.process_setup import register_stack_dump
+    from conch.core.process_setup import ProcessEnd, register_stack_dump
+
+    end = ProcessEnd()
     from conch.workers.host.fork_template import Template, end_with_parent
 
     end_with_parent()
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     if request is not None:
         register_stack_dump()
         request.run()
+    end.code = 0
 
 
 if __name__ == "__main__":
