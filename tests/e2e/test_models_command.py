@@ -23,6 +23,7 @@ from tests.support.servers import CONCH, WAIT_S, free_port
 from conch.cli.models_command import run
 from conch.core.errors import InvalidArgumentError
 from conch_control.lifecycle.version_phase import Phase
+from conch_control.port import Index
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls
 
 SINCE = "2023-11-14 22:13:20Z"
@@ -240,6 +241,29 @@ def test_unload(agent: FakeAgent, target: str) -> None:
     assert parsed("unload", "x", f"--target={target}") == {"model": None}
     assert models("unload", "x", f"--target={target}")[1] == "There is no model 'x'.\n"
     assert agent.unloads == [("m", False), ("m", True), ("x", False), ("x", False)]
+
+
+class DrainingAgent(FakeAgent):
+    """An agent whose model finishes its requests once its state has been read."""
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        self.set(name, Phase.DRAINING)
+
+    def models(self) -> Index:
+        found = super().models()
+        if any(each.phase is Phase.DRAINING for model in found.models for each in model.versions):
+            self.set("m", Phase.UNLOADED, "unloaded")
+        return found
+
+
+def test_an_unload_waits_for_requests_in_flight() -> None:
+    agent = DrainingAgent()
+    agent.set("m", Phase.READY)
+    with served(agent) as (_, target):
+        # All names of the flag.
+        assert parsed("unload", "m", f"--server={target}") == {"model": model("m", "UNLOADED", "unloaded")}
+        agent.set("m", Phase.READY)
+        assert models("unload", "m", f"--address={target}")[0] == 0
 
 
 def test_drain(agent: FakeAgent, target: str) -> None:

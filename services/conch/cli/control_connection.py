@@ -28,6 +28,7 @@ INTERRUPTED = 130
 TARGET_VARIABLE = "CONCH_CONTROL_TARGET"
 TOKEN_VARIABLE = "CONCH_CONTROL_TOKEN_FILE"
 
+_TARGET_FLAGS = ("--target", "--server", "--address")
 _DEFAULT_TARGET = f"{DEFAULT_ADDRESS}:{DEFAULT_PORT}"
 _TARGET = re.compile(r"unix:.+|(\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+):[0-9]{1,5}")
 
@@ -42,9 +43,7 @@ def add_connection_flags(parser: argparse.ArgumentParser, several: bool = False)
     default = f"(default: {TARGET_VARIABLE}, or {DEFAULT_ADDRESS}:{DEFAULT_PORT})"
     if several:
         group.add_argument(
-            "--server",
-            "--target",
-            dest="target",
+            *_TARGET_FLAGS,
             action="append",
             metavar="HOST:PORT",
             help=f"control port of a server, or unix:PATH; may be repeated, in {TARGET_VARIABLE} with ';' "
@@ -52,7 +51,7 @@ def add_connection_flags(parser: argparse.ArgumentParser, several: bool = False)
         )
     else:
         group.add_argument(
-            "--target", metavar="HOST:PORT", help=f"control port of the server, or unix:PATH {default}"
+            *_TARGET_FLAGS, metavar="HOST:PORT", help=f"control port of the server, or unix:PATH {default}"
         )
     group.add_argument(
         "--token-file", type=Path, metavar="FILE", help=f"file with the token (default: {TOKEN_VARIABLE})"
@@ -76,7 +75,7 @@ def server_targets(values: argparse.Namespace, environment: Mapping[str, str]) -
         UsageError: One is none, or given twice.
     """
     texts = values.target or (environment.get(TARGET_VARIABLE) or _DEFAULT_TARGET).split(";")
-    where = "--server or --target" if values.target else TARGET_VARIABLE
+    where = "--target" if values.target else TARGET_VARIABLE
     for number, text in enumerate(texts):
         _check_target(text, where)
         if text in texts[:number]:

@@ -15,7 +15,6 @@ from typing import Any
 
 from conch.cli.command_parser import CommandParser
 from conch.cli.control_connection import (
-    FAILED,
     INTERRUPTED,
     OK,
     USAGE,
@@ -53,7 +52,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
         options = connection_options(values, environment)
         with closing(ModelControlClient(options)) as client:
             try:
-                _interruptibly(lambda: _act(client, values), client.close)
+                _interruptibly(lambda: values.action(client, values), client.close)
             except ConchError as error:
                 code, text = failure(error, options)
                 if values.json:
@@ -64,20 +63,11 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
         print(f"conch models: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        if values.action is _load:
-            print("conch models: interrupted; the server goes on with the load", file=sys.stderr)
+        if values.action in (_load, _unload):
+            what = "load" if values.action is _load else "unload"
+            print(f"conch models: interrupted; the server goes on with the {what}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the output is gone; the rest of the output must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     return OK
-
-
-def _act(client: ModelControlClient, values: argparse.Namespace) -> None:
-    action: Callable[[ModelControlClient, argparse.Namespace], None] = values.action
-    action(client, values)
-    sys.stdout.flush()
 
 
 _GIVE_UP_S = 2.0
@@ -149,7 +139,9 @@ def make_parser() -> CommandParser:
         metavar="VERSION/PATH=LOCAL",
         help="use a local file as a file of the model; those given replace all of its own; may be repeated",
     )
-    made = command("unload", _unload, "Takes a model out of service; its requests are finished.")
+    made = command(
+        "unload", _unload, "Takes a model out of service, and waits until its requests are finished."
+    )
     made.add_argument("model")
     made.add_argument(
         "--unload-dependents", action="store_true", help="also models of an ensemble that were loaded for it"
@@ -230,7 +222,19 @@ def _parameters(values: argparse.Namespace) -> dict[str, LoadParameter]:
 
 def _unload(client: ModelControlClient, values: argparse.Namespace) -> None:
     client.unload(values.model, values.unload_dependents)
+    _wait_drained(client, values.model)
     _print_model(client, values)
+
+
+def _wait_drained(client: ModelControlClient, model: str) -> None:
+    """Waits until no version of a model has requests to finish."""
+    phases: dict[int, Phase] = {}
+    for update in client.watch(whole_state=True, models=[model]):
+        for status in () if update.state is None else update.state.models:
+            phases.update((each.version, each.phase) for each in status.versions)
+        phases.update((event.version, event.phase) for event in update.events)
+        if Phase.DRAINING not in phases.values():
+            return
 
 
 def _print_model(client: ModelControlClient, values: argparse.Namespace) -> None:
