@@ -202,6 +202,7 @@ class Server:
             None
             if options.archives is None
             else SageMakerModels(self.agent.archives, options.archives.root, options.archives.main),
+            lambda: next((each.url for each in self.endpoints if each.service == "Console"), ""),
         )
         self._control = None if control_port is None else ControlPort(self.agent, control_port, access=access)
         self._metrics_options = metrics

@@ -96,13 +96,19 @@ def _malloc_trim() -> Callable[[int], object] | None:
     return trim
 
 
+def log_taken(what: str, grown: int | None) -> None:
+    """Logs how much resident memory has grown, if it has: a model in a worker takes none."""
+    _log("%s has taken %s", what, grown)
+
+
 def log_released(what: str, before: int | None) -> None:
-    """Logs how much resident memory has shrunk."""
+    """Logs how much resident memory has shrunk, if it has."""
     after = resident_bytes()
     if before is not None and after is not None:
-        log.info("%s gave back %s", what, mebibytes(max(before - after, 0)))
+        _log("%s gave back %s", what, before - after)
 
 
-def mebibytes(count: int) -> str:
-    """Formats a number of bytes."""
-    return f"{count / _MEBIBYTE:.1f} MiB"
+def _log(text: str, what: str, count: int | None) -> None:
+    amount = f"{max(count or 0, 0) / _MEBIBYTE:.1f} MiB"
+    if amount != "0.0 MiB":
+        log.info(text, what, amount)

@@ -17,7 +17,7 @@ from conch.core.model_control import cancellable_load
 from conch.core.servable import Servable
 from conch_control.config.model_spec import first_response_buckets
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
-from conch_control.lifecycle.memory_usage import MemoryMeter, mebibytes
+from conch_control.lifecycle.memory_usage import MemoryMeter, log_taken
 from conch_control.lifecycle.model_definition import Definition
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.version_diff import VersionAction
@@ -190,8 +190,7 @@ class VersionBuilder:
                 if self._keep_summaries:
                     model.statistics.keep_summaries()
                 grown = built.host_bytes[version] = self._meter.end(measurement)
-                if grown is not None:
-                    log.info("'%s' version %d has taken %s", name, version, mebibytes(grown))
+                log_taken(f"'{name}' version {version}", grown)
                 return
             if not left or queued.stopped is not None:
                 built.failures[version] = reason

@@ -6,6 +6,7 @@ import logging
 from itertools import islice
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from tests.contract.console.conftest import SCRIPT
@@ -33,6 +34,11 @@ def test_models_are_listed_with_their_states(page: Page) -> None:
     assert found["simple"]["versions"][0]["phase"] == "READY" and found["simple"]["instances"] == 2
     assert found["repeater"]["decoupled"] and found["probe"]["backend"] == "python"
     assert "data_tpye" in found["broken"]["reason"]
+
+
+def test_the_home_page_of_the_server_links_the_console(open_server: LocalServer) -> None:
+    text = httpx.get(f"http://{open_server.http_address}/").text
+    assert f'href="{open_server.console_url}"' in text
 
 
 def test_one_model_has_its_tensors(page: Page) -> None:

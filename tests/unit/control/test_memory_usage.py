@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from conch_control.lifecycle import memory_usage
-from conch_control.lifecycle.memory_usage import MemoryMeter, release_memory, resident_bytes
+from conch_control.lifecycle.memory_usage import (
+    MemoryMeter,
+    log_released,
+    log_taken,
+    release_memory,
+    resident_bytes,
+)
 
 
 def test_growth() -> None:
@@ -35,6 +41,19 @@ def test_a_platform_that_does_not_say(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert resident_bytes() is None
     meter = MemoryMeter()
     assert meter.end(meter.begin()) is None
+
+
+def test_only_memory_that_shows_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    before = resident_bytes()
+    assert before is not None
+    for grown in (None, 0, 50_000, 3 << 20):
+        log_taken("'m' version 1", grown)
+    for more in (-(1 << 40), 1 << 40):
+        log_released("'m' version 1", before + more)
+    first, second = caplog.messages
+    assert first == "'m' version 1 has taken 3.0 MiB"
+    assert second.startswith("'m' version 1 gave back 104")
 
 
 def test_garbage_goes() -> None:

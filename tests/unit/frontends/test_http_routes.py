@@ -127,6 +127,8 @@ def test_the_page_for_people_links_what_there_is(site: Site) -> None:
     assert not re.search("<(script|img|link|style)", page), "it loads nothing"
     assert home_page("<s>", "1", [("<b>", 1), ("a b", 2)]).count("<b>") == 0
     assert "/a b/" not in home_page("s", "1", [("a b", 2)])
+    assert "console" not in page
+    assert '<a href="http://127.0.0.1:8004">console</a>' in home_page("s", "1", [], "http://127.0.0.1:8004")
 
 
 def test_a_server_that_stops_is_unavailable(site: Site) -> None:

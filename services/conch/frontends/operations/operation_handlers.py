@@ -44,6 +44,7 @@ class Services:
         traces: Trace settings.
         check_changes: Raises if clients may not load and unload models.
         sagemaker_models: Models of a SageMaker multi-model endpoint; None elsewhere.
+        console_url: Gives the console's URL; empty while it is not open.
     """
 
     regions: Regions
@@ -51,6 +52,7 @@ class Services:
     traces: TraceSettings
     check_changes: Callable[[], None] = _allow
     sagemaker_models: SageMakerModels | None = None
+    console_url: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)

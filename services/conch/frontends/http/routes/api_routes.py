@@ -94,7 +94,7 @@ def api_routes(
         return json_reply(reply)
 
     endpoints: dict[str, RouteHandler] = {
-        table.HOME_PAGE.name: home_endpoint(core),
+        table.HOME_PAGE.name: home_endpoint(core, services),
         table.OPENAPI.name: openapi,
     }
     for form in _forms(core, services, pools, most_bytes, uploads):
@@ -286,7 +286,7 @@ _DOCS = (
 _OF_MODELS = (("/ready", "ready"), ("", "metadata"), ("/config", "config"), ("/stats", "statistics"))
 
 
-def home_endpoint(core: ServerState) -> RouteHandler:
+def home_endpoint(core: ServerState, services: Services) -> RouteHandler:
     """Returns the endpoint of the page."""
 
     async def home(exchange: HttpExchange) -> Reply:
@@ -297,19 +297,22 @@ def home_endpoint(core: ServerState) -> RouteHandler:
             for model in models_with_statistics(core, "", "")
             if grant is None or grant.principal.allows(ANY, model.spec.name)
         ]
-        return Reply(200, [_HTML], page(core.server_id, core.version, models).encode())
+        return Reply(
+            200, [_HTML], page(core.server_id, core.version, models, services.console_url()).encode()
+        )
 
     return home
 
 
-def page(server: str, version: str, models: list[tuple[str, int]]) -> str:
-    """Returns the page; `models` are names and versions."""
+def page(server: str, version: str, models: list[tuple[str, int]], console: str = "") -> str:
+    """Returns the page; `models` are names and versions, `console` is the console's URL or empty."""
+    server_links = [*_SERVER, (console, "console")] if console else _SERVER
     title = f"{escape(server)} (conch {escape(version)})"
     lines = [_model_links(name, number) for name, number in models] or ["no model is loaded"]
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body>\n'
         f"<h1>{title}</h1>\n"
-        f"<h2>Server</h2>\n{_list([_link(*each) for each in _SERVER])}"
+        f"<h2>Server</h2>\n{_list([_link(*each) for each in server_links])}"
         f"<h2>Models</h2>\n{_list(lines)}"
         f"<h2>Documentation</h2>\n{_list([_link(*each) for each in _DOCS])}"
         f"</body></html>\n"
