@@ -51,7 +51,14 @@ from conch.observability.metrics.server_metrics import CustomMetrics
 from conch.observability.request_watch import RequestWatches
 from conch.observability.tracing.open_tracing import open_tracing
 from conch.observability.tracing.trace_ring import TraceRing
-from conch.process.banner import Endpoint, banner, listening, local_address, security
+from conch.process.banner import (
+    Announcement,
+    Endpoint,
+    listening,
+    local_address,
+    security,
+    start_announcement,
+)
 from conch.process.console_port import ConsolePort
 from conch.process.exposure import exposure, open_control_warning
 from conch.process.forked_sockets import ListeningAddresses
@@ -71,6 +78,8 @@ log = logging.getLogger(__name__)
 _SEQUENCE_INTERVAL_S = 0.02
 _TRACES_S = 5.0  # for traces that wait to be written
 _PLANNER_STOP_S = 1.0
+_STARTED = {"SageMaker": "Sagemaker ", "Vertex AI": "Vertex AI "}
+"""Platforms in Triton's lines of started services."""
 
 
 class Server:
@@ -296,10 +305,10 @@ class Server:
         if self._control is not None:
             # Before the models, so that clients can follow their loads.
             self.control_port = self._control.start()
-            self._close_in_forks(self._control_options, self.control_port)
+            self._opened(self._control_options, self.control_port)
         if self._console is not None:
             self.console_port = self._console.start()
-            self._close_in_forks(self._console.options, self.console_port)
+            self._opened(self._console.options, self.console_port)
         if self._options.listen_while_loading:
             self._listen()
         wrong = list(filter(None, map(repository_hint, self._locations)))
@@ -378,9 +387,9 @@ class Server:
             found.append(self._console.endpoint(self.console_port))
         return found
 
-    def banner(self) -> str:
-        """The loaded models and the endpoints, for people."""
-        return banner(self.agent.index(False), self.endpoints, [self.exposure])
+    def announcement(self) -> Announcement:
+        """The loaded models and the endpoints."""
+        return start_announcement(self.agent.index(False), self.endpoints, self.exposure)
 
     def drain(self) -> None:
         """Makes the server not ready; it goes on answering requests."""
@@ -435,18 +444,23 @@ class Server:
     def _listen(self) -> None:
         if self._grpc is not None and self.grpc_port is None:
             self.grpc_port = self._grpc.start()
-            self._close_in_forks(self._grpc_options, self.grpc_port)
+            self._opened(self._grpc_options, self.grpc_port, "GRPCInferenceService")
         for options, front_end in self._rest:
             if options.title not in self.rest_ports:
                 self.rest_ports[options.title] = port = front_end.start()
-                self._close_in_forks(options, port)
+                self._opened(options, port, f"{_STARTED.get(options.title, '')}HTTPService")
         if self._metrics is not None and self.metrics_port is None:
             self.metrics_port = self._metrics.start()
-            self._close_in_forks(self._metrics_options, self.metrics_port)
+            self._opened(self._metrics_options, self.metrics_port, "Metrics Service")
 
-    def _close_in_forks(self, options: _Target | None, port: int) -> None:
+    def _opened(self, options: _Target | None, port: int, service: str = "") -> None:
+        """Has forks close the port, and logs Triton's line of the service."""
         assert options is not None
         self._addresses.add(options.target, port)
+        if service:
+            # Scripts wait for these lines.
+            unix = options.target.startswith("unix:")
+            log.info("Started %s at %s", service, options.target if unix else listening(options.target, port))
 
     def _stoplistening(self, grace_s: float) -> bool:
         """Stops all front ends in parallel, each with the whole grace period."""

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
@@ -35,6 +36,8 @@ from tritonclient.utils import InferenceServerException
 
 from conch import cli
 from conch.cli import serve_command
+from conch.cli.settings.all_settings import Settings
+from conch.observability.logging.log_handler import ANNOUNCEMENTS
 
 
 def fails(*arguments: str, environment: dict[str, str] | None = None) -> str:
@@ -173,12 +176,12 @@ def test_port_taken(repository: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         errors = fails(f"--model-repository={repository}", "--grpc-address=127.0.0.1", f"--grpc-port={port}")
-    logged, printed = errors.splitlines()
+    *logged, printed = errors.splitlines()
     text = f"error: creating server: Unavailable - Socket '127.0.0.1:{port}' already in use "
     assert printed == text, "and nothing of it comes before what was logged"
-    first, owner = json.loads(logged)["message"].split("\n")
+    first, owner = (json.loads(line)["message"] for line in logged)
     assert first == text
-    assert owner.startswith(f"  pid {os.getpid()} (") and owner.endswith("end it, or choose another port")
+    assert owner.startswith(f"pid {os.getpid()} (") and owner.endswith("end it, or choose another port")
     assert "loading" not in errors, "models were loaded for nothing"
 
 
@@ -311,6 +314,41 @@ def test_table(repository: Path) -> None:
         assert [line.split("|")[1].strip() for line in lines[-4:-1]] == ["gRPC", "HTTP", "Metrics"]
 
 
+def test_each_port_is_logged_in_tritons_words_and_each_model_on_a_line(repository: Path) -> None:
+    with serving_process(repository) as server:
+        lines = server.logs()
+        ports = [each.rpartition(":")[2] for each in (server.address, server.http_address)]
+        ports.append(server.metrics_url.rpartition(":")[2].removesuffix("/metrics"))
+    names = ["GRPCInferenceService", "HTTPService", "Metrics Service"]
+    expected = [f"Started {name} at 0.0.0.0:{port}" for name, port in zip(names, ports, strict=True)]
+    assert [line["message"] for line in lines if line["message"].startswith("Started ")] == expected
+    models = [line for line in lines if line["logger"] == ANNOUNCEMENTS and "model" in line]
+    assert [(each["model"], each["version"], each["state"]) for each in models] == [
+        ("probe", "1", "READY"),
+        ("simple", "1", "READY"),
+    ]
+    assert models[0]["message"] == "model 'probe' version 1 is READY"
+
+
+def test_tritonserver_serves_with_flags_that_have_no_effect(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[Settings] = []
+
+    def serve(settings: Settings, *_: object) -> int:
+        served.append(settings)
+        return 0
+
+    monkeypatch.setattr(serve_command, "serve", serve)
+    words = ["tritonserver", f"--model-repository={repository}", "--http-thread-count=16"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert cli.tritonserver() == 0
+    assert served[0].warnings == ("--http-thread-count=16 has no effect: one thread serves all connections",)
+    monkeypatch.setattr(sys, "argv", [*words, "--grpc-prt=1"])
+    assert cli.tritonserver() == 1
+    assert capsys.readouterr().err.startswith("tritonserver: unrecognized arguments: --grpc-prt=1")
+
+
 def test_environment_file_and_flag(repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "conch.toml"
     file.write_text(
@@ -365,8 +403,9 @@ def test_logs_are_json_unless_on_a_terminal(repository: Path) -> None:
     assert "Waiting for in-flight requests to complete." in messages
     assert "successfully unloaded 'simple' version 1" in messages
     for line in lines:
-        assert set(line) == {"ts", "level", "logger", "message"}
-        assert line["level"] == "info"
+        if line["logger"] != ANNOUNCEMENTS:
+            assert set(line) == {"ts", "level", "logger", "message"}
+        assert line["level"] == "info" and "\n" not in line["message"]
         assert datetime.fromisoformat(line["ts"]).tzinfo is not None
 
 
@@ -388,8 +427,7 @@ def test_log_flags(repository: Path, tmp_path: Path) -> None:
     lines = [line for line in lines if line not in tables]
     assert tables and lines and all(pattern.fullmatch(line) for line in lines), lines
     with serving_process(repository, flags=["--log-info=false"]) as server:
-        (line,) = server.logs()
-        assert line["message"] + "\n" == server.output
+        assert {line["logger"] for line in server.logs()} == {ANNOUNCEMENTS}
 
 
 def test_a_terminal_gets_text(repository: Path) -> None:

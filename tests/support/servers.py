@@ -26,6 +26,7 @@ from tritonclient.grpc import service_pb2
 
 import conch
 from conch.observability.logging.log_handler import ANNOUNCEMENTS
+from conch.process.banner import table
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "models" / "basic"
@@ -186,14 +187,30 @@ class ServerProcess:
 
 
 def _announced(errors: str) -> str:
-    """The tables and the line on what is open in what a server has logged, as JSON or as text."""
-    found = []
-    for line in errors.splitlines(keepends=True):
-        if line.startswith("{") and f'"logger": "{ANNOUNCEMENTS}"' in line and line.endswith("\n"):
-            found.append(json.loads(line)["message"] + "\n")
-        elif line.startswith(("|", "+", "open: ")):
-            found.append(line)
-    return "".join(found)
+    """The tables and the line on what is open in what a server has logged, also if it logged them as JSON."""
+    lines = errors.splitlines(keepends=True)
+    announced = [
+        json.loads(line)
+        for line in lines
+        if line.startswith("{") and f'"logger": "{ANNOUNCEMENTS}"' in line and line.endswith("\n")
+    ]
+    if not announced:
+        return "".join(line for line in lines if line.startswith(("|", "+", "open: ")))
+    models = [
+        [each["model"], each.get("version", "-"), each.get("state", "not loaded"), each.get("reason", "")]
+        for each in announced
+        if "model" in each
+    ]
+    found = [table(["Model", "Version", "Status", "Reason"], models)]
+    found += [each["message"] for each in announced if not {"model", "service"} & each.keys()]
+    if found[-1].startswith("open: "):  # the last of a start
+        endpoints = [
+            [each["service"], each["url"], each["address"], each["security"]]
+            for each in announced
+            if "service" in each
+        ]
+        found.append(table(["Service", "URL", "Listens on", "Security"], endpoints))
+    return "\n".join(found) + "\n"
 
 
 class LocalServer:

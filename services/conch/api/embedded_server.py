@@ -218,7 +218,7 @@ class Server:
     def _announce(self) -> None:
         server = self._server
         if server is not None and self._stage is _Stage.RUNNING:
-            sys.stderr.write(f"{server.banner()}\n")
+            sys.stderr.write(f"{server.announcement().text}\n")
             sys.stderr.flush()
 
     def __repr__(self) -> str:

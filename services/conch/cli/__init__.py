@@ -87,5 +87,10 @@ def _command(arguments: Sequence[str]) -> int:
 
 
 def tritonserver() -> int:
-    """Runs `conch serve` under Triton's name: Triton's flags are among its own."""
-    return run_process(lambda arguments: main(["serve", *arguments]))
+    """Runs `conch serve` as `tritonserver`: flags of Triton that have no effect are warnings."""
+    return run_process(_serve_as_triton)
+
+
+def _serve_as_triton(arguments: Sequence[str]) -> int:
+    code: int = import_module("conch.cli.serve_command").run(arguments, as_triton=True)
+    return code

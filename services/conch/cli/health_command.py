@@ -57,7 +57,7 @@ def _state(pid: int) -> str:
     words = command(pid)
     # Whatever has started the server, flags of `conch serve` are the first words with two dashes.
     flags = next((words[at:] for at, word in enumerate(words) if word.startswith("--")), [])
-    settings = read_flags(flags, environment(pid))
+    settings = read_flags(flags, environment(pid), as_triton=True)  # a wrong flag would have ended its start
     if not settings.allow_http or not settings.http_port:
         raise FlagError("the server can't be asked: it needs --allow-http and a --http-port that is not 0")
     with closing(_connection(settings)) as connection:

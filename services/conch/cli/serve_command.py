@@ -20,7 +20,7 @@ from conch.core.process_setup import raise_descriptor_limit, register_stack_dump
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.observability.logging.process_logs import LogFileError, Logs, open_logs
 from conch.process.allocator import keep_large_blocks, trim_when_idle
-from conch.process.banner import models_table
+from conch.process.banner import models_announcement
 from conch.process.gpu_discovery import find_gpus
 from conch.process.main_thread import run_until_signal
 from conch.server import Server
@@ -29,24 +29,25 @@ from conch.server_options import PartOptions, build_options
 log = logging.getLogger(__name__)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Runs the command; returns the process's exit code."""
+def run(arguments: Sequence[str], *, as_triton: bool = False) -> int:
+    """Runs the command, also under Triton's name; returns the process's exit code."""
+    command = "tritonserver" if as_triton else "conch serve"
     if "--help" in arguments or "-h" in arguments:
-        help_parser("conch serve").print_help()
+        help_parser(command).print_help()
         return 0
     try:
-        settings = read_flags(arguments)
+        settings = read_flags(arguments, as_triton=as_triton)
         named = settings.model_repository or settings.model_store
         if not named and not settings.sagemaker_multi_model:
             raise FlagError("--model-repository must be specified")
         options = build_options(settings)
     except FlagError as error:
-        print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
+        print(f"{command}: {error}\ntry {command} --help", file=sys.stderr)
         return 1
     try:
         logs = open_logs(options.log, options.access_log, options.audit_log)
     except LogFileError as error:
-        print(f"conch serve: {error}", file=sys.stderr)
+        print(f"{command}: {error}", file=sys.stderr)
         return 1
     with logs:
         return serve(settings, options, logs)
@@ -90,16 +91,17 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
             # Objects of the start live as long as the process; the collector need not scan them again.
             gc.collect()
             gc.freeze()
-            logs.announce(server.banner())
+            announcement = server.announcement()
+            logs.announce(announcement.text, announcement.lines)
 
         return run_until_signal(server, started, logs.flush)
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         head = f"error: creating server: {text}"
-        lines = [head, *(f"  {note}" for note in getattr(error, "__notes__", ()))]
-        if server is not None and server.models_at_failure:
-            lines.insert(0, models_table(server.models_at_failure))
-        logs.announce("\n".join(lines), logging.ERROR)
+        notes = [head, *(f"  {note}" for note in getattr(error, "__notes__", ()))]
+        models = [] if server is None else server.models_at_failure
+        failure = models_announcement(models, *notes)
+        logs.announce(failure.text, failure.lines, logging.ERROR)
         if logs.only_json:
             print(head, file=sys.stderr)  # for scripts that look for Triton's text
         return 1

@@ -1,10 +1,10 @@
-"""Texts of a started server: tables of its models and endpoints. Used by `conch.server` and the commands."""
+"""What a server announces at its start: models and endpoints, as tables for people or as lines of a log."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from conch.core.model_control import IndexEntry
 
@@ -62,8 +62,46 @@ def security(tls: object | None) -> str:
     return "plain text" if tls is None else "TLS"
 
 
-def models_table(models: Iterable[IndexEntry]) -> str:
-    """The versions of all models, with the reasons of unavailable ones."""
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A text that is logged at any level.
+
+    Attributes:
+        text: The text for people, with tables.
+        lines: The same as messages, each with fields for a log in JSON.
+    """
+
+    text: str
+    lines: Sequence[tuple[str, Mapping[str, str]]]
+
+
+def models_announcement(models: Iterable[IndexEntry], *notes: str) -> Announcement:
+    """The versions of all models, then a line for each note."""
+    models = list(models)
+    lines = [(_model_message(each), _fields(each)) for each in models]
+    return Announcement(
+        "\n".join((*([_models_table(models)] if models else []), *notes)),
+        [*lines, *((note.lstrip(), {}) for note in notes)],
+    )
+
+
+def _model_message(entry: IndexEntry) -> str:
+    version = f" version {entry.version}" if entry.version else ""
+    reason = f": {entry.reason}" if entry.reason else ""
+    return f"model '{entry.name}'{version} is {entry.state or 'not loaded'}{reason}"
+
+
+def _fields(entry: IndexEntry) -> dict[str, str]:
+    fields = {
+        "model": entry.name,
+        "version": entry.version,
+        "state": entry.state,
+        "reason": entry.reason,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _models_table(models: Iterable[IndexEntry]) -> str:
     rows = [
         [
             entry.name,
@@ -76,9 +114,18 @@ def models_table(models: Iterable[IndexEntry]) -> str:
     return table(["Model", "Version", "Status", "Reason"], rows)
 
 
-def banner(models: Iterable[IndexEntry], endpoints: Sequence[Endpoint], notes: Sequence[str] = ()) -> str:
-    """The models, a line for each note, and the endpoints."""
+def start_announcement(
+    models: Sequence[IndexEntry], endpoints: Sequence[Endpoint], exposure: str
+) -> Announcement:
+    """The models and the endpoints of a server that has started, and what is open to which clients."""
     rows = [[each.service, each.url, each.address, each.security] for each in endpoints]
-    return "\n".join(
-        (models_table(models), *notes, table(["Service", "URL", "Listens on", "Security"], rows))
+    lines = [(_endpoint_message(each), asdict(each)) for each in endpoints]
+    ports = table(["Service", "URL", "Listens on", "Security"], rows)
+    return Announcement(
+        "\n".join((_models_table(models), exposure, ports)),
+        [*models_announcement(models).lines, *lines, (exposure, {})],
     )
+
+
+def _endpoint_message(endpoint: Endpoint) -> str:
+    return f"{endpoint.service} is at {endpoint.url}, listens on {endpoint.address}, {endpoint.security}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from conch.cli.settings.all_settings import DEFAULT, SETTINGS, Settings
+from conch.cli.settings.sagemaker_defaults import ADDITIONAL_ARGS
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.value_types import integer, parse_bool
@@ -276,6 +277,33 @@ def test_what_would_have_no_effect_is_refused(harmless: tuple[str, ...], refused
             read(*harmless, argument)
         with pytest.raises(FlagError):
             read_keywords({name.replace("-", "_"): value or True})
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--buffer-manager-thread-count=2",
+        "--cuda-virtual-address-size=0:1",
+        "--grpc-max-response-pool-size=3",
+        "--host-policy=a,numa-node=0",
+        "--http-thread-count=16",
+        "--model-load-gpu-limit=0:0.5",
+        "--sagemaker-thread-count=4",
+        "--vertex-ai-thread-count=2",
+    ],
+)
+def test_tritonserver_warns_of_flags_without_effect(flag: str) -> None:
+    definition, _, value = flag.removeprefix("--").partition("=")
+    for settings in (
+        read_flags([flag, "--grpc-port=5"], {}, as_triton=True),
+        read_flags(["--grpc-port=5", "--platform=none"], {ADDITIONAL_ARGS: flag}, as_triton=True),
+    ):
+        (warning,) = (each for each in settings.warnings if definition in each)
+        assert warning.startswith(f"{flag} has no effect: ")
+        assert settings[definition] == read()[definition] and settings.grpc_port == 5
+    variable = f"CONCH_{definition.upper().replace('-', '_')}"
+    with pytest.raises(FlagError, match=f"environment variable {variable}: "):
+        read_flags([], {variable: value}, as_triton=True)
 
 
 def test_a_variable_that_looks_misspelt_is_named() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from conch.cli.settings.value_types import BOOL, ValueType
+from conch.cli.settings.value_types import BOOL, NoEffectError, ValueType
 
 T = TypeVar("T")
 
@@ -142,8 +142,8 @@ class Setting(Generic[T]):
             return choice
         if self.unsupported:
             instead = f" or give {self.choices[0]}" if self.choices else ""
-            raise argparse.ArgumentTypeError(
-                f"'{text}' has no effect: {self.unsupported}; leave it out{instead}"
+            raise NoEffectError(
+                self.unsupported, f"'{text}' has no effect: {self.unsupported}; leave it out{instead}"
             )
         raise argparse.ArgumentTypeError(f"must be one of {', '.join(self.choices)}, got {text}")
 

@@ -7,7 +7,7 @@ import difflib
 import os
 import shlex
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ from conch.cli.settings.platform_defaults import Disk, RealDisk
 from conch.cli.settings.platform_detection import DetectedPlatform, detect_platform
 from conch.cli.settings.sagemaker_defaults import ADDITIONAL_ARGS
 from conch.cli.settings.setting import VARIABLE_PREFIX, FlagError, Setting
-from conch.cli.settings.value_types import MOST_PORT
+from conch.cli.settings.value_types import MOST_PORT, NoEffectError
 
 _OTHER_VARIABLES = ("CONCH_CONTROL_TARGET", "CONCH_CONTROL_TOKEN_FILE")
 """Variables of commands other than ``serve``."""
@@ -37,6 +37,9 @@ _CONNECTION_AGE_MS = 30 * 60 * 1000
 
 _Given = dict[str, tuple[Any, Source]]
 
+_WITHOUT_EFFECT = object()
+"""Stands for a flag's value that has no effect."""
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -44,22 +47,33 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(
-    arguments: Sequence[str], environment: Mapping[str, str] = os.environ, disk: Disk | None = None
+    arguments: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
+    disk: Disk | None = None,
+    *,
+    as_triton: bool = False,
 ) -> Settings:
     """Resolves a command line, the environment, the file that one of them names, and the platform.
 
-    A flag may be shortened to an unambiguous prefix. `disk` shows the platform's mounts; None for this
-    machine's.
+    A flag may be shortened to an unambiguous prefix.
+
+    Args:
+        arguments: The command line without the command.
+        environment: The environment variables.
+        disk: Shows the platform's mounts; None for this machine's.
+        as_triton: Whether a flag of Triton without effect is a warning, and no error.
 
     Raises:
         FlagError: A name is unknown, or a value is wrong.
     """
+    ignored: list[str] | None = [] if as_triton else None
     from_flags = {
-        key: (value, Source("flag", BY_KEY[key].flag)) for key, value in _parsed_flags(arguments).items()
+        key: (value, Source("flag", BY_KEY[key].flag))
+        for key, value in _parsed_flags(arguments, ignored).items()
     }
     from_environment = _from_environment(environment)
     file = (from_flags.get("config_file") or from_environment.get("config_file") or (None,))[0]
-    given = _from_additional_flags(environment) | _from_file(file) | from_environment | from_flags
+    given = _from_additional_flags(environment, ignored) | _from_file(file) | from_environment | from_flags
     detected = detect_platform(
         environment, {key: value for key, (value, _) in given.items()}, disk or RealDisk()
     )
@@ -71,7 +85,7 @@ def read_flags(
         )
     settings = Settings(
         _from_kubernetes(environment) | _from_platform(detected) | given,
-        (*_misspelt(environment), *detected.warnings),
+        (*(ignored or ()), *_misspelt(environment), *detected.warnings),
         notes,
     )
     _check_ports(settings)
@@ -105,14 +119,19 @@ def read_keywords(keywords: Mapping[str, Any]) -> Settings:
 
 
 def add_flags(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, settings: Iterable[Setting[Any]]
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    settings: Iterable[Setting[Any]],
+    ignored: list[str] | None = None,
 ) -> None:
-    """Adds flags to a parser, without defaults: a parsed value is one that was given."""
+    """Adds flags to a parser, without defaults: a parsed value is one that was given.
+
+    With a list `ignored`, values without effect are `_WITHOUT_EFFECT`, and the list gets warnings of them.
+    """
     for each in settings:
         default = f" (default: {each.default_text})" if each.default_text else ""
         more: dict[str, Any] = {
             "dest": each.key,
-            "type": each.parse,
+            "type": each.parse if ignored is None else _tolerant(each, ignored),
             "default": argparse.SUPPRESS,
             "help": f"{each.description}{default}" if each.listed else argparse.SUPPRESS,
             "metavar": each.metavar,
@@ -124,27 +143,42 @@ def add_flags(
         parser.add_argument(each.flag, **more)
 
 
+def _tolerant(definition: Setting[Any], ignored: list[str]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return definition.parse(text)
+        except NoEffectError as error:
+            ignored.append(f"{definition.flag}={text} has no effect: {error.reason}")
+            return _WITHOUT_EFFECT
+
+    return parse
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error text about an unknown name; empty if no known name is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def _parsed_flags(arguments: Sequence[str]) -> dict[str, Any]:
+def _parsed_flags(arguments: Sequence[str], ignored: list[str] | None) -> dict[str, Any]:
     parser = _Parser(prog="conch serve", add_help=False)
-    add_flags(parser, SETTINGS)
+    add_flags(parser, SETTINGS, ignored)
     known, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         flags = [each.flag for each in SETTINGS if each.listed]
         hint = did_you_mean(unknown[0].partition("=")[0], flags)
         raise FlagError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    return vars(known)
+    return {
+        key: value
+        for key, value in vars(known).items()
+        if value is not _WITHOUT_EFFECT and (not isinstance(value, list) or _WITHOUT_EFFECT not in value)
+    }
 
 
-def _from_additional_flags(environment: Mapping[str, str]) -> _Given:
+def _from_additional_flags(environment: Mapping[str, str], ignored: list[str] | None) -> _Given:
     """The flags in Triton's variable for SageMaker."""
     try:
-        flags = _parsed_flags(shlex.split(environment.get(ADDITIONAL_ARGS, "")))
+        flags = _parsed_flags(shlex.split(environment.get(ADDITIONAL_ARGS, "")), ignored)
     except (FlagError, ValueError) as error:
         raise FlagError(f"environment variable {ADDITIONAL_ARGS}: {error}") from None
     return {key: (value, Source("environment", ADDITIONAL_ARGS)) for key, value in flags.items()}

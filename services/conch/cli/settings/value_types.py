@@ -10,6 +10,15 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+
+class NoEffectError(argparse.ArgumentTypeError):
+    """A value that Triton takes has no effect here; `reason` says why."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 _LONGEST_S = 1e9
 MOST_PORT = 65535
 
@@ -103,9 +112,8 @@ def _input_size(text: str) -> int:
 def _http_threads(text: str) -> int:
     value = _integer(text)
     if value not in (1, 8):
-        raise argparse.ArgumentTypeError(
-            f"one thread serves all connections, so {value} has no effect; leave it out"
-        )
+        reason = "one thread serves all connections"
+        raise NoEffectError(reason, f"{reason}, so {value} has no effect; leave it out")
     return value
 
 

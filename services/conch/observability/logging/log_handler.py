@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -30,6 +31,9 @@ MODELS = "conch.python_model"
 
 ANNOUNCEMENTS = "conch.announcements"
 """Logger name of announcements in JSON."""
+
+Lines = Iterable[tuple[str, Mapping[str, str]]]
+"""Messages, each with its fields."""
 
 _LINE_BYTES = 64  # overhead of a queued line
 _FLUSH_TIMEOUT_S = 2.0
@@ -147,11 +151,15 @@ class LogHandler(logging.Handler):
         if self.export is not None and os.getpid() == self._process:
             self.export.put(record)
 
-    def announce(self, text: str, level: int = logging.INFO) -> None:
-        """Writes text for people at any log level: verbatim, or as a JSON message."""
-        if self.json:
-            text = self.format(logging.LogRecord(ANNOUNCEMENTS, level, __file__, 0, text, None, None))
-        self._writer.put(text, _LINE_BYTES + len(text))
+    def announce(self, text: str, lines: Lines, level: int = logging.INFO) -> None:
+        """Writes a text at any log level: verbatim, or its lines with their fields in JSON."""
+        if not self.json:
+            self._writer.put(text, _LINE_BYTES + len(text))
+            return
+        for message, fields in lines:
+            record = logging.LogRecord(ANNOUNCEMENTS, level, __file__, 0, message, None, None)
+            line = self.format(_changed(record, **fields))
+            self._writer.put(line, _LINE_BYTES + len(line))
 
     def reopen(self) -> None:
         """Reopens the log file soon; signal-safe."""

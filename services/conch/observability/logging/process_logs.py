@@ -17,7 +17,7 @@ from conch.core.errors import ConchError
 from conch.observability.logging.access_log import AccessLog
 from conch.observability.logging.audit_log import AuditLog
 from conch.observability.logging.log_export import LogExport
-from conch.observability.logging.log_handler import LogHandler, configure, unconfigure
+from conch.observability.logging.log_handler import Lines, LogHandler, configure, unconfigure
 from conch.observability.logging.log_settings import (
     AccessLogOptions,
     AuditLogOptions,
@@ -87,9 +87,9 @@ class Logs:
         self.access = access
         self.audit = audit
 
-    def announce(self, text: str, level: int = logging.INFO) -> None:
-        """Writes text for people to the log in order, and to standard error if the log is a file."""
-        self._handler.announce(text, level)
+    def announce(self, text: str, lines: Lines, level: int = logging.INFO) -> None:
+        """Writes a text, or in JSON its lines; also the text to standard error if the log is a file."""
+        self._handler.announce(text, lines, level)
         self._handler.flush()
         if self._in_file:
             sys.stderr.write(f"{text}\n")
