@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +25,10 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor
 
+from conch.backends.pytorch import program_graph
+from conch.backends.pytorch.exported_model import load_program
 from conch.backends.pytorch.inductor_model import PackageFolder
+from conch.backends.pytorch.program_graph import RefusedProgramError
 from conch.backends.pytorch.pytorch_backend import PyTorchBackend
 from conch.backends.pytorch.torch_settings import ProcessSettings
 from conch.core.backend import ConfigNotes
@@ -356,38 +362,284 @@ def _symbol(text: str) -> str:
     return text.rpartition("[")[2].partition(":")[0]
 
 
-def changed(content: bytes, member: str, new: bytes) -> bytes:
-    """An archive with one member replaced."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w") as made:
-        for name in old.namelist():
-            made.writestr(name, new if name.endswith(member) else old.read(name))
-    return buffer.getvalue()
-
-
 class Bomb:
     def __reduce__(self) -> Any:
         return (Path.write_text, (Path("exploded"), "x"))
 
 
-def test_an_archive_that_would_run_code_is_refused(
-    harness: Harness, backend: PyTorchBackend, nested: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
+EXPLODE = "__import__('pathlib').Path('exploded').write_text('x')"
+
+
+class Doubled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.two = torch.nn.Parameter(torch.full((2,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.two
+
+
+def members(content: bytes) -> dict[str, bytes]:
+    """The members of a PT2 archive without their common folder."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+
+
+def archive_of(files: Mapping[str, bytes], outside: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(f"model/{name}", content)
+        for name, content in outside.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def pickled(kind: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Members to add, within the archive's folder and outside of it, so that loading unpickles a bomb."""
     buffer = io.BytesIO()
     torch.save(Bomb(), buffer)
-    hidden = json.dumps({"config": {"w": {"path_name": "weight_0", "use_pickle": True}}}).encode()
-    with_code = changed(nested, "data/sample_inputs/model.pt", buffer.getvalue())
-    described = changed(nested, "model_constants_config.json", hidden)
-    with zipfile.ZipFile(io.BytesIO(nested)) as archive:
-        folder = archive.namelist()[0].partition("/")[0]
-    added = io.BytesIO(described)
-    with zipfile.ZipFile(added, "a") as archive:
-        archive.writestr(f"{folder}/data/constants/weight_0", buffer.getvalue())
-    for content in (with_code, added.getvalue()):
-        with pytest.raises(InvalidArgumentError, match=r"holds Python objects in .*CONCH_ALLOW_PICKLE"):
-            served(harness, backend, content, fp32("x"), fp32("OUTPUT__0"), model_file="model.pt2")
+    bomb, opaque = buffer.getvalue(), pickle.dumps(Bomb())
+    files = members(saved(exported(Doubled(), (torch.zeros(2, 2),))))
+    program = files["models/model.json"]
+
+    def config(**entry: Any) -> bytes:
+        entry = {"is_param": False, "use_pickle": True, "tensor_meta": None} | entry
+        return json.dumps({"config": {"c": entry}}).encode()
+
+    constants = "data/constants/model_constants_config.json"
+    old = {f"serialized_{name}.pt": bomb for name in ("state_dict", "constants", "example_inputs")}
+    schema = json.loads(program)["schema_version"]
+    version = f"{schema['major']}.{schema['minor']}".encode()
+    return {
+        "all weights": ({"data/weights/model.pt": bomb}, {}),
+        "all constants": ({"data/constants/model.pt": bomb}, {}),
+        "a constant": ({constants: config(path_name="tensor_0"), "data/constants/tensor_0": bomb}, {}),
+        "an object": (
+            {constants: config(path_name="opaque_obj_0"), "data/constants/opaque_obj_0": opaque},
+            {},
+        ),
+        "another name": (
+            {
+                "models/a/b.json": program,
+                "data/sample_inputs/a/b.pt": bomb,
+                "data/weights/a/b_weights_config.json": files["data/weights/model_weights_config.json"],
+                "data/constants/a/b_constants_config.json": files[constants],
+            },
+            {},
+        ),
+        "the format before": ({}, {"version": version, "serialized_exported_program.json": program, **old}),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["all weights", "all constants", "a constant", "an object", "another name", "the format before"]
+)
+def test_pickles_in_an_archive_do_not_run(
+    harness: Harness, backend: PyTorchBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    within, outside = pickled(kind)
+    files = members(saved(exported(Doubled(), (torch.zeros(2, 2),))))
+    refuses_what_explodes(harness, backend, tmp_path, monkeypatch, archive_of(files | within, outside))
+
+
+def refuses_what_explodes(
+    harness: Harness,
+    backend: PyTorchBackend,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+) -> None:
+    """A file whose load or run by PyTorch itself runs code, so that the test does not pass for a dud."""
+    monkeypatch.chdir(folder)
+    exploded = folder / "exploded"
+    version = harness.directory("m", {"1/model.pt2": content}) / "1"
+    logging.disable()  # records of PyTorch's warnings would keep the file open
+    with warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        torch.export.load(version / "model.pt2").module(check_guards=False).forward(torch.zeros(2, 2))
+    logging.disable(logging.NOTSET)
+    assert exploded.exists(), "PyTorch runs no code of the file"
+    exploded.unlink()
+    config = {"name": "m", "default_model_filename": "model.pt2"}
+    with pytest.raises(ConchError, match=r"could run code|unable to load exported program"):
+        backend.complete_config(config, version, {})
+    with pytest.raises(ConchError, match=r"could run code|unable to load exported program"):
+        served(harness, backend, content, fp32("x"), fp32("OUTPUT__0"), model_file="model.pt2")
+    assert not exploded.exists()
+
+
+@pytest.mark.parametrize("kind", ["size", "name", "file"])
+def test_code_in_the_graph_of_an_archive_does_not_run(
+    harness: Harness, backend: PyTorchBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    files = members(saved(exported(Doubled(), (torch.zeros(2, 2),))))
+    program = json.loads(files["models/model.json"])
+    graph = program["graph_module"]["graph"]
+
+    if kind == "size":
+        graph["tensor_values"]["x"]["sizes"][0] = {"as_expr": {"expr_str": f'eval("{EXPLODE}")'}}
+    elif kind == "file":
+        given = {"filename": {"as_string": "exploded"}, "shared": {"as_bool": True}, "size": {"as_int": 4}}
+        inputs = [{"name": name, "arg": arg, "kind": 1} for name, arg in given.items()]
+        target, outputs = "torch.ops.aten.from_file.default", [{"as_tensor": {"name": "mapped"}}]
+        graph["nodes"].append({"target": target, "inputs": inputs, "outputs": outputs, "metadata": {}})
+        graph["tensor_values"]["mapped"] = graph["tensor_values"]["x"]
+    else:
+        text = json.dumps(program).replace('"x"', json.dumps(f"x={EXPLODE}"))
+        program = json.loads(text)
+    files["models/model.json"] = json.dumps(program).encode()
+    refuses_what_explodes(harness, backend, tmp_path, monkeypatch, archive_of(files, {}))
+
+
+class OddNames(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = torch.nn.ParameterDict({"a b-c/d": torch.nn.Parameter(torch.ones(2))})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.named["a b-c/d"]
+
+
+class EachRow(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: row.sum())(x)
+
+
+class Halved(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            pairs = x.view(x.shape[0] // 2, 2, -1).mean(1)
+        return torch.cond(pairs.sum() > 0, torch.exp, torch.neg, (pairs,))
+
+
+@pytest.mark.parametrize("module", [OddNames(), EachRow(), Halved(), torch.nn.LSTM(2, 3)], ids=type)
+def test_programs_that_hold_no_code_run_as_in_pytorch(tmp_path: Path, module: Any) -> None:
+    rows = 2 * torch.export.Dim("half", min=1, max=9) if isinstance(module, Halved) else None
+    shapes = ({0: rows},) if rows is not None else None
+    path = tmp_path / "model.pt2"
+    path.write_bytes(saved(exported(module, (torch.ones(4, 2),), dynamic_shapes=shapes)))
+    program = load_program(torch, path, allow_pickle=False).module(check_guards=False)
+    given = torch.randn(4, 2)
+    torch.testing.assert_close(program(given), module(given))
+
+
+class Stateful(torch.nn.Module):
+    """Its state is set by its own code while it is loaded."""
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[Tensor, bool]:
+        return torch.zeros(1), self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[Tensor, bool]) -> None:
+        self.training = state[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Outer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Sequential(Stateful(), torch.nn.Linear(2, 2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'torch.save(state, "exploded")',
+        'ops.aten.save(state, "exploded")',
+        'print(torch.from_file("exploded", True, 4))',  # a result that is not used would not be made
+        '(torch. # no\n    save)(state, "exploded")',
+        't = torch\n    t.save(state, "exploded")',
+        'getattr(torch, "save")(state, "exploded")',
+        'getattr(torch, "sa" "ve")(state, "exploded")',
+        'getattr(torch, "s\\141ve")(state, "exploded")',
+    ],
+)
+def test_torchscript_that_writes_files_is_refused(
+    harness: Harness, backend: PyTorchBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = script(Outer())
+    served(harness, backend, content, fp32("x"), fp32("y"))  # as it was saved
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w") as made:
+        for name in old.namelist():
+            code = old.read(name)
+            if name.endswith(".py"):
+                line = b"    self.training = "
+                code = code.replace(line, f"    {call}\n".encode() + line)
+            made.writestr(name, code)
+    torch.jit.load(io.BytesIO(buffer.getvalue()))
+    (tmp_path / "exploded").unlink()
+    with pytest.raises(InvalidArgumentError, match=r"could write or read files of the server: 'code/__tor"):
+        served(harness, backend, buffer.getvalue(), fp32("x"), fp32("y"))
     assert not (tmp_path / "exploded").exists()
+
+
+def _tree(kind: str, context: Any) -> str:
+    return json.dumps([1, {"type": kind, "context": context, "children_spec": []}])
+
+
+FACTORY = {"default_factory_module": "os", "default_factory_name": "abort", "dict_context": []}
+MEMBER = '[{"__enum__": true, "fqn": "this:X", "name": "x"}]'
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"target": f"torch.{name}"} for name in ("os.system", "hub.load", "ops.load_library", "save")),
+        *({"as_operator": f"torch.ops.aten.{name}.default"} for name in ("save", "from_file")),
+        {"as_operator": "torch.ops.higher_order.call_torchbind"},
+        {"in_spec": _tree("collections.defaultdict", FACTORY)},
+        {"out_spec": _tree("builtins.dict", MEMBER)},
+        {"as_custom_obj": {"name": "c", "class_fqn": "C"}},
+        {"as_name": "a.b"},
+        {"buffer_name": 'a"b'},
+        {"x y(": {}},
+        *(
+            {"expr_str": text}
+            for text in (
+                "exec('x')",
+                "Symbol('x').__class__",
+                "Add('exec(1)')",
+                "[1 for x in (1,)]",
+                "9^9^9",
+                "9**9**9",
+                "Pow(Pow(9, 60), 60)",
+                "Pow(9, Integer(1000))",
+                "'a' * 9",
+                "Float('1', precision=99999)",
+                "RoundDecimal(5, -99999)",
+                "1" + "0" * 30,
+                "(" * 999 + ")" * 999,
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_parts_of_a_graph_that_are_refused(part: dict[str, Any]) -> None:
+    with pytest.raises(RefusedProgramError):
+        program_graph.checked({"graph": [part]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Symbol('s77', positive=True, integer=True)",
+        "Max(Integer(1), Add(Mul(Integer(-2), Symbol('s0')), Float('0.5', precision=53)))",
+        "FloorDiv(Pow(Symbol('u0', integer=True), Rational(1, 2)), Integer(3))",
+        "Piecewise(ExprCondPair(Integer(1), StrictLessThan(Symbol('s0'), Integer(2))))",
+        "2*s0 // 3 + (s1 - 1)**2",
+    ],
+)
+def test_symbolic_sizes_that_are_not_refused(text: str) -> None:
+    assert program_graph.checked({"expr_str": text}) == {"expr_str": text}
 
 
 def test_a_saved_state_is_no_model(harness: Harness, backend: PyTorchBackend) -> None:

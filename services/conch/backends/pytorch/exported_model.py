@@ -1,23 +1,19 @@
 """Exported programs (``torch.export.save``): signature, completion and runs.
 
 A program tells shapes, datatypes and bounds of its inputs, which are checked before a run, as the generated
-guards cost more than the run of a small model. `torch.export.load` unpickles some members without
-restriction, so an archive with Python objects in them is refused before, unless the config allows it.
-Used by: `pytorch_backend`.
+guards cost more than the run of a small model.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import re
 import warnings
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from conch.backends.pytorch import program_archive
+from conch.backends.pytorch.program_graph import RefusedProgramError
 from conch.backends.pytorch.tensor_naming import leaf_paths, leaf_positions
 from conch.backends.pytorch.torch_arrays import datatypes_of
 from conch.backends.pytorch.torch_settings import ALLOW_PICKLE
@@ -28,9 +24,6 @@ from conch.core.tensor import ELEMENT_SIZES
 from conch.core.validation import shape_text
 
 _UNBOUNDED = 1 << 40
-_CONFIG = re.compile(r"[^/]+/data/(weights|constants)/[^/]*_config\.json")
-_PICKLED = re.compile(r"[^/]+/data/sample_inputs/[^/]+\.pt")
-_MOST_CONFIG_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,58 +35,22 @@ class Bounds:
     most: int
 
 
-def refuse_code(torch: Any, path: Path) -> None:
-    """Refuses an archive whose loading could run code.
-
-    Raises:
-        InvalidArgumentError: It holds Python objects other than tensors and plain values.
-        InternalError: It is damaged.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for member in _pickled(archive):
-                try:
-                    torch.load(io.BytesIO(archive.read(member)), weights_only=True)
-                except Exception as error:
-                    raise InvalidArgumentError(
-                        f"'{path}' holds Python objects in '{member}', and loading them can run any code; "
-                        f"export the model again with tensors and plain values only, or set parameter "
-                        f"'{ALLOW_PICKLE}' to 'true' if you trust the file"
-                    ) from error
-    except InvalidArgumentError:
-        raise
-    except Exception as error:  # an archive made by hand can fail in any way
-        raise InternalError(f"unable to read PT2 archive '{path}': {error}") from error
-
-
-def _pickled(archive: zipfile.ZipFile) -> Iterator[str]:
-    """Names of members that are loaded by unpickling."""
-    for name in archive.namelist():
-        if _PICKLED.fullmatch(name):
-            yield name
-        elif _CONFIG.fullmatch(name):
-            if archive.getinfo(name).file_size > _MOST_CONFIG_BYTES:
-                raise KeyError(f"'{name}' is larger than any description of weights")
-            described = json.loads(archive.read(name)).get("config", {})
-            folder = name.rpartition("/")[0]
-            for entry in described.values():
-                if entry.get("use_pickle"):
-                    yield f"{folder}/{entry.get('path_name')}"
-
-
 def load_program(torch: Any, path: Path, allow_pickle: bool) -> Any:
     """Loads an exported program.
 
     Raises:
         ConchError: The file is damaged, or could run code.
     """
-    if not allow_pickle:
-        refuse_code(torch, path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return torch.export.load(str(path))
-        except Exception as error:
+            return torch.export.load(str(path)) if allow_pickle else program_archive.load(torch, path)
+        except RefusedProgramError as error:
+            raise InvalidArgumentError(
+                f"'{path}' could run code in the server: {error}; export the model again with tensors and "
+                f"operators of tensors only, or set parameter '{ALLOW_PICKLE}' to 'true' if you trust it"
+            ) from error
+        except Exception as error:  # an archive made by hand can fail in any way
             raise InternalError(f"unable to load exported program '{path}': {error}") from error
 
 

@@ -116,6 +116,8 @@ def _unpack(path: Path, folder: Path, device: str) -> None:
     """Unpacks the files of the package's only model."""
     try:
         with zipfile.ZipFile(path) as archive:
+            if sum(each.file_size for each in archive.infolist()) > path.stat().st_size:
+                raise InternalError(f"'{path}' holds compressed members, which PyTorch does not write")
             members = {name: found for name in archive.namelist() if (found := _MEMBER.fullmatch(name))}
             models = sorted({found[1] for found in members.values()})
             if len(models) != 1:

@@ -5,6 +5,7 @@ Used by: `pytorch_backend`.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,16 +19,60 @@ _SCALARS = {"int": int, "float": float, "bool": bool}
 _TUPLES = (tuple, list)
 
 
+# TorchScript finds an attribute by its name in the source text or, through `getattr`, in a string.
+_FILE_ACCESS = re.compile(rb"\bfrom_file\b|\.(?:[\s\\]|#[^\n]*\n)*save\b")
+_GETATTR = re.compile(rb"""\bgetattr\((?:(?!getattr)[^"'#\\])*, "([^"\\\n]*)"\)""")
+
+
+def refuse_file_access(torch: Any, path: Path) -> None:
+    """Refuses a module whose code calls ``torch.save`` or ``torch.from_file``.
+
+    The code is read before it is loaded, as methods ``__setstate__`` run while a module is loaded.
+
+    Raises:
+        InvalidArgumentError: The module could write or read files of the server.
+    """
+    reader = torch._C.PyTorchFileReader(str(path))
+    names = reader.get_all_records()
+    # PyTorch's reader takes upper and lower case for the same.
+    if len({name.casefold() for name in names}) != len(names) or "model.json" in map(str.casefold, names):
+        raise InvalidArgumentError(f"'{path}' has members that torch.jit.save does not write")
+    for name in names:
+        if not name.casefold().startswith("code/"):
+            continue
+        code = reader.get_record(name)
+        found = _FILE_ACCESS.search(code) or _hidden_access(code)
+        if found:
+            raise InvalidArgumentError(
+                f"'{path}' could write or read files of the server: '{name}' has "
+                f"'{found[0].decode()}'. Remove calls of torch.save and torch.from_file from the "
+                f"model, and rename methods that have these names"
+            )
+
+
+def _hidden_access(code: bytes) -> re.Match[bytes] | None:
+    """A `getattr` of an operator that accesses files, or in a form that PyTorch does not write."""
+    while found := _GETATTR.search(code):
+        if found[1] in (b"save", b"from_file"):
+            return found
+        code = code[: found.start()] + b"_" + code[found.end() :]
+    return re.search(rb"\bgetattr\b", code)
+
+
 def load_module(torch: Any, path: Path, device: str | None) -> Any:
     """Loads a module to a device; None leaves its parts where they were saved.
 
     Raises:
         InternalError: The file is damaged.
+        InvalidArgumentError: It could write or read files of the server.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
         try:
+            refuse_file_access(torch, path)
             return torch.jit.load(str(path), map_location=device)
+        except InvalidArgumentError:
+            raise
         except Exception as error:
             raise InternalError(f"unable to load TorchScript model '{path}': {error}") from error
 
