@@ -28,7 +28,9 @@ def integer(parameters: Mapping[str, str], key: str, default: int, least: int | 
     try:
         value = int(text)
     except ValueError as error:
-        raise InvalidArgumentError(f"parameter '{key}' must be a whole number, got '{text}'") from error
+        raise InvalidArgumentError(
+            f"parameter '{key}' must be a whole number: failed to convert '{text}' to integral number"
+        ) from error
     if least is not None and value < least:
         raise InvalidArgumentError(f"parameter '{key}' must be at least {least}, got '{text}'")
     return value
@@ -48,7 +50,9 @@ def boolean(parameters: Mapping[str, str], key: str, default: bool) -> bool:
         return True
     if lower in _FALSE:
         return False
-    raise InvalidArgumentError(f"parameter '{key}' must be 'true' or 'false', got '{text}'")
+    raise InvalidArgumentError(
+        f"parameter '{key}' must be 'true' or 'false': failed to convert '{text}' to boolean"
+    )
 
 
 def threads_per_instance(spec: ModelSpec, on_cpu: bool = False) -> int:

@@ -289,11 +289,12 @@ def spec_errors() -> list[tuple[dict[str, Any], str]]:
         ),
         (
             {"parameters": {"intra_op_thread_count": "all"}},
-            "parameter 'intra_op_thread_count' must be a whole number, got 'all'",
+            "parameter 'intra_op_thread_count' must be a whole number: failed to convert 'all' to integral "
+            "number",
         ),
         (
             {"parameters": {"enable_mem_arena": "maybe"}},
-            "parameter 'enable_mem_arena' must be 'true' or 'false', got 'maybe'",
+            "parameter 'enable_mem_arena' must be 'true' or 'false': failed to convert 'maybe' to boolean",
         ),
     ]
 

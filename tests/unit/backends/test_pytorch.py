@@ -651,8 +651,11 @@ def test_a_saved_state_is_no_model(harness: Harness, backend: PyTorchBackend) ->
 
 def test_torchscript_without_a_config(harness: Harness, backend: PyTorchBackend) -> None:
     version = harness.directory("m", {"1/model.pt": script(TwoArguments())}) / "1"
-    with pytest.raises(InvalidArgumentError, match=r"must list its inputs.* Its inputs are: a, b"):
+    text = r"^unable to load model 'm', configuration expects 0 inputs, model provides 2; .* inputs are: a, b"
+    with pytest.raises(InvalidArgumentError, match=text):
         backend.complete_config({"name": "m"}, version, {})
+    with pytest.raises(InternalError, match=r"^model configuration must contain at least one output, none"):
+        backend.complete_config({"name": "m", "input": [{"name": "a"}, {"name": "b"}]}, version, {})
 
 
 def package(**metadata: str) -> bytes:
@@ -689,10 +692,36 @@ def test_packages_are_unpacked_once(tmp_path: Path) -> None:
     assert folder.library(path, "cpu") != first
 
 
-@pytest.mark.parametrize("key", ["INTRA_OP_THREAD_COUNT", "INFERENCE_MODE", "CONCH_WARMUP_RUNS"])
-def test_values_that_are_none(harness: Harness, backend: PyTorchBackend, key: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"parameter '{key}' must be .*, got '-x'"):
-        served(harness, backend, script(TwoArguments()), fp32("a", "b"), fp32("D"), parameters={key: "-x"})
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("INTRA_OP_THREAD_COUNT", "integral number"),
+        ("INFERENCE_MODE", "boolean"),
+        ("CONCH_WARMUP_RUNS", "integral number"),
+    ],
+)
+def test_values_that_are_none(harness: Harness, backend: PyTorchBackend, key: str, kind: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"'{key}' must .*: failed to convert 'maybe' to {kind}"):
+        served(harness, backend, script(TwoArguments()), fp32("a", "b"), fp32("D"), parameters={key: "maybe"})
+
+
+def test_switches_are_logged_in_the_words_of_triton(
+    harness: Harness, backend: PyTorchBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    content, group = script(Doubled()), (InstanceGroup("m_0", count=3),)
+    served(harness, backend, content, fp32("x"), fp32("y"), instance_groups=group)
+    assert not re.search(r"Inference Mode|Reusing", caplog.text), "the config has no parameters"
+    given = {"INFERENCE_MODE": "false", "ENABLE_WEIGHT_SHARING": "on", "DISABLE_CUDNN": "1"}
+    served(harness, backend, content, fp32("x"), fp32("y"), instance_groups=group, parameters=given)
+    for line, count in {
+        "Inference Mode is disabled for model instance 'm'": 1,
+        "cuDNN is disabled for model instance 'm'": 1,
+        "Weight sharing is enabled for model instance 'm'": 1,
+        "Jit executor is": 0,
+        "Reusing TorchScript model for instance 'm'": 2,
+    }.items():
+        assert caplog.text.count(line) == count, line
 
 
 def test_settings_of_the_process_belong_to_the_first_model(harness: Harness) -> None:

@@ -63,6 +63,14 @@ def test_formats(tmp_path: Path, content: bytes, key: str | None) -> None:
     assert (None if found is None else found.key) == key
 
 
+def test_an_archive_that_no_library_reads(tmp_path: Path) -> None:
+    damaged = bytearray(archive(a=b"x"))
+    damaged[damaged.index(b"PK\x01\x02") + 6] = 81  # the version of zip that it needs
+    path = tmp_path / "model.bin"
+    path.write_bytes(damaged)
+    assert identify(path) is None
+
+
 def test_folders_and_what_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "model.savedmodel").mkdir()
     assert describe(tmp_path / "model.savedmodel") == ""

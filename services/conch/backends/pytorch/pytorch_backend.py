@@ -22,6 +22,7 @@ from conch.backends.pytorch.torch_function import Program, TorchFunction
 from conch.backends.pytorch.torch_settings import (
     ALLOW_PICKLE,
     PARAMETERS,
+    SHARING,
     ProcessSettings,
     TorchSettings,
 )
@@ -80,13 +81,24 @@ class PyTorchBackend(Backend):
             allow = str(parameters.get(ALLOW_PICKLE, {}).get("string_value", "")).lower() == "true"
             program = load_program(self._torch, path, allow)
             return complete(config, ProgramDescription(self._torch, program, name).signature, options)
-        arguments = "x"
-        if form is TORCHSCRIPT:
-            module = load_module(self._torch, path, "cpu")
-            arguments = ", ".join(argument.name for argument in arguments_of(module))
+        advice = (
+            f"the config must list inputs and outputs, as '{path}' is {form.what}, which tells neither "
+            f"shapes nor datatypes"
+        )
+        if config.get("input"):
+            raise InternalError(
+                f"model configuration must contain at least one output, none were specified; {advice}. Add "
+                f'for each: output [ {{ name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ ... ] }} ]'
+            )
+        if form is AOT_INDUCTOR:
+            raise InternalError(
+                f"model configuration must contain at least one input, none were specified; {advice}. Add "
+                f'for each: input [ {{ name: "ARGS[0]" data_type: TYPE_FP32 dims: [ ... ] }} ], and outputs'
+            )
+        arguments = [argument.name for argument in arguments_of(load_module(self._torch, path, "cpu"))]
         raise InvalidArgumentError(
-            f"the config of model '{name}' must list its inputs and outputs, as '{path}' is {form.what}, "
-            f"which tells neither shapes nor datatypes. Its inputs are: {arguments}. Add for each: input [ "
+            f"unable to load model '{name}', configuration expects 0 inputs, model provides "
+            f"{len(arguments)}; {advice}. Its inputs are: {', '.join(arguments)}. Add for each: input [ "
             f"{{ name: \"...\" data_type: TYPE_FP32 dims: [ ... ] }} ], and outputs 'OUTPUT__0' and so on"
         )
 
@@ -137,6 +149,7 @@ class _TorchModel(BackendModel):
         self._placements = place(spec.instance_groups)
         self.notes = ConfigNotes()
         process.apply(spec, self.notes)
+        self._settings.log(spec)
         log.info(
             "model '%s' is %s; each CPU instance runs with %d threads",
             spec.name,
@@ -158,6 +171,8 @@ class _TorchModel(BackendModel):
             )
             self._programs.append(program)
             self._shared[device] = program
+        elif SHARING in self._spec.parameters:  # as in Triton, which does not share unless told to
+            log.info("Reusing TorchScript model for instance '%s'", self._spec.name)
         if placement.kind == "GPU":
             from conch.backends.pytorch.torch_device import TorchDeviceFunction
 

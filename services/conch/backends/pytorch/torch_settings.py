@@ -24,6 +24,9 @@ ALLOW_PICKLE = "CONCH_ALLOW_PICKLE"
 WARMUP_RUNS = "CONCH_WARMUP_RUNS"
 """Model parameter: least number of runs of each warm-up sample."""
 
+SHARING = "ENABLE_WEIGHT_SHARING"
+"""Model parameter: whether instances on one device share a module."""
+
 _WARMUP_RUNS = 3  # TorchScript's profiling executor compiles in the second run of each shape family
 
 _SWITCHES = {
@@ -39,7 +42,7 @@ PARAMETERS = (
     "DISABLE_OPTIMIZED_EXECUTION",
     "INFERENCE_MODE",
     "DISABLE_CUDNN",
-    "ENABLE_WEIGHT_SHARING",
+    SHARING,
     "ENABLE_CACHE_CLEANING",
     "CACHE_CLEANING_ENABLED",
     "INTER_OP_THREAD_COUNT",
@@ -89,7 +92,7 @@ class TorchSettings:
             inference_mode=boolean(parameters, "INFERENCE_MODE", True),
             optimized=not boolean(parameters, "DISABLE_OPTIMIZED_EXECUTION", False),
             cudnn=not boolean(parameters, "DISABLE_CUDNN", False),
-            shares_weights=boolean(parameters, "ENABLE_WEIGHT_SHARING", True),
+            shares_weights=boolean(parameters, SHARING, True),
             # Triton reads the second name for PT2 archives.
             cleans_cache=boolean(parameters, "ENABLE_CACHE_CLEANING", False)
             or boolean(parameters, "CACHE_CLEANING_ENABLED", False),
@@ -97,6 +100,27 @@ class TorchSettings:
             allow_pickle=boolean(parameters, ALLOW_PICKLE, False),
             warmup_runs=integer(parameters, WARMUP_RUNS, _WARMUP_RUNS, least=1),
         )
+
+    def log(self, spec: ModelSpec) -> None:
+        """Logs the switches in Triton's words, if the config has parameters."""
+        parameters = spec.parameters
+        switches = {
+            "Optimized execution": self.optimized,
+            "Cache Cleaning": self.cleans_cache,
+            "Inference Mode": self.inference_mode,
+            "cuDNN": self.cudnn,
+        }
+        named = {
+            "Tensor fuser": "ENABLE_TENSOR_FUSER",
+            "Weight sharing": SHARING,
+            "Jit profiling": "ENABLE_JIT_PROFILING",
+            "Jit executor": "ENABLE_JIT_EXECUTOR",
+        }
+        given = {what: key for what, key in named.items() if key in parameters}
+        switches.update((what, boolean(parameters, key, False)) for what, key in given.items())
+        for what, is_on in switches.items() if parameters else ():
+            state = "enabled" if is_on else "disabled"
+            log.info("%s is %s for model instance '%s'", what, state, spec.name)
 
 
 class ProcessSettings:
