@@ -87,17 +87,24 @@ class ServerProcess:
         arguments: Its command line, without the command.
         directory: Where its output goes.
         environment: Variables it gets besides ours, from which all of conch's are taken out.
+        descriptors: Its limit of file descriptors; None for ours.
     """
 
     def __init__(
-        self, arguments: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
+        self,
+        arguments: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str] | None = None,
+        descriptors: int | None = None,
     ) -> None:
+        # The shell lowers the limit in the child alone; this process could not raise its own again.
+        limited = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh"]
         self._output = directory / "stdout"
         self._errors = directory / "stderr"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("CONCH_")}
         with self._output.open("w") as output, self._errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [str(CONCH), "serve", *arguments],
+                [*limited, str(CONCH), "serve", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
@@ -278,10 +285,12 @@ _MODELS = re.compile(r'"logger": "conch\.(backends\.python|python_model)[."]')
 
 
 @contextmanager
-def started(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+def started(
+    *arguments: str, environment: Mapping[str, str] | None = None, descriptors: int | None = None
+) -> Iterator[ServerProcess]:
     """A `conch serve` with these arguments; it may fail to start."""
     with tempfile.TemporaryDirectory(prefix="conch-test-") as directory:
-        server = ServerProcess(arguments, Path(directory), environment)
+        server = ServerProcess(arguments, Path(directory), environment, descriptors)
         try:
             yield server
         finally:
@@ -299,11 +308,16 @@ def serving(*repositories: Path, flags: Sequence[str] = ()) -> Iterator[LocalSer
 
 @contextmanager
 def serving_process(
-    *repositories: Path, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    *repositories: Path,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    descriptors: int | None = None,
 ) -> Iterator[ServerProcess]:
     """A `conch serve` that listens on a port of its own; after the block it must end well."""
     arguments = [f"--model-repository={repository}" for repository in repositories]
-    with started(*arguments, "--grpc-port=0", *flags, environment=environment) as server:
+    with started(
+        *arguments, "--grpc-port=0", *flags, environment=environment, descriptors=descriptors
+    ) as server:
         server.wait_ready()
         yield server
         if server.process.poll() is None:

@@ -27,6 +27,7 @@ from conch.core.errors import (
     UnavailableError,
     without_traceback,
 )
+from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
 from conch.protocol import model_control_pb2 as pb
 from conch_control.port import AgentPort, is_transient
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, is_loopback
@@ -227,6 +228,7 @@ _ARGUMENTS = (
     # File overrides are large single messages.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # Detect dead clients of watches.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -273,8 +275,12 @@ class ControlPort:
         handlers = self._service.handlers()
         if options.token is not None and self._policy is None:
             handlers = TokenGuard(handlers, options.token)
+        connections = ("grpc.max_allowed_incoming_connections", most_descriptors(SMALL_PORT_SHARES))
         server = grpc.server(
-            self._threads, handlers=(handlers,), options=_ARGUMENTS, maximum_concurrent_rpcs=_MOST_CALLS
+            self._threads,
+            handlers=(handlers,),
+            options=(*_ARGUMENTS, connections),
+            maximum_concurrent_rpcs=_MOST_CALLS,
         )
         try:
             if options.tls is None:

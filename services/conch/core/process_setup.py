@@ -1,7 +1,7 @@
 """Process-wide settings: the limit of file descriptors, stack dumps on a signal, and how a process ends.
 
-A quarter of the descriptors is left to workers, models, shared memory, logs and the control port; each port
-for clients has its own share of the rest, so that a full one takes nothing from the others.
+Each port and the clients' shared memory have a share of the descriptors of their own, so that a full one
+takes nothing from the others. What no share takes is left to the server itself, worker processes and models.
 
 A stack dump goes into an unnamed file that the process keeps open. `conch dump` finds it through /proc, so it
 signals only processes that handle the signal.
@@ -26,14 +26,21 @@ STACKS_SIGNAL = signal.SIGRTMIN + 3
 
 _stacks_descriptor: int | None = None
 _MOST_DESCRIPTORS = 64 * 1024
-_SHARES = 8
-_LEAST_CONNECTIONS = 16
+_OWN_DESCRIPTORS = 64  # a server without models has about 40 open
+_SHARES = 32
+_LEAST_CONNECTIONS = 8
 
-GRPC_SHARES = 3
-"""Eighths of the descriptors that connections to the gRPC port may take."""
+GRPC_SHARES = 10
+"""Parts in 32 of the descriptors, less those of the server itself, for connections to the gRPC port."""
 
-HTTP_SHARES = 3
-"""Eighths of the descriptors that connections to the HTTP port may take."""
+HTTP_SHARES = 10
+"""The same for the HTTP port."""
+
+SMALL_PORT_SHARES = 1
+"""The same for each of the metrics port, the control port and the console."""
+
+REGION_SHARES = 4
+"""The same for shared memory that clients register."""
 
 
 def register_stack_dump() -> None:
@@ -57,11 +64,11 @@ def raise_descriptor_limit() -> int:
     return soft
 
 
-def most_connections(shares: int) -> int:
-    """Largest number of connections of a port that has so many eighths of the descriptors."""
+def most_descriptors(shares: int) -> int:
+    """Largest number of descriptors of a port, or of shared memory, with so many shares."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _MOST_DESCRIPTORS)
-    return max(limit * shares // _SHARES, _LEAST_CONNECTIONS)
+    return max((limit - _OWN_DESCRIPTORS) * shares // _SHARES, _LEAST_CONNECTIONS)
 
 
 class ProcessEnd:

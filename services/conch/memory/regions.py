@@ -6,7 +6,6 @@ ends.
 
 from __future__ import annotations
 
-import resource
 import threading
 from typing import Any
 
@@ -17,14 +16,13 @@ from conch.core.errors import (
     ResourceExhaustedError,
     UnsupportedError,
 )
+from conch.core.process_setup import REGION_SHARES, most_descriptors
 from conch.memory.region import CudaOpener, CudaRegion, Region
 from conch.memory.sigbus_guard import process_guard
 from conch.memory.system_region import SystemRegion
 
 MOST_REGIONS = 4096
 """Largest number of regions; each system region keeps a file descriptor."""
-
-_SHARE_OF_FILES = 4
 
 
 def no_cuda(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> CudaRegion:
@@ -40,7 +38,7 @@ class Regions:
 
     Args:
         allowed: Whether clients may register and unregister.
-        most: Largest number of regions; None for a quarter of the process's file descriptors.
+        most: Largest number of regions; None for a share of the process's file descriptors.
 
     Attributes:
         most: Largest number of regions.
@@ -51,7 +49,7 @@ class Regions:
     ) -> None:
         self._allowed = allowed
         self._open_cuda = open_cuda
-        self.most = _most_by_files() if most is None else most
+        self.most = min(MOST_REGIONS, most_descriptors(REGION_SHARES)) if most is None else most
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._opening: set[str] = set()
@@ -195,8 +193,3 @@ class Regions:
             raise UnsupportedError(
                 "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
             )
-
-
-def _most_by_files() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_REGIONS if soft == resource.RLIM_INFINITY else min(MOST_REGIONS, soft // _SHARE_OF_FILES)

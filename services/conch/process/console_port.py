@@ -25,6 +25,7 @@ from conch.console.static_files import StaticFiles
 from conch.console.trace_sampling import TraceSampling
 from conch.console.try_route import TryRoute
 from conch.core.backend import Backend
+from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
 from conch.core.server_state import ServerState
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.thread_pool import ThreadPool
@@ -120,7 +121,7 @@ class ConsolePort:
             options.address.strip("[]"),
             options.port,
             tls,
-            most_connections=_MOST_CONNECTIONS,
+            most_connections=min(_MOST_CONNECTIONS, most_descriptors(SMALL_PORT_SHARES)),
         )
         return self._listener.port
 

@@ -9,6 +9,7 @@ from conch.access.access_guard import Access
 from conch.access.principals import EVERY_MODEL, READS
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.load_statistics import LoadStatistics
+from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_state import ServerState
 from conch.frontends.http.guarded_routes import guard_handler
@@ -116,7 +117,13 @@ class MetricsPort:
         """
         options = self._options
         tls = None if options.tls is None else options.tls()
-        self._listener = self._thread.listen(self._handler, options.address.strip("[]"), options.port, tls)
+        self._listener = self._thread.listen(
+            self._handler,
+            options.address.strip("[]"),
+            options.port,
+            tls,
+            most_connections=most_descriptors(SMALL_PORT_SHARES),
+        )
         if self._export is not None:
             self._export.start()
         return self._listener.port

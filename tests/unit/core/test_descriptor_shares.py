@@ -6,7 +6,14 @@ import resource
 
 import pytest
 
-from conch.core.process_setup import GRPC_SHARES, HTTP_SHARES, most_connections, raise_descriptor_limit
+from conch.core.process_setup import (
+    GRPC_SHARES,
+    HTTP_SHARES,
+    REGION_SHARES,
+    SMALL_PORT_SHARES,
+    most_descriptors,
+    raise_descriptor_limit,
+)
 
 
 class Limits:
@@ -27,11 +34,11 @@ class Limits:
 @pytest.mark.parametrize(
     ("soft", "hard", "after", "connections"),
     [
-        (1024, 4096, 4096, 1536),
-        (1024, 1 << 20, 65536, 24576),
-        (1 << 20, 1 << 20, 1 << 20, 24576),
-        (20, 20, 20, 16),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY, 24576),
+        (1024, 4096, 4096, 1260),
+        (1024, 1 << 20, 65536, 20460),
+        (1 << 20, 1 << 20, 1 << 20, 20460),
+        (20, 20, 20, 8),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY, 20460),
     ],
 )
 def test_the_limit_is_raised_and_shared_out(
@@ -42,8 +49,13 @@ def test_the_limit_is_raised_and_shared_out(
     monkeypatch.setattr(resource, "setrlimit", limits.set)
     assert raise_descriptor_limit() == after
     assert limits.now == (after, hard)
-    assert most_connections(GRPC_SHARES) == connections
+    assert most_descriptors(GRPC_SHARES) == connections
 
 
-def test_a_quarter_is_left_to_everything_else() -> None:
-    assert GRPC_SHARES + HTTP_SHARES <= 6
+@pytest.mark.parametrize("limit", [256, 1024, 1 << 16])
+def test_what_is_left_is_enough_for_the_server_and_some_workers(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", Limits(limit, limit).get)
+    shares = [GRPC_SHARES, HTTP_SHARES, REGION_SHARES, *[SMALL_PORT_SHARES] * 3]
+    assert limit - sum(map(most_descriptors, shares)) >= 64 + limit // 16

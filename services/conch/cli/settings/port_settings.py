@@ -36,8 +36,8 @@ class GrpcSettings(SettingGroup):
     grpc_max_connections = setting(
         NATURAL,
         0,
-        "maximum connections to the gRPC port; further ones are closed at once; 0 for three eighths of the "
-        "process's file descriptors (ulimit -n)",
+        "maximum connections to the gRPC port; further ones are closed at once; 0 for ten in 32 of the "
+        "process's file descriptors (ulimit -n), less 64",
     )
     grpc_max_concurrent_streams = setting(
         integer(1, _MOST_INT),
@@ -119,8 +119,8 @@ class HttpSettings(SettingGroup):
     http_max_connections = setting(
         NATURAL,
         0,
-        "maximum connections to the HTTP port; further ones get 503; 0 for three eighths of the process's "
-        "file descriptors (ulimit -n)",
+        "maximum connections to the HTTP port; further ones get 503; 0 for ten in 32 of the process's "
+        "file descriptors (ulimit -n), less 64",
     )
     http_idle_timeout_secs = setting(
         POSITIVE, 300, "time after which an unused REST connection is closed", unit="seconds"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from conch.access.access_guard import Access
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
-from conch.core.process_setup import GRPC_SHARES, most_connections
+from conch.core.process_setup import GRPC_SHARES, most_descriptors
 from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions
@@ -30,6 +30,7 @@ from conch.observability.tracing.trace_settings import TraceSettings
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
 
+_HANDSHAKE_MS = 10_000
 _QUIET_S = 0.1
 _MAX_WAIT_FOR_CALLS_S = 0.5
 _MAX_WAIT_FOR_STREAMS_S = 2.0
@@ -238,7 +239,9 @@ def channel_arguments(options: GrpcOptions) -> ChannelArguments:
         ("grpc.so_reuseport", int(options.reuse_port)),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_allowed_incoming_connections", limits.connections or most_connections(GRPC_SHARES)),
+        ("grpc.max_allowed_incoming_connections", limits.connections or most_descriptors(GRPC_SHARES)),
+        # Connections that never send HTTP/2's preface, or never finish TLS's handshake, leave their places.
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.max_concurrent_streams", limits.streams),
         # From the first size on, the C core refuses calls at random.
         ("grpc.max_metadata_size", limits.metadata_bytes),

@@ -171,6 +171,7 @@ class ListenerState:
         most_connections: Limit of connections.
 
     Attributes:
+        entering: Accepted connections that are not open yet, as during TLS's handshake.
         connections: Open connections.
         tasks: Tasks of their handlers.
         on_lost: Called when a connection closes.
@@ -179,10 +180,16 @@ class ListenerState:
     def __init__(self, loop: asyncio.AbstractEventLoop, most_connections: int) -> None:
         self.loop = loop
         self.most_connections = most_connections
+        self.entering: set[Any] = set()
         self.connections: set[Any] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.on_lost: Callable[[], None] = lambda: None
         self._unparsed: deque[SlicedParser] = deque()
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many connections as there may be."""
+        return len(self.entering) + len(self.connections) >= self.most_connections
 
     def parse_later(self, connection: SlicedParser) -> None:
         """Queues a connection for parsing; one runs per iteration of the event loop."""

@@ -33,6 +33,15 @@ _PROBE_S = 0.5  # delay of the first probe of a half-closed client; doubles with
 _TCP_CLOSE = 7
 
 
+def refusal(status: int, text: str) -> bytes:
+    """A response that ends its connection."""
+    body = text.encode("ascii")
+    return (
+        b"%bcontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+        % (STATUS_LINES[status], len(body), body)
+    )
+
+
 class Connection(asyncio.Protocol):
     """One connection.
 
@@ -68,16 +77,14 @@ class Connection(asyncio.Protocol):
     # Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Sets up flow control; refuses the connection if there are too many."""
+        """Sets up flow control."""
         self.transport = transport
         self._control = ReadControl(transport, self._state.loop)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
             self.peer = f"{address[0]}:{address[1]}"
+        self._state.entering.discard(self)
         self._state.connections.add(self)
-        if len(self._state.connections) > self._state.most_connections:
-            self._reader.closed = True
-            self._refuse(503, "There are too many connections.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the request of the connection and releases its buffers."""
@@ -276,11 +283,7 @@ class Connection(asyncio.Protocol):
             last.keep_alive = False
 
     def _refuse(self, status: int, text: str) -> None:
-        body = text.encode("ascii")
-        self.transport.write(
-            b"%bcontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (STATUS_LINES[status], len(body), body)
-        )
+        self.transport.write(refusal(status, text))
         self.transport.close()
 
     def shutdown(self) -> None:

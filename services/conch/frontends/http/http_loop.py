@@ -21,15 +21,20 @@ import uvloop
 
 from conch.core.errors import UnavailableError
 from conch.frontends.http.flow_control import ListenerState
-from conch.frontends.http.http_connection import Connection, Handler
+from conch.frontends.http.http_connection import Connection, Handler, refusal
 from conch.frontends.http.timeouts import ClientTimeouts
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _ABORT_S = 1.0
+_ENTRY_S = 0.1
 _HANDSHAKE_S = 10.0
 _CROWDED_SHARE = 0.75
+_ACCEPTED_AT_ONCE = 100
+_ACCEPT_AGAIN_S = 0.1
+_TOO_MANY = refusal(503, "There are too many connections.")
+_UNREAD_BYTES = 64 << 10
 DEFAULT_TIMEOUTS = ClientTimeouts()
 """Default timeouts."""
 
@@ -127,20 +132,68 @@ class Listener:
         self._thread = thread
         self._timeouts = timeouts
         self._state = ListenerState(thread.loop, most_connections)
-        self._server: asyncio.AbstractServer | None = None
+        self._entries: set[asyncio.Task[None]] = set()
         self.port = port
 
     async def start(self, handler: Handler, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Starts accepting connections; runs on the loop."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(handler, self._state),
-            sock=bound,
-            backlog=_BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_S,
-        )
-        self._check_clients(loop)
+        self._handler, self._bound, self._tls = handler, bound, tls
+        bound.listen(_BACKLOG)
+        self._listen()
+        self._check_clients(self._thread.loop)
+
+    # The loop's own servers count no connection before the end of its handshake, and where descriptors are
+    # exhausted they close all that wait.
+
+    def _listen(self) -> None:
+        self._accepting: asyncio.TimerHandle | None = None
+        self._thread.loop.add_reader(self._bound, self._accept)
+
+    def _accept(self) -> None:
+        """Accepts some of the connections that wait; refuses those over the limit."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self._bound.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:  # descriptors or memory are exhausted
+                log.warning("port %d can't accept connections: %s", self.port, error.strerror)
+                self._thread.loop.remove_reader(self._bound)
+                self._accepting = self._thread.loop.call_later(_ACCEPT_AGAIN_S, self._listen)
+                return
+            accepted.setblocking(False)
+            if self._state.full:
+                self._refuse(accepted)
+            else:
+                connection = Connection(self._handler, self._state)
+                self._state.entering.add(connection)
+                task = self._thread.loop.create_task(self._enter(connection, accepted))
+                self._entries.add(task)
+                task.add_done_callback(self._entries.discard)
+
+    async def _enter(self, connection: Connection, accepted: socket.socket) -> None:
+        """Opens a connection, with TLS's handshake if there is one."""
+        try:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._thread.loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
+            )
+        except OSError:  # the client is gone, or it and TLS do not agree
+            accepted.close()
+        finally:
+            self._state.entering.discard(connection)
+
+    def _refuse(self, accepted: socket.socket) -> None:
+        with accepted, suppress(OSError):
+            if self._tls is None:
+                accepted.send(_TOO_MANY)
+                accepted.shutdown(socket.SHUT_WR)
+                accepted.recv(
+                    _UNREAD_BYTES
+                )  # else the kernel resets the connection, and the response is lost
 
     def _check_clients(self, loop: asyncio.AbstractEventLoop) -> None:
         """Closes connections that timed out; reschedules itself."""
@@ -161,8 +214,14 @@ class Listener:
         return self._thread.run(self._close(grace_s)).result()
 
     async def _close(self, grace_s: float) -> bool:
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None:
+            self._accepting.cancel()
+        self._thread.loop.remove_reader(self._bound)
+        self._bound.close()
+        if self._entries:  # without TLS they are open at once
+            _, late = await asyncio.wait(list(self._entries), timeout=min(grace_s, _ENTRY_S))
+            for task in late:
+                task.cancel()
         state = self._state
         none = asyncio.Event()
 
@@ -189,9 +248,6 @@ class Listener:
                 task.cancel()
             if late:
                 await asyncio.wait(late, timeout=_ABORT_S)
-        if self._server is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._server.wait_closed(), _ABORT_S)
         return ended
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from conch.access.access_guard import Access
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, UnauthenticatedError, UnavailableError
-from conch.core.process_setup import HTTP_SHARES, most_connections
+from conch.core.process_setup import HTTP_SHARES, most_descriptors
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
@@ -75,7 +75,7 @@ class HttpOptions:
         reuse_port: Whether other processes may listen on the same port.
         tls: TLS, or None for plain text.
         max_input_bytes: Largest JSON, raw or decompressed body.
-        max_connections: How many connections there may be; 0 for `most_connections`.
+        max_connections: How many connections there may be; 0 for a share of the file descriptors.
         idle_timeout_s: Seconds after which an unused connection is closed.
         restrictions: Categories of routes that need a secret.
         header_forward_pattern: Which headers become request parameters; empty for none.
@@ -197,7 +197,7 @@ class HttpFrontEnd:
             tls,
             options.reuse_port,
             ClientTimeouts(idle_s=options.idle_timeout_s),
-            options.max_connections or most_connections(HTTP_SHARES),
+            options.max_connections or most_descriptors(HTTP_SHARES),
         )
         return self._listener.port
 
