@@ -69,7 +69,7 @@ class InferStream:
         self._lock = threading.Lock()
         self._open: set[_Slot] = set()
         self._ordered: deque[_Slot] = deque()
-        self._half_closed = False
+        self._complete = False  # no more requests are taken
         self._closing = (_OK, "")
         self.deadline_ns: int | None = None
 
@@ -77,15 +77,16 @@ class InferStream:
         """Receives a request, or None at half-close."""
         if message is None:
             with self._lock:
-                self._half_closed = True
+                # Also while draining: what comes is read in order, so no request was dropped.
+                self._complete, self._closing = True, (_OK, "")
                 finished = not self._open
             if finished:
                 self._close(_OK, "")
             return
         slot = _Slot(self)
         with self._lock:
-            if self._half_closed:
-                return  # draining: the stream closes with a status
+            if self._complete:
+                return  # draining: the stream closes with a status, and nothing more is read
             self._open.add(slot)
         self._handler.submit(self._call, slot, message)
 
@@ -103,8 +104,9 @@ class InferStream:
     def on_drain(self, status: int, details: str) -> None:
         """Takes no more requests; closes with the status when those in flight are done."""
         with self._lock:
-            self._closing = (status, details)
-            self._half_closed = True
+            if self._complete:
+                return  # the client has ended the stream
+            self._complete, self._closing = True, (status, details)
             finished = not self._open
         if finished:
             self._close(status, details)
@@ -135,7 +137,7 @@ class InferStream:
                 slot.request = None  # breaks a reference cycle
                 self._open.discard(slot)
                 self._flush()
-            finished = self._half_closed and not self._open
+            finished = self._complete and not self._open
         if finished:
             self._close(*self._closing)
 
