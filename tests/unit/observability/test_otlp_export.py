@@ -88,6 +88,17 @@ def test_collectors_get_all_spans(protocol: str, compression: str) -> None:
     assert (counts.taken, counts.queued, made.lost()) == (10 * SPANS, 0, {})
 
 
+def test_spans_that_wait_for_no_others_are_sent_alone() -> None:
+    with http_collector() as collector:
+        with exporting(collector.url, ("bsp_schedule_delay", "0")) as made:
+            made.write(2)
+        sizes = [
+            sum(len(scope.spans) for scope in request.resource_spans[0].scope_spans)
+            for _, _, request in collector.seen
+        ]
+    assert sizes == [1] * (2 * SPANS)
+
+
 HTTP_TROUBLE: list[tuple[list[Any], int, dict[str, int]]] = [
     ([(503, {}), (429, {"Retry-After": "0"})], SPANS, {}),
     (["close", "close"], SPANS, {}),

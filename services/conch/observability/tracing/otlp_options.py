@@ -87,6 +87,8 @@ def otlp_options(
             reason = f"it must not be above bsp_max_queue_size ({queue_size}), got: {batch_size}"
             raise bad_option(found[0], reason)
         batch_size = numbers["bsp_max_export_batch_size"] = queue_size
+    if not numbers["bsp_schedule_delay"]:
+        batch_size = 1  # spans that wait for no others are exported one by one
     pick = given.pick
     resources = [pair(f"{given.name('resource')}={text}", text) for text in given.all("resource")]
     shown: dict[str, tuple[str, ...]] = {"url": (endpoint.url.geturl(),)}
