@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -87,7 +87,11 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class PartOptions:
-    """The options of all parts; None for a part that is off, and a port for each platform."""
+    """The options of all parts; None for a part that is off, and a port for each platform.
+
+    Attributes:
+        warnings: What is to be said of settings that are deprecated or without effect.
+    """
 
     server: ServerOptions
     control: ControlOptions
@@ -101,6 +105,7 @@ class PartOptions:
     access_log: AccessLogOptions | None
     audit_log: AuditLogOptions | None
     platforms: tuple[HttpOptions, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def build_options(settings: Settings) -> PartOptions:
@@ -138,7 +143,29 @@ def build_options(settings: Settings) -> PartOptions:
         access_log=_access_log(settings),
         audit_log=_audit_log(settings),
         platforms=platforms,
+        warnings=(*_deprecations(settings), *server.tracing.warnings),
     )
+
+
+def _deprecations(settings: Settings) -> Iterator[str]:
+    """Triton's warnings of its deprecated flags, but those of traces."""
+    strict, size = settings.strict_model_config, settings.response_cache_byte_size
+    if strict is not None:
+        yield (
+            "'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' "
+            "instead."
+        )
+        if not strict and settings.disable_auto_complete_config:
+            yield (
+                "Overriding deprecated '--strict-model-config' from False to True in favor of "
+                "'--disable-auto-complete-config'!"
+            )
+    if size is not None:
+        yield (
+            f"'--response-cache-byte-size' has been deprecated! This will default to the 'local' cache "
+            f"implementation with the provided byte size for its config. Please use '--cache-config' "
+            f"instead. The equivalent --cache-config CLI args would be: '--cache-config=local,size={size}'"
+        )
 
 
 def _check_policy(settings: Settings, certificates: bool) -> None:
@@ -199,12 +226,11 @@ def _control(settings: Settings) -> ControlOptions:
             "--allow-model-upload is for clients that load models: it needs --model-control-mode=explicit "
             "and --allow-model-control"
         )
-    strict = settings.strict_model_config
     return ControlOptions(
         repositories=(*settings.model_repository, *settings.model_store),
         mode=mode,
         startup_models=startup,
-        strict_model_config=settings.disable_auto_complete_config if strict is None else strict,
+        strict_model_config=settings.disable_auto_complete_config or bool(settings.strict_model_config),
         load_threads=settings.model_load_thread_count,
         load_retries=settings.model_load_retry_count,
         model_config_name=settings.model_config_name,

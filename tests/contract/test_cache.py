@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -348,7 +349,10 @@ def test_the_old_flag_is_a_local_cache(tmp_path: Path) -> None:
     flags = [f"--response-cache-byte-size={SIZE}", f"--cache-directory={tmp_path}"]
     with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         assert [probe(client, 1.0, request_id=name)["ids"] for name in ("one", "two")] == [["one"]] * 2
-        eventually(lambda: "--response-cache-byte-size is deprecated" in server.errors, "it is logged")
+        text = (
+            f"Warning: '--response-cache-byte-size' has been deprecated! .*'--cache-config=local,size={SIZE}'"
+        )
+        eventually(lambda: re.search(text, server.errors), "it is logged")
 
 
 @pytest.fixture(scope="module")

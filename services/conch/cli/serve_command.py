@@ -59,9 +59,7 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
         log.warning("%s", text)
     for text in settings.notes:
         log.info("%s", text)
-    if settings.response_cache_byte_size is not None:
-        log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
-    for text in options.server.tracing.warnings:
+    for text in options.warnings:
         log.warning("Warning: %s", text)
     keep_large_blocks()
     register_stack_dump()

@@ -14,7 +14,7 @@ from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.value_types import integer, parse_bool
 from conch.core.scheduling.resource_scheduler import ResourceLimit
-from conch.server_options import rate_limits
+from conch.server_options import build_options, rate_limits
 
 
 def read(*arguments: str, **environment: str) -> Any:
@@ -338,6 +338,31 @@ def test_rate_limits() -> None:
         ResourceLimit("R", 4),
         ResourceLimit("R", 2, 1),
         ResourceLimit("b c", 0),
+    )
+
+
+def test_deprecated_flags_are_told_in_tritons_words() -> None:
+    repository = "--model-repository=/a"
+    assert build_options(read(repository)).warnings == ()
+    options = build_options(
+        read(
+            repository,
+            "--strict-model-config=false",
+            "--disable-auto-complete-config",
+            "--response-cache-byte-size=7",
+            "--trace-rate=5",
+        )
+    )
+    assert options.control.strict_model_config
+    assert options.warnings == (
+        "'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead.",
+        "Overriding deprecated '--strict-model-config' from False to True in favor of "
+        "'--disable-auto-complete-config'!",
+        "'--response-cache-byte-size' has been deprecated! This will default to the 'local' cache "
+        "implementation with the provided byte size for its config. Please use '--cache-config' "
+        "instead. The equivalent --cache-config CLI args would be: '--cache-config=local,size=7'",
+        "'--trace-rate' has been deprecated and will be removed in future releases. Please use "
+        "'--trace-config rate=<rate value>' instead.",
     )
 
 

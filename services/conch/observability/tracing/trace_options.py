@@ -34,6 +34,14 @@ OLD_FLAGS: Mapping[str, str] = {
 }
 """Triton's older flags, and the settings of ``--trace-config`` that replace them."""
 
+_NEWER = {
+    "file": "triton,file=<filepath>",
+    "level": "level=<OFF|TIMESTAMPS|TENSORS>",
+    "rate": "rate=<rate value>",
+    "count": "count=<count value>",
+    "log-frequency": "triton,log-frequency=<log frequency value>",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
@@ -153,7 +161,10 @@ def _add_old(given: dict[str, list[str]], old: Mapping[str, Sequence[str]], mode
         if mode == OPENTELEMETRY and key in _FILE:
             warnings.append(f"'--{flag}' is deprecated and will be ignored with opentelemetry tracing mode.")
             continue
-        warnings.append(f"'--{flag}' has been deprecated and will be removed; use --trace-config")
+        warnings.append(
+            f"'--{flag}' has been deprecated and will be removed in future releases. Please use "
+            f"'--trace-config {_NEWER[key]}' instead."
+        )
         if key in given:
             what = f"{key} value in" if key == "rate" else f"{key} in"
             warnings.append(f"Overriding deprecated '--{flag}' in favor of provided {what} --trace-config!")
