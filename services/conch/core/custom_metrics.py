@@ -12,7 +12,8 @@ import bisect
 import math
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -196,12 +197,35 @@ class CustomFamily:
         )
 
 
+CatchUp = Callable[[float], None]
+"""Applies the changes that a process has sent; waits for so many seconds at most."""
+
+
 class CustomFamilies:
     """The metric families of a server or process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: WeakValueDictionary[str, CustomFamily] = WeakValueDictionary()
+        self._remote: list[CatchUp] = []
+
+    def add_remote(self, catch_up: CatchUp) -> None:
+        """Adds a process that changes metrics by messages."""
+        with self._lock:
+            self._remote.append(catch_up)
+
+    def remove_remote(self, catch_up: CatchUp) -> None:
+        """Removes one that was added."""
+        with self._lock:
+            self._remote.remove(catch_up)
+
+    def catch_up(self, timeout_s: float) -> None:
+        """Applies what other processes have sent by now, as far as that is possible in time."""
+        with self._lock:
+            remote = list(self._remote)
+        end_s = time.monotonic() + timeout_s
+        for catch_up in remote:
+            catch_up(max(end_s - time.monotonic(), 0.0))
 
     def family(self, name: str, kind: Kind, description: str) -> CustomFamily:
         """Returns the family with this name; creates it if needed.

@@ -26,6 +26,8 @@ from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.outcome_handler import OutcomeHandler
 from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
 from conch.workers.connection.socket_reader import SocketReader
+from conch.workers.protocol.received_message import ReceivedMessage
+from conch.workers.protocol.wire import Kind
 
 LONG_NS = 10_000_000_000
 SHORT_NS = 1_000_000
@@ -53,6 +55,32 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]))
         return responses
 """
+
+
+def test_a_thread_may_catch_up_with_what_has_arrived() -> None:
+    ours, theirs = (PacketChannel(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    stream = MessageStream(ours, in_worker=False)
+    reader = SocketReader(ours, stream)
+    worker_end = MessageStream(theirs, in_worker=True)
+    seen: list[int] = []
+
+    def handle(received: ReceivedMessage) -> None:
+        seen.append(received.message.subject)
+
+    for number in (1, 2):
+        worker_end.send(Kind.METRIC, number)
+    assert reader.claim()
+    reader.catch_up(handle, 0.01)
+    assert seen == [], "the thread that has claimed the socket reads"
+    reader.release()
+    reader.catch_up(handle, 10)
+    reader.catch_up(handle, 10)
+    assert seen == [1, 2]
+    reader.close()
+    for each in (stream, worker_end):
+        each.close()
+    for channel in (ours, theirs):
+        channel.close()
 
 
 def spec_of(directory: Path) -> ModelSpec:

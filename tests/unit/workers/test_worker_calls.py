@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from conch.core.custom_metrics import FAMILIES
 from conch.core.errors import UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
+from conch.observability.metrics.server_metrics import CustomMetrics
 
 pytestmark = pytest.mark.process
 
@@ -24,6 +26,7 @@ def test_logs_appear_with_their_level_and_place(tmp_path: Path, caplog: pytest.L
 pb_utils.Logger.log_warn("careful é")
 pb_utils.Logger.log_verbose("chatty")
 import logging
+import os
 logging.getLogger("mine").error("own %d", 1)
 logging.getLogger("conch.workers.connection.worker_connection.made.up").error("made up")
 logging.getLogger("conch.python_model.another").error("made up")
@@ -88,10 +91,37 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(texts, np.ob
     assert [family.name for family in FAMILIES.snapshot() if family.name.startswith("w6_")] == ["w6_total"]
 
 
+def test_a_scrape_shows_what_a_worker_has_counted_before(tmp_path: Path) -> None:
+    rounds, told, asked = 200, tmp_path / "told", tmp_path / "asked"
+    for path in (told, asked):
+        os.mkfifo(path)
+    body = f"""
+family = pb_utils.MetricFamily("w6_steps", "Steps", pb_utils.MetricFamily.GAUGE)
+steps = family.Metric({{}})
+with open({str(told)!r}, "w") as told, open({str(asked)!r}) as asked:
+    for step in range({rounds}):
+        steps.set(step)
+        print(step, file=told, flush=True)
+        asked.readline()
+return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+    scrape = CustomMetrics()
+    with worker(spec_of(tmp_path, source_of(body))) as running:
+        begun = running.start(batch_of(request_of(IN=floats())[0]))
+        with told.open() as counted, asked.open("w") as go_on:
+            for line in counted:
+                (samples,) = [each for family, each in scrape() if family.name == "w6_steps"]
+                assert samples == [f"w6_steps {line.strip()}\n"]
+                print(file=go_on, flush=True)
+        begun.result()
+        assert int(line) == rounds - 1
+
+
 CALLER = """
 import gc
 from conch.core.request import InferenceRequest
 from conch.core.tensor import Tensor
+from conch.observability.metrics.server_metrics import CustomMetrics
 calls = next(item for item in gc.get_objects() if type(item).__name__ == "ServerClient")
 """
 

@@ -181,6 +181,10 @@ def _region_families(sizes: Mapping[str, Sequence[int]]) -> Found:
     ]
 
 
+_CATCH_UP_S = 0.25
+"""How long a scrape waits for worker processes whose messages another thread is reading."""
+
+
 class CustomMetrics:
     """The families of a server's models, from ``MetricFamily``.
 
@@ -191,7 +195,8 @@ class CustomMetrics:
         self._families = families
 
     def __call__(self) -> list[tuple[Family, list[str]]]:
-        """The families, by name."""
+        """The families, by name, with all that models had changed before."""
+        self._families.catch_up(_CATCH_UP_S)
         return [
             (
                 Family(family.name, family.kind, family.description),

@@ -102,9 +102,30 @@ class SocketReader:
         except (BlockingIOError, ChannelClosedError):
             pass  # the reader thread finds it closed too, and reports it
         except Exception as error:
-            # The reader thread reports the loss and fails what is in flight: that takes time.
-            self._failure = error
-            self._channel.shut_down()
+            self._fail(error)
+
+    def catch_up(self, handle: Callable[[ReceivedMessage], None], timeout_s: float) -> None:
+        """Handles what has arrived, on the calling thread; gives up after a time.
+
+        What is handled under the lock by another thread has been handled when this one gets it.
+        """
+        end_ns = monotonic_ns() + int(timeout_s * 1e9)
+        if not self._read_lock.acquire(timeout=timeout_s):
+            return
+        try:
+            while not self._closed and monotonic_ns() < end_ns:
+                handle(self._stream.receive(wait=False))
+        except (BlockingIOError, ChannelClosedError):
+            pass
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._read_lock.release()
+
+    def _fail(self, error: Exception) -> None:
+        """Has the reader thread report the loss and fail what is in flight: that takes time."""
+        self._failure = error
+        self._channel.shut_down()
 
     def release(self) -> None:
         """Returns the socket to the reader thread."""

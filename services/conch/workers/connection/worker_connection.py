@@ -113,7 +113,7 @@ class WorkerConnection:
         self.devices: ServerDevices | None = None  # until the server uses a GPU
         self.checks = ReadinessChecks(partial(self.notify, Kind.READY))
         waiting_calls = WaitingCalls(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
-        metrics = WorkerMetrics(families)
+        metrics = WorkerMetrics(families, self._catch_up)
         self._caller = BlsServer(
             self.stream, calls, metrics, self._response_dispatcher, waiting_calls, self.table.request
         )
@@ -304,6 +304,10 @@ class WorkerConnection:
         self._end()
         if not self._expected_end:
             self.on_lost(self._loss.reason or reason)
+
+    def _catch_up(self, timeout_s: float) -> None:
+        """Handles what the worker had sent before, on the calling thread."""
+        self.socket_reader.catch_up(self._dispatcher.handle, timeout_s)
 
     def _on_loaded(self, subject: int, facts: dict[str, Any]) -> None:
         if facts.get("readiness") is True:

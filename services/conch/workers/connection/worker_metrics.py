@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from conch.core.custom_metrics import CustomFamilies, CustomFamily, CustomMetric
+from conch.core.custom_metrics import CatchUp, CustomFamilies, CustomFamily, CustomMetric
 from conch.core.errors import ConchError, ResourceExhaustedError
 from conch.workers.protocol.wire import WireError
 
@@ -15,10 +15,12 @@ _MOST = 100_000
 class WorkerMetrics:
     """References of one worker to the server's custom metrics; dropped with the worker."""
 
-    def __init__(self, families: CustomFamilies) -> None:
+    def __init__(self, families: CustomFamilies, catch_up: CatchUp) -> None:
         self._families = families
+        self._catch_up = catch_up
         self._lock = threading.Lock()
         self._held: dict[int, CustomFamily | CustomMetric] = {}
+        self._known = False  # whether the families know of the worker
 
     def family(self, question: dict[str, Any]) -> dict[str, object]:
         """Creates a family or finds the existing one.
@@ -93,6 +95,9 @@ class WorkerMetrics:
         """Drops all references."""
         with self._lock:
             self._held.clear()
+            known, self._known = self._known, False
+        if known:
+            self._families.remove_remote(self._catch_up)
 
     def _hold(self, question: dict[str, Any], thing: CustomFamily | CustomMetric) -> None:
         number = question.get("number")
@@ -102,6 +107,9 @@ class WorkerMetrics:
             raise ResourceExhaustedError(f"a model may hold {_MOST} metrics and families at a time")
         with self._lock:
             self._held[number] = thing
+            known, self._known = self._known, True
+        if not known:
+            self._families.add_remote(self._catch_up)
 
     def _metric(self, number: object) -> CustomMetric:
         metric = self._held.get(number) if isinstance(number, int) else None
