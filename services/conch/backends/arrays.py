@@ -12,6 +12,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol, cast
 
+import numpy as np
+
 from conch.backends.device_arrays import DeviceFunction, DeviceGatherer
 from conch.backends.gather import gather_for
 from conch.backends.inplace_outputs import InPlaceOutputs, WritesInPlace
@@ -110,6 +112,49 @@ class AsyncArrayFunction(Protocol):
         Returns:
             The results, as those of an `ArrayFunction`, if the run is over already.
         """
+
+
+class PaddedFunction:
+    """An `AsyncArrayFunction` of a model that runs batches of one size only; adds rows, and cuts them off."""
+
+    def __init__(self, function: AsyncArrayFunction, size: int) -> None:
+        self._function = function
+        self._size = size
+
+    def start(
+        self,
+        inputs: dict[str, Array],
+        outputs: tuple[str, ...],
+        places: Mapping[str, Array] | None,
+        done: OnResults,
+    ) -> ArrayResults | None:
+        """Starts a run; the outputs of a padded one are new arrays."""
+        rows = len(next(iter(inputs.values())))
+        if rows == self._size:
+            return self._function.start(inputs, outputs, places, done)
+
+        def cut(results: ArrayResults) -> ArrayResults:
+            return {name: array[:rows] for name, array in results.items()}
+
+        def on_results(results: ArrayResults | BaseException) -> None:
+            done(results if isinstance(results, BaseException) else cut(results))
+
+        padded = {name: self._padded(array) for name, array in inputs.items()}
+        results = self._function.start(padded, outputs, None, on_results)
+        return None if results is None else cut(results)
+
+    def close(self) -> None:
+        """Closes the function."""
+        closes = getattr(self._function, "close", None)
+        if closes is not None:
+            closes()
+
+    def _padded(self, array: Array) -> Array:
+        padded = np.zeros((self._size, *array.shape[1:]), array.dtype)
+        padded[: len(array)] = array
+        if array.dtype.hasobject:
+            padded[len(array) :] = b""
+        return padded
 
 
 class _ArrayInstance(BackendInstance):

@@ -129,6 +129,26 @@ def test_a_size_for_a_model_that_can_not_batch(harness: Harness, backend: Backen
         harness.load(backend, spec_of(harness, outputs=tensor_specs(y=("FP32", (4,)))))
 
 
+@pytest.mark.parametrize("complete_it", [True, False])
+def test_a_model_that_needs_full_batches_gets_padded_ones(
+    harness: Harness, backend: Backend, way: str, complete_it: bool
+) -> None:
+    """Its operations rely on four rows: it adds the row number to each."""
+    x = parameter("x", [4, 2])
+    numbers = op.constant(np.arange(4, dtype=np.float32).reshape(4, 1).repeat(2, 1))
+    flat = op.reshape(op.add(x, numbers), op.constant(np.array([4, 2], np.int64)), False)
+    version = write(harness, ov.Model([op.result(named(flat, "y"))], [x], "m"))
+    if complete_it:
+        config = complete(backend, version, max_batch_size=4)
+        assert (config["max_batch_size"], config["input"][0]["dims"]) == (4, [2])
+    model = harness.load(backend, spec_of(harness, max_batch_size=4))
+    for count in (1, 4, 3):
+        expected = [[2 * row] * 2 for row in range(count)]
+        assert harness.infer(model, {"x": rows(*range(count))}).array("y").tolist() == expected
+    with pytest.raises(ConchError, match="batch"):
+        harness.load(backend, spec_of(harness, max_batch_size=8))
+
+
 def test_bounds_of_the_batch(harness: Harness, backend: Backend) -> None:
     x = parameter("x", [ov.Dimension(1, 16), 2])
     model = ov.Model([op.result(named(op.relu(x), "y"))], [x], "m")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conch.backends.arrays import AsyncArrayInstance
+from conch.backends.arrays import AsyncArrayInstance, PaddedFunction
 from conch.backends.openvino.infer_function import FailureWatch, InferFunction
 from conch.backends.openvino.openvino_engine import Engine, engine_errors, import_openvino
 from conch.backends.openvino.openvino_model import ELEMENT_TYPES, ModelGraph, model_path
@@ -21,7 +21,7 @@ from conch.backends.openvino.openvino_settings import PARAMETERS, OpenVinoSettin
 from conch.backends.openvino.request_tensors import InputTensor, OutputTensor
 from conch.backends.signature import Signature, complete, made_tensors, scalar_dims, validate
 from conch.core.backend import Backend, BackendInstance, BackendModel
-from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.execution.placement import Placement, place
 from conch.core.spec import ModelSpec
 
@@ -60,19 +60,29 @@ class OpenVinoBackend(Backend):
         parameters = config.get("parameters") or {}
         extension = str(parameters.get("CPU_EXTENSION_PATH", {}).get("string_value", ""))
         engine = Engine(self._ov, OpenVinoSettings("CPU", {}, extension, False))
-        batches = int(config.get("max_batch_size") or 0) > 0
-        return complete(config, self._signature(engine, path, name, batches), options)
+        size = int(config.get("max_batch_size") or 0)
+        return complete(config, self._signature(engine, path, name, size), options)
 
-    def _signature(self, engine: Engine, path: Path, name: str, batches: bool) -> Signature:
-        """The model's signature; the batch dimension is variable if it is to be and can be."""
+    def _signature(self, engine: Engine, path: Path, name: str, size: int) -> Signature:
+        """The model's signature; the batch dimension is variable if it is to be and can be.
+
+        A model that needs batches of one size, that of the config, batches too: its runs are padded.
+        """
         graph = ModelGraph(self._ov, engine, path, name)
-        if batches or graph.has_batch_layout:
+        if not (size or graph.has_batch_layout):
+            return graph.signature()
+        for batch in (0, size) if size else (0,):
+            inputs = range(len(graph.model.inputs))
             try:
-                graph.free_batch(range(len(graph.model.inputs)))
+                if batch:
+                    graph.fix_batch(inputs, batch)
+                else:
+                    graph.free_batch(inputs)
             except InternalError:  # its operations rely on a size
                 log.debug("the batch dimension of model '%s' can't vary", name, exc_info=True)
-            if not graph.signature().supports_batching:
-                graph = ModelGraph(self._ov, engine, path, name)
+            if graph.signature().supports_batching:
+                return graph.signature()
+            graph = ModelGraph(self._ov, engine, path, name)
         return graph.signature()
 
     def check(self, spec: ModelSpec) -> None:
@@ -101,9 +111,34 @@ class OpenVinoBackend(Backend):
                 f"instance from one request to the next: set max_batch_size to 0 and have one instance, or "
                 f"export the state as inputs and outputs"
             )
-        graph.adapt(spec, settings.reshapes)
+        try:
+            return self._adapted(graph, spec, settings, 0)
+        except ConchError as error:
+            if not _may_pad(spec):
+                raise
+            try:
+                graph = ModelGraph(self._ov, engine, path, spec.name)
+                padded = self._adapted(graph, spec, settings, spec.max_batch_size)
+            except ConchError:
+                raise error from None
+        log.info(
+            "the operations of model '%s' rely on batches of %d: smaller ones are padded",
+            spec.name,
+            spec.max_batch_size,
+        )
+        return padded
+
+    @staticmethod
+    def _adapted(graph: ModelGraph, spec: ModelSpec, settings: OpenVinoSettings, batch: int) -> ModelGraph:
+        graph.adapt(spec, settings.reshapes, batch)
         validate(spec, graph.signature(spec), ELEMENT_TYPES)
         return graph
+
+
+def _may_pad(spec: ModelSpec) -> bool:
+    """Whether all inputs of a batch can be padded with rows: each has one for each row of the requests."""
+    ragged = any(tensor.ragged for tensor in spec.inputs)
+    return spec.max_batch_size > 0 and not (ragged or spec.batch_outputs or made_tensors(spec))
 
 
 class _OpenVinoModel(BackendModel):
@@ -114,6 +149,7 @@ class _OpenVinoModel(BackendModel):
         self._spec = spec
         self._compiled = compiled
         self._watch = FailureWatch(spec.name)
+        self._batch = graph.batch
         signature = graph.signature(spec)
         dims_in = {each.name: each.dims for each in signature.inputs}
         dims_out = {each.name: each.dims for each in signature.outputs}
@@ -140,7 +176,9 @@ class _OpenVinoModel(BackendModel):
             {name: OutputTensor(ov, request, *each) for name, each in self._outputs.items()},
             self._watch,
         )
-        return AsyncArrayInstance(self._spec, function)
+        return AsyncArrayInstance(
+            self._spec, PaddedFunction(function, self._batch) if self._batch else function
+        )
 
     def close(self) -> None:
         """Ends the watch and frees the compiled model with its threads."""

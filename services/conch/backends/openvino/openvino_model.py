@@ -46,11 +46,13 @@ class ModelGraph:
 
     Attributes:
         model: OpenVINO's object.
+        batch: Rows of every run; 0 for any number.
     """
 
     def __init__(self, ov: Any, engine: Engine, path: Path, name: str) -> None:
         self._ov = ov
         self._name = name
+        self.batch = 0
         self.model = engine.read(path)
         self._inputs = [
             _names(port, port.get_node(), f"input_{index}") for index, port in enumerate(self.model.inputs)
@@ -113,12 +115,29 @@ class ModelGraph:
             with engine_errors("setting the batch dimension"):
                 self.model.reshape(shapes)
 
-    def adapt(self, spec: ModelSpec, reshapes: bool) -> None:
+    def fix_batch(self, places: Iterable[int], size: int) -> None:
+        """Makes the first dimension of inputs a fixed one.
+
+        Raises:
+            InternalError: The model has others, and its operations rely on them.
+        """
+        shapes = {}
+        for place in places:
+            shape = self.model.inputs[place].get_partial_shape()
+            if shape.rank.is_static and len(shape):
+                shape[0] = self._ov.Dimension(size)
+                shapes[place] = shape
+        with engine_errors("setting the batch dimension"):
+            self.model.reshape(shapes)
+        self.batch = size
+
+    def adapt(self, spec: ModelSpec, reshapes: bool, batch: int = 0) -> None:
         """Changes shapes and element types to what a config asks for, where the model allows it.
 
         Args:
             spec: The config.
             reshapes: Whether its dims replace those of the inputs.
+            batch: Rows of every run of a model with batching; 0 for any number.
 
         Raises:
             InternalError: OpenVINO can't change the model.
@@ -137,7 +156,11 @@ class ModelGraph:
                 self.model.reshape(shapes)
         if batches:
             ragged = {tensor.name for tensor in spec.inputs if tensor.ragged}
-            self.free_batch(place for name, place in places.items() if name not in ragged)
+            batched = [place for name, place in places.items() if name not in ragged]
+            if batch:
+                self.fix_batch(batched, batch)
+            else:
+                self.free_batch(batched)
         self._impose_types(spec)
 
     def _bypass_identities_of_strings(self) -> None:
@@ -186,6 +209,8 @@ class ModelGraph:
             )
             return ModelTensor(name, "", (), problem)
         dims = tuple(dim.get_length() if dim.is_static else -1 for dim in shape)
+        if self.batch and dims[:1] == (self.batch,):
+            dims = (-1, *dims[1:])  # runs are padded
         type_name = _type_name(port)
         datatype = _DATATYPES.get(type_name, "")
         problem = f"unsupported OpenVINO type '{type_name}' for I/O '{name}' of model '{self._name}'"
