@@ -79,7 +79,7 @@ def from_example(
     outputs: Sequence[Tensor] | None,
     batching: bool,
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The inputs and outputs of one call; all dims are variable.
+    """The inputs and outputs of one call: inputs have the example's dims, those of outputs are variable.
 
     Args:
         name: The model's name, for errors.
@@ -99,7 +99,9 @@ def from_example(
         array.flags.writeable = False  # belongs to the caller; the function gets a copy
         arrays[label] = array
     if inputs is None:
-        inputs = [_described(label, array, batching) for label, array in arrays.items()]
+        inputs = [
+            Tensor(label, array.dtype, _dims_of(label, array, batching)) for label, array in arrays.items()
+        ]
     if outputs is not None:
         return inputs, outputs
     rows = next((len(array) for array in arrays.values()), 0) if batching else None
@@ -116,7 +118,7 @@ def from_example(
             error.message if isinstance(error, ConchError) else f"{type(error).__name__}: {message_of(error)}"
         )
         raise InvalidArgumentError(f"model '{name}': the call with the example failed: {text}") from error
-    return inputs, [_described(label, array, batching) for label, array in named]
+    return inputs, [_output_of(label, array, batching) for label, array in named]
 
 
 def _answered(answer: Any) -> list[tuple[str | None, Array]]:
@@ -125,14 +127,20 @@ def _answered(answer: Any) -> list[tuple[str | None, Array]]:
     return [(None, listed(value)) for value in (answer if isinstance(answer, list | tuple) else (answer,))]
 
 
-def _described(label: str | None, array: Array, batching: bool) -> Tensor:
-    rank = array.ndim - batching
-    if rank < 1:
+def _output_of(label: str | None, array: Array, batching: bool) -> Tensor:
+    if batching and array.ndim == 1:
+        return Tensor(label, array.dtype, (1,))  # a value for each row
+    return Tensor(label, array.dtype, (-1,) * len(_dims_of(label, array, batching)))
+
+
+def _dims_of(label: str | None, array: Array, batching: bool) -> tuple[int, ...]:
+    """The dims behind that of the batch."""
+    if array.ndim - batching < 1:
         raise InvalidArgumentError(
             f"{'an output' if label is None else f'tensor {label!r}'} of the example has shape "
             f"{list(array.shape)}: it must have a dim{' besides that of the batch' if batching else ''}"
         )
-    return Tensor(label, array.dtype, (-1,) * rank)
+    return array.shape[1:] if batching else array.shape
 
 
 def _hints(name: str, function: Function) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:

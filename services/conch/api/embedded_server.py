@@ -374,8 +374,9 @@ class Server:
             outputs: Its outputs; likewise.
             config: How it is served.
             version: The model's version.
-            example: Arrays by input, with the batch dimension where the model has one; the function is called
-                once with them to derive inputs and outputs that are not given.
+            example: Arrays by input, with the batch dimension where the model has one; inputs that are not
+                given have their types and dims. If outputs are not given, the function is called once with
+                them and tells types and ranks; an output may have one value for each row.
 
         Raises:
             ConchError: The binding is invalid; the previous one stays.

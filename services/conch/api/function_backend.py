@@ -123,6 +123,10 @@ class FunctionInstance(BackendInstance):
         self._batches = spec.max_batch_size > 0
         self._outputs = tuple(tensor.name for tensor in spec.model_outputs)
         self._texts = frozenset(tensor.name for tensor in spec.model_outputs if tensor.datatype == "BYTES")
+        # Such an output may be one value for each row, without a dim of its own.
+        self._columns = frozenset(
+            tensor.name for tensor in spec.model_outputs if self._batches and tensor.dims == (1,)
+        )
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
         self._split = scatter_for(spec).split
@@ -255,6 +259,10 @@ class FunctionInstance(BackendInstance):
         return {name: self._array(name, value) for name, value in zip(self._outputs, values, strict=True)}
 
     def _array(self, name: str, value: Any) -> Array:
+        array = self._converted(name, value)
+        return array[:, np.newaxis] if array.ndim == 1 and name in self._columns else array
+
+    def _converted(self, name: str, value: Any) -> Array:
         if name in self._texts:
             try:
                 return encoded(value if isinstance(value, np.ndarray) else np.asarray(value, object))
