@@ -213,7 +213,8 @@ class ModelCheck:
         config.name = name
         start = f"{versions[0]}/" if versions else "/"
         content = {path.removeprefix(start).partition("/")[0] for path in paths if path.startswith(start)}
-        unknown = list(filling_backend(config, content.__contains__))
+        first = self._directory / str(versions[0]) if versions else None
+        unknown = list(filling_backend(config, content.__contains__, first))
         self.report(unknown)
         self.report(agent_problems(config, name, self._directory))
         self.report(agent_notes(config), "note")

@@ -48,8 +48,17 @@ FORMATS = (
     Format("tflite", "", "model.tflite"),
 )
 
-# Behind Triton's formats, for configs without a backend: this one finds its file itself.
-_OWN_FORMATS = tuple(Format("fil", "", name) for name in ("xgboost.json", "xgboost.ubj", "checkpoint.tl"))
+# Behind Triton's formats, for configs without a backend: these find their files themselves.
+_OWN_FORMATS = tuple(
+    Format(backend, "", name)
+    for backend, names in {
+        "fil": ("xgboost.json", "xgboost.ubj", "xgboost.model", "checkpoint.tl"),
+        "xgboost": ("model.json", "model.ubj", "model.xgb", "model.bst"),
+        "lightgbm": ("model.txt", "lightgbm.txt"),
+        "sklearn": ("model.skops",),
+    }.items()
+    for name in names
+)
 
 _BACKEND_OF_PLATFORM = {
     name: entry.backend for entry in FORMATS for name in (entry.platform, *entry.aliases) if name
@@ -63,7 +72,9 @@ def is_ensemble(config: ModelConfig) -> bool:
     return config.platform == ENSEMBLE or config.HasField("ensemble_scheduling")
 
 
-def filling_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> Problems:
+def filling_backend(
+    config: ModelConfig, has_file: Callable[[str], bool], version_directory: Path | None = None
+) -> Problems:
     """Fills in ``backend``, ``platform`` and ``default_model_filename``, or yields why it can't."""
     if is_ensemble(config):
         return
@@ -80,10 +91,14 @@ def filling_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> Pro
         usual = next((entry.model_file for entry in FORMATS if entry.backend == backend), f"model.{backend}")
         config.default_model_filename = config.default_model_filename or usual
         return
+    files = "" if version_directory is None else _files_of(version_directory)
     yield Problem(
         "backend",
         f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
-        f"configuration. Expected model name of the form 'model.<backend_name>'.",
+        f"configuration. Expected model name of the form 'model.<backend_name>'."
+        + (
+            f" Version directory {version_directory.name} has {files}." if version_directory and files else ""
+        ),
         expected="the name of a backend, or a model file of a usual name, such as model.py or model.onnx, in "
         "the version directories",
         found="nothing",

@@ -132,8 +132,9 @@ def _read(
     config.name = name
     versions = version_numbers(directory)
     # The first version tells the format of all.
-    content = frozenset(os.listdir(directory / str(versions[0]))) if versions else frozenset[str]()
-    raise_first(filling_backend(config, content.__contains__))
+    first = directory / str(versions[0]) if versions else None
+    content = frozenset[str]() if first is None else frozenset(os.listdir(first))
+    raise_first(filling_backend(config, content.__contains__, first))
     normalize(config)
     raise_first(config_problems(config))
     if options.strict_model_config:

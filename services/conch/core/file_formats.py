@@ -55,9 +55,10 @@ TORCH_SAVE = FileFormat(
 PICKLE = FileFormat(
     "pickle",
     "a Python pickle, which can run any code when it is loaded",
-    "convert it where you trust it: scikit-learn models with skops.io.dump, tree models with "
+    "convert it where you trust it: scikit-learn models with skops.io.dump or to ONNX, tree models with "
     "treelite.Model.serialize, PyTorch models with torch.export.save",
 )
+_PICKLES = (".joblib", ".pickle", ".pkl")
 ONNX = _served("onnx", "an ONNX model", 'backend "onnxruntime" or "openvino"')
 OPENVINO_IR = _served("openvino_ir", "an OpenVINO IR model", 'backend "openvino"')
 SAVED_MODEL = _served("saved_model", "a TensorFlow SavedModel", 'backend "tensorflow" or "openvino"')
@@ -117,6 +118,12 @@ def identify(path: Path) -> FileFormat | None:
         return SAVED_MODEL if (path / "saved_model.pb").is_file() else None
     with path.open("rb") as file:
         head = file.read(_HEAD)
+    found = _identified(path, head)
+    # joblib compresses its pickles in many ways.
+    return PICKLE if found in (None, ARCHIVE) and path.suffix in _PICKLES else found
+
+
+def _identified(path: Path, head: bytes) -> FileFormat | None:
     if not head:
         return EMPTY
     if head.startswith(b"PK\x03\x04"):

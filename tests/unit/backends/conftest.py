@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tests.unit.backends.harness import Harness
+
+# pandas, where it is installed, has it put a finder into the import system.
+import_module("six")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from conch.backends.trees.lightgbm_backend import LightgbmBackend
 from conch.backends.trees.named_outputs import NamedOutputsBackend
 from conch.backends.trees.sklearn_backend import SklearnBackend
 from conch.backends.trees.xgboost_backend import XgboostBackend
-from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_version import Model
-from conch.core.tensor import Array
+from conch.core.tensor import NUMPY_DTYPES, Array
 
 CLEAN = np.nan_to_num(samples())
 
@@ -137,6 +138,118 @@ def test_sklearn_serves_what_is_no_tree_and_labels_that_are_texts(harness: Harne
     found = answers(harness, load(harness, SklearnBackend()), rows)
     assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(rows)]
     np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(rows))
+
+
+def data_frame_pipeline(harness: Harness, selector: bool) -> tuple[Any, Any]:
+    """A pipeline that selects columns of a DataFrame by name, saved for model `m`, and the DataFrame."""
+    import pandas as pd
+    import skops.io
+    from sklearn.compose import ColumnTransformer, make_column_selector
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+
+    table = pd.DataFrame(
+        {
+            "age of client": [20, 30, 40, 50],
+            "income": [1.5, np.nan, 3, 4],
+            "city": ["Köln", "Bonn", None, "Köln"],
+            "floor": [1, 2, 2, 1],
+            "note": ["late", "on time", "late", "on time"],
+            "member": [True, False, True, True],
+        }
+    )
+    numbers = make_pipeline(SimpleImputer(), StandardScaler())
+    cities = make_pipeline(SimpleImputer(strategy="constant", fill_value="?"), OneHotEncoder())
+    chosen = make_column_selector("age|income") if selector else ["age of client", "income"]
+    parts = [
+        ("numbers", numbers, chosen),
+        ("cities", cities, ["city"]),
+        ("floors", OrdinalEncoder(), slice("floor", "floor")),
+        ("notes", TfidfVectorizer(), "note"),
+    ]
+    pipeline = make_pipeline(ColumnTransformer(parts, remainder="passthrough"), LogisticRegression())
+    pipeline.fit(table, np.array(["stays", "goes", "stays", "goes"]))
+    skops.io.dump(pipeline, harness.directory("m", {}) / "1" / "model.skops")
+    return pipeline, table
+
+
+@pytest.mark.parametrize("selector", [False, True])
+def test_a_pipeline_of_a_data_frame_has_an_input_for_each_column(harness: Harness, selector: bool) -> None:
+    pipeline, table = data_frame_pipeline(harness, selector)
+    completed = SklearnBackend().complete_config({"name": "m"}, harness.root / "m" / "1", {})
+    assert {each["name"]: each["data_type"] for each in completed["input"]} == {
+        "age of client": "TYPE_FP64",
+        "income": "TYPE_FP64",
+        "city": "TYPE_STRING",
+        "floor": "TYPE_INT64",
+        "note": "TYPE_STRING",
+        "member": "TYPE_FP64",
+    }
+    assert all(each["dims"] == [1] for each in completed["input"])
+    model = load(harness, SklearnBackend())
+    known = table.fillna({"city": "?"})
+    rows: dict[str, Any] = {
+        name: np.array(
+            [[each.encode() if isinstance(each, str) else each] for each in known[name]],
+            object if each["data_type"] == "TYPE_STRING" else NUMPY_DTYPES[each["data_type"][5:]],
+        )
+        for name, each in ((each["name"], each) for each in completed["input"])
+    }
+    response = harness.infer(model, rows).one
+    assert response.error is None, response.error
+    found = {each.name: each.numpy() for each in response.outputs}
+    assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(known)]
+    np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(known))
+
+
+def test_columns_of_numbers_come_as_rows_unless_the_config_names_them(harness: Harness) -> None:
+    import pandas as pd
+    import skops.io
+    from sklearn.linear_model import LinearRegression
+
+    table = pd.DataFrame({"a": [1.0, 2, 3], "b": [1.0, 0, 1]})
+    model = LinearRegression().fit(table, [1.0, 2, 3])
+    skops.io.dump(model, harness.directory("m", {}) / "1" / "model.skops")
+    directory = harness.root / "m" / "1"
+    completed = SklearnBackend().complete_config({"name": "m"}, directory, {})
+    assert completed["input"] == [{"name": "input", "data_type": "TYPE_FP64", "dims": [2]}]
+    named = {"name": "m", "input": [{"name": "a", "data_type": "TYPE_INT32"}, {"name": "b"}]}
+    completed = SklearnBackend().complete_config(named, directory, {})
+    assert completed["input"] == [
+        {"name": "a", "data_type": "TYPE_INT32", "dims": [1]},
+        {"name": "b", "data_type": "TYPE_FP64", "dims": [1]},
+    ]
+    loaded = harness.load(SklearnBackend(), spec_of(harness, completed))
+    rows: dict[str, Any] = {"a": np.array([[5]], np.int32), "b": np.array([[0.5]])}
+    expected = model.predict(pd.DataFrame({"a": [5], "b": [0.5]}))
+    np.testing.assert_array_equal(harness.infer(loaded, rows).array("predict"), expected[:, None])
+
+
+def test_a_pipeline_of_a_data_frame_needs_pandas(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_frame_pipeline(harness, False)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        UnavailableError, match=r"columns by name needs the Python package 'pandas', .* `pip install pandas`"
+    ):
+        load(harness, SklearnBackend())
+
+
+def test_a_config_may_have_the_other_kind_of_float(harness: Harness) -> None:
+    estimator = sklearn_model(
+        "GradientBoostingClassifier", "binary", harness.directory("m", {}) / "1" / "model.skops"
+    )
+    config = config_of() | {
+        "input": [{"name": "input", "data_type": "TYPE_FP32"}],
+        "output": [{"name": "predict_proba", "data_type": "TYPE_FP32"}, {"name": "margin"}],
+    }
+    backend = SklearnBackend()
+    completed = backend.complete_config(config, harness.root / "m" / "1", {})
+    found = answers(harness, harness.load(backend, spec_of(harness, completed)), CLEAN)
+    np.testing.assert_array_equal(found["predict_proba"], estimator.predict_proba(CLEAN).astype(np.float32))
+    assert (found["predict_proba"].dtype, found["margin"].dtype) == (np.float32, np.float64)
 
 
 def test_only_requested_outputs_are_computed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

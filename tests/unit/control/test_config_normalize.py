@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
@@ -141,6 +142,12 @@ def test_golden(text: str, file: str, gpus: int, cpu_count: int, expected: str) 
         ("", ("model.pt",), "pytorch", "pytorch_libtorch", "model.pt"),
         ("", ("model.pt2",), "pytorch", "torch_aoti", "model.pt2"),
         ("", ("model.py",), "python", "", "model.py"),
+        ("", ("model.py", "model.txt"), "python", "", "model.py"),
+        ("", ("model.txt",), "lightgbm", "", "model.txt"),
+        ("", ("model.skops",), "sklearn", "", "model.skops"),
+        ("", ("model.json",), "xgboost", "", "model.json"),
+        ("", ("model.xgb",), "xgboost", "", "model.xgb"),
+        ("", ("xgboost.model",), "fil", "", "xgboost.model"),
         ("", ("model.savedmodel",), "tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
         ("", ("model.graphdef",), "tensorflow", "tensorflow_graphdef", "model.graphdef"),
         ('platform: "libtorch"', (), "pytorch", "libtorch", "model.pt"),
@@ -169,13 +176,23 @@ def test_backend_is_told_by_what_is_there(
     raise_first(pair_problems(config))
 
 
-def test_nothing_tells_the_backend() -> None:
+def test_nothing_tells_the_backend(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
         raise_first(filling_backend(ModelConfig(name="m"), has()))
     assert raised.value.message == (
         "Invalid model name: Could not determine backend for model 'm' with no backend in model "
         "configuration. Expected model name of the form 'model.<backend_name>'."
     )
+    # Compressed by zlib, as by joblib.dump(..., compress=True), and plain.
+    for name, content in (("model.joblib", b"\x78\x01rest"), ("model.pkl", b"\x80\x04\x95rest")):
+        version = tmp_path / name / "1"
+        version.mkdir(parents=True)
+        (version / name).write_bytes(content)
+        with pytest.raises(InvalidArgumentError) as raised:
+            raise_first(filling_backend(ModelConfig(name="m"), has(name), version))
+        text = f"Version directory 1 has '{name}', which is a Python pickle, which can run any code when"
+        assert text in raised.value.message
+        assert "scikit-learn models with skops.io.dump or to ONNX" in raised.value.message
 
 
 @pytest.mark.parametrize(

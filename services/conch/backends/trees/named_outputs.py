@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -19,8 +19,8 @@ from conch.backends.trees.fil_parameters import CPU_THREADS, cpu_threads
 from conch.backends.trees.model_files import find_model, wrong_kind
 from conch.backends.trees.shared_model import SharedModel, check_rows, complete_batching, complete_tensors
 from conch.core.backend import Backend, BackendModel
-from conch.core.spec import ModelSpec
-from conch.core.tensor import Array
+from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.tensor import NUMPY_DTYPES, Array
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ MARGIN = "margin"
 LEAF = "leaf"
 CONTRIBUTIONS = "contributions"
 
-_INPUT_DATATYPES = ("FP32", "FP64")
+_FLOATS = ("FP32", "FP64")
 _DATATYPES = frozenset({"FP32", "FP64", "INT32", "INT64", "BOOL", "BYTES"})
 
 
@@ -42,22 +42,38 @@ class Offer:
     Attributes:
         features: Columns of the input.
         datatype: Datatype of the input, unless the config names the other kind of float.
-        outputs: Datatype and dims per row of each output, by name.
+        outputs: Datatype and dims per row of each output, by name; a config may name the other kind of float.
         optional: The same of inputs that a config may add.
+        columns: Datatypes of the columns by name, unless the config names others. Each may be an input.
+        rows: Whether the columns may come as rows of one input.
     """
 
     features: int
     datatype: str
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
     optional: Mapping[str, tuple[str, tuple[int, ...]]]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    rows: bool = True
 
-    def signature(self, datatype: str) -> Signature:
-        """Its tensors, with the given datatype of the input."""
-        return Signature(
-            (ModelTensor(INPUT, datatype, (-1, self.features)),),
-            tuple(_tensors(self.outputs)),
-            tuple(_tensors(self.optional)),
-        )
+    def widths(self, inputs: Iterable[str]) -> dict[str, int]:
+        """Columns of each input, of a config with these inputs: all in one, unless the config names them."""
+        if not self.rows or not self.columns.keys().isdisjoint(inputs):
+            return dict.fromkeys(self.columns, 1)
+        return {INPUT: self.features}
+
+    def signature(self, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Signature:
+        """Its tensors, for the datatypes of a config."""
+        offered = {
+            name: (_chosen(inputs, name, self.columns[name], _DATATYPES), (1,))
+            if name in self.columns
+            else (_chosen(inputs, name, self.datatype, _FLOATS), (width,))
+            for name, width in self.widths(inputs).items()
+        }
+        results = {
+            name: (_chosen(outputs, name, datatype, _FLOATS) if datatype in _FLOATS else datatype, dims)
+            for name, (datatype, dims) in self.outputs.items()
+        }
+        return Signature(tuple(_tensors(offered)), tuple(_tensors(results)), tuple(_tensors(self.optional)))
 
 
 class NamedFunction(Protocol):
@@ -111,8 +127,9 @@ class NamedOutputsBackend(Backend):
             *self._find(version_directory, config.get("default_model_filename", ""), name), name
         )
         complete_batching(config)
-        signature = offer.signature(offer.datatype)
-        complete_tensors(config, "input", (*signature.inputs, *signature.initialized), [INPUT])
+        names = [each.get("name", "") for each in config.get("input") or ()]
+        signature = offer.signature(dict.fromkeys(names, ""), {})
+        complete_tensors(config, "input", (*signature.inputs, *signature.initialized), offer.widths(names))
         by_default = [name for name in (PREDICT, PREDICT_PROBA) if name in offer.outputs]
         complete_tensors(config, "output", signature.outputs, by_default)
         return config
@@ -125,16 +142,14 @@ class NamedOutputsBackend(Backend):
         """Opens the model, which all instances share."""
         path, kind, offer = self._describe(spec)
         threads = cpu_threads(spec)
-        function = _RowFunction(self.open_model(path, kind, spec.name, threads, offer), offer.features)
+        function = _RowFunction(self.open_model(path, kind, spec.name, threads, offer), spec, offer)
         log.info("model '%s': up to %d threads in each instance", spec.name, threads)
         return SharedModel(spec, function, function.release)
 
     def _describe(self, spec: ModelSpec) -> tuple[Path, str, Offer]:
         path, kind = self._find(spec.version_directory, spec.model_file, spec.name)
         offer = self.describe(path, kind, spec.name)
-        given = next((each.datatype for each in spec.inputs if each.name == INPUT), offer.datatype)
-        datatype = given if given in _INPUT_DATATYPES else offer.datatype
-        validate(spec, offer.signature(datatype), _DATATYPES)
+        validate(spec, offer.signature(_by_name(spec.inputs), _by_name(spec.outputs)), _DATATYPES)
         return path, kind, offer
 
     def _find(self, directory: Path, file_name: str, model: str) -> tuple[Path, str]:
@@ -147,20 +162,39 @@ class NamedOutputsBackend(Backend):
 
 
 class _RowFunction:
-    """Checks the rows before the library sees them."""
+    """Checks the rows before the library sees them, and gives results the config's kind of float."""
 
-    def __init__(self, function: NamedFunction, features: int) -> None:
+    def __init__(self, function: NamedFunction, spec: ModelSpec, offer: Offer) -> None:
         self._function: NamedFunction | None = function
-        self._features = features
+        self._widths = offer.widths(_by_name(spec.inputs))
+        self._other_floats = {
+            each.name: NUMPY_DTYPES[each.datatype]
+            for each in spec.outputs
+            if each.datatype != offer.outputs[each.name][0]
+        }
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
-        check_rows(INPUT, inputs[INPUT], self._features)
+        for name, width in self._widths.items():
+            check_rows(name, inputs[name], width)
         assert self._function is not None, "closed functions are not called"
-        return self._function(inputs, outputs)
+        found = self._function(inputs, outputs)
+        for name, dtype in self._other_floats.items():
+            if name in found:
+                found[name] = found[name].astype(dtype)
+        return found
 
     def release(self) -> None:
         """Frees the model; not called `close`, as instances would call that."""
         self._function = None
+
+
+def _by_name(tensors: Iterable[TensorSpec]) -> dict[str, str]:
+    return {each.name: each.datatype for each in tensors}
+
+
+def _chosen(given: Mapping[str, str], name: str, offered: str, allowed: Container[str]) -> str:
+    """The config's datatype if it may differ so, else the one offered."""
+    return given[name] if given.get(name) in allowed else offered
 
 
 def _tensors(described: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterable[ModelTensor]:

@@ -1,7 +1,7 @@
 """Opens scikit-learn models that skops has saved, without running code of theirs.
 
 skops builds objects of types that it knows to be harmless, and lists all others, which are refused here
-unless they are scikit-learn's own arrays of tree nodes. Threads and locks: none. Used by: `forest`,
+unless they are harmless types that it does not know. Threads and locks: none. Used by: `forest`,
 `sklearn_backend`.
 """
 
@@ -14,14 +14,17 @@ from typing import Any
 from conch.backends.trees.model_files import SKLEARN, unreadable
 from conch.core.errors import InvalidArgumentError, UnavailableError
 
-_TREE_TYPES = frozenset(
+_HARMLESS_TYPES = frozenset(
     {
+        "builtins.object",
+        "numpy.dtype",
+        "sklearn.compose._column_transformer.make_column_selector",
         "sklearn.tree._tree.Tree",
         "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
         "sklearn.ensemble._hist_gradient_boosting.binning._BinMapper",
     }
 )
-"""Types that hold the nodes of scikit-learn's trees; skops does not count them as harmless by itself."""
+"""Nodes of scikit-learn's trees, and selections of columns; skops does not trust them by itself."""
 
 
 def open_estimator(path: Path, model: str) -> Any:
@@ -37,7 +40,7 @@ def open_estimator(path: Path, model: str) -> Any:
     except ModuleNotFoundError as error:
         raise missing_package(error, model, "a scikit-learn model") from error
     untrusted = _untrusted(skops.io, path, model)
-    foreign = sorted(set(untrusted) - _TREE_TYPES)
+    foreign = sorted(set(untrusted) - _HARMLESS_TYPES)
     if foreign:
         raise InvalidArgumentError(
             f"unable to load model '{model}': '{path}' has types that could run code when they are loaded: "
@@ -58,11 +61,13 @@ def _untrusted(skops_io: Any, path: Path, model: str) -> list[str]:
         raise unreadable(path, SKLEARN, model, _text(error)) from error
 
 
-def missing_package(error: ModuleNotFoundError, model: str, purpose: str) -> UnavailableError:
+def missing_package(
+    error: ModuleNotFoundError, model: str, purpose: str, install: str = "conch[trees]"
+) -> UnavailableError:
     """The error for a package that only some models need."""
     return UnavailableError(
         f"unable to load model '{model}': {purpose} needs the Python package '{error.name}', which is not "
-        f"installed; install it with `pip install conch[trees]`"
+        f"installed; install it with `pip install {install}`"
     )
 
 

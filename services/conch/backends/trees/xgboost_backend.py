@@ -33,7 +33,7 @@ class XgboostBackend(NamedOutputsBackend):
     """Boosters of trees; treelite checks their files, as XGBoost's parsers trust them."""
 
     kinds = (XGBOOST_JSON, XGBOOST_UBJ)
-    file_names = ("xgboost.model", "model.json", "model.ubj")
+    file_names = ("xgboost.model", "model.json", "model.ubj", "model.xgb", "model.bst")
 
     def __init__(self) -> None:
         # Imported late, and here so that a missing package is an error of the backend.
