@@ -1,6 +1,7 @@
 """Thread pools of the front ends.
 
 `ThreadPool` starts a thread when work comes and none is idle, up to a limit; a thread that stays idle ends.
+What waits may be bounded, in number and bytes, and leaves the queue when its future is cancelled.
 `OperationPools` has one pool for each kind of blocking operation, so that slow loads delay only loads.
 Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang. Used
 by: `grpc_front_end`, `operation_rpcs`, `http_pools`.
@@ -9,12 +10,13 @@ by: `grpc_front_end`, `operation_rpcs`, `http_pools`.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from conch.core.errors import ResourceExhaustedError
 from conch.core.server_state import ServerState
 from conch.frontends.operations.operation_table import RunsOn
 
@@ -24,12 +26,31 @@ IDLE_S = 20.0
 """The time after which an idle thread ends."""
 
 _OPERATION_THREADS = {
-    RunsOn.REPOSITORY: ("repository", 2),
-    RunsOn.UNLOAD: ("unload", 2),
-    RunsOn.READINESS: ("ready", 4),
-    RunsOn.MEMORY: ("memory", 2),
-    RunsOn.LOAD: ("load", 32),
+    RunsOn.REPOSITORY: ("repository", 2, "calls for the repository index"),
+    RunsOn.UNLOAD: ("unload", 2, "unloads"),
+    RunsOn.READINESS: ("ready", 4, "checks of readiness"),
+    RunsOn.MEMORY: ("memory", 2, "calls for shared memory"),
+    RunsOn.LOAD: ("load", 32, "loads"),
 }
+
+MOST_WAITING = 1024
+"""Operations of a kind that may wait in a front end: as many as clients may have open on a connection."""
+
+MOST_WAITING_BYTES = 1 << 30
+"""Bytes of the requests that wait: loads bring models' files."""
+
+
+class QueueBounds(NamedTuple):
+    """How much may wait in a pool; `what` it is, for the error."""
+
+    what: str
+    most: int = MOST_WAITING
+    most_bytes: int = MOST_WAITING_BYTES
+
+
+class _Work(NamedTuple):
+    run: Callable[[], Any]
+    size: int
 
 
 class ThreadPool(Executor):
@@ -39,14 +60,19 @@ class ThreadPool(Executor):
         threads: Largest number of threads.
         name: Prefix of the threads' names.
         idle_s: Time after which an idle thread ends.
+        bounds: Of what waits; None for none.
     """
 
-    def __init__(self, threads: int, name: str, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, threads: int, name: str, idle_s: float = IDLE_S, bounds: QueueBounds | None = None
+    ) -> None:
         self._max_threads = threads
         self._name = name
         self._idle_s = idle_s
+        self._bounds = bounds
         self._changed = threading.Condition()
-        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._queue: OrderedDict[Future[Any], _Work] = OrderedDict()
+        self._waiting_bytes = 0
         self._threads: set[threading.Thread] = set()
         self._idle = 0
         self._started = 0
@@ -54,32 +80,68 @@ class ThreadPool(Executor):
         self._running: set[Future[Any]] = set()
 
     def submit(self, work: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
-        """See `Executor.submit`. Raises RuntimeError: the pool is closed, or no thread can be started."""
+        """See `Executor.submit`; for the errors see `submit_sized`."""
+        return self.submit_sized(0, partial(work, *arguments, **named))
+
+    def submit_sized(self, size: int, work: Callable[[], T]) -> Future[T]:
+        """Submits work that holds so many bytes while it waits; a future that is cancelled leaves the queue.
+
+        Raises:
+            RuntimeError: The pool is closed, or no thread can be started.
+            ResourceExhaustedError: Too much waits already.
+        """
         future: Future[T] = Future()
         with self._changed:
             if self._closed:
                 raise RuntimeError("the pool is closed")
-            item = future, partial(work, *arguments, **named)
-            self._queue.append(item)
-            if self._idle >= len(self._queue):
-                self._changed.notify()
-            elif len(self._threads) < self._max_threads:
+            starts = self._idle <= len(self._queue) and len(self._threads) < self._max_threads
+            if self._bounds is not None and not starts and self._idle <= len(self._queue):
+                self._check_room(self._bounds, size)
+            self._queue[future] = _Work(work, size)
+            self._waiting_bytes += size
+            if starts:
                 try:
                     self._start()
                 except RuntimeError:
                     if not self._threads:
-                        self._queue.remove(item)
+                        self._take(future)
                         raise
+            elif self._idle >= len(self._queue):
+                self._changed.notify()
             self._running.add(future)
-        future.add_done_callback(self._running.discard)
+        future.add_done_callback(self._ended)
         return future
+
+    def _check_room(self, bounds: QueueBounds, size: int) -> None:
+        """Raises ResourceExhaustedError: the queue is full; a request of any size may wait alone."""
+        advice = "try again when some of them have ended"
+        if len(self._queue) >= bounds.most:
+            raise ResourceExhaustedError(f"{len(self._queue)} {bounds.what} wait already; {advice}")
+        if self._waiting_bytes and self._waiting_bytes + size > bounds.most_bytes:
+            raise ResourceExhaustedError(
+                f"{len(self._queue)} {bounds.what} wait already, with {self._waiting_bytes} bytes; {advice}"
+            )
+
+    def _take(self, future: Future[Any]) -> _Work | None:
+        """Takes work out of the queue, if it still waits; the caller has the lock."""
+        work = self._queue.pop(future, None)
+        if work is not None:
+            self._waiting_bytes -= work.size
+        return work
+
+    def _ended(self, future: Future[Any]) -> None:
+        self._running.discard(future)
+        if future.cancelled():
+            with self._changed:
+                self._take(future)
 
     def close(self, timeout_s: float) -> bool:
         """Cancels queued work and waits for running work; returns whether all has ended in time."""
         with self._changed:
             self._closed = True
-            dropped, threads = [future for future, _ in self._queue], list(self._threads)
+            dropped, threads = list(self._queue), list(self._threads)
             self._queue.clear()
+            self._waiting_bytes = 0
             self._changed.notify_all()
         for future in dropped:
             future.cancel()
@@ -112,7 +174,7 @@ class ThreadPool(Executor):
             future, work = item
             if future.set_running_or_notify_cancel():
                 try:
-                    result = work()
+                    result = work.run()
                 except BaseException as error:
                     future.set_exception(error)
                 else:
@@ -120,7 +182,7 @@ class ThreadPool(Executor):
                     del result
             del item, future, work  # frees what they refer to before the next wait
 
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+    def _next(self) -> tuple[Future[Any], _Work] | None:
         """Returns the next item; None if the thread ends."""
         with self._changed:
             if not self._queue and not self._closed:
@@ -130,7 +192,9 @@ class ThreadPool(Executor):
                 finally:
                     self._idle -= 1
             if self._queue:
-                return self._queue.popleft()
+                future, work = self._queue.popitem(last=False)
+                self._waiting_bytes -= work.size
+                return future, work
             self._threads.discard(threading.current_thread())
             return None
 
@@ -144,8 +208,8 @@ class OperationPools:
 
     def __init__(self, name: str) -> None:
         self._pools = {
-            runs_on: ThreadPool(threads, f"{name}-{suffix}")
-            for runs_on, (suffix, threads) in _OPERATION_THREADS.items()
+            runs_on: ThreadPool(threads, f"{name}-{suffix}", bounds=QueueBounds(what))
+            for runs_on, (suffix, threads, what) in _OPERATION_THREADS.items()
         }
 
     def __getitem__(self, runs_on: RunsOn) -> ThreadPool:

@@ -9,7 +9,8 @@ import pytest
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 
-from conch.frontends.thread_pool import ThreadPool
+from conch.core.errors import ResourceExhaustedError
+from conch.frontends.thread_pool import QueueBounds, ThreadPool
 
 
 def named(name: str) -> list[threading.Thread]:
@@ -59,3 +60,28 @@ def test_a_closed_pool_gives_up_what_has_not_begun() -> None:
     assert hangs.result(WAIT_S)
     assert pool.close(WAIT_S)
     assert not named("pool-closed")
+
+
+def test_what_waits_is_bounded_and_leaves_when_it_is_cancelled() -> None:
+    pool = ThreadPool(1, "pool-bounded", bounds=QueueBounds("jobs", most=3, most_bytes=100))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        begun.set()
+        return go_on.wait(WAIT_S)
+
+    running = pool.submit_sized(1000, hang)
+    assert begun.wait(WAIT_S)
+    large = pool.submit_sized(1000, int)  # alone, whatever its size
+    with pytest.raises(ResourceExhaustedError, match=r"^1 jobs wait already, with 1000 bytes; try again"):
+        pool.submit_sized(1, int)
+    assert large.cancel()
+    waiting = [pool.submit_sized(50, int), pool.submit_sized(50, int), pool.submit(int)]
+    with pytest.raises(ResourceExhaustedError, match=r"^3 jobs wait already; try again"):
+        pool.submit(int)
+    assert waiting[0].cancel()
+    waiting.append(pool.submit_sized(50, int))
+    go_on.set()
+    assert running.result(WAIT_S)
+    assert [future.result(WAIT_S) for future in waiting[1:]] == [0, 0, 0]
+    assert pool.close(WAIT_S)

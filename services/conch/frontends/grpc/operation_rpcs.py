@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from conch.access.access_guard import AccessGuard
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
+from conch.core.errors import (
+    CancelledError,
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import UploadRule
 from conch.frontends.grpc import operation_messages as messages
@@ -163,8 +171,19 @@ def _handler(
         pool = pools.choose(runs_on, core)
         if pool is None:
             answer(call, message)
-        else:
-            pool.submit(answer, call, message)
+            return
+        try:
+            future = pool.submit_sized(len(message), partial(answer, call, message))
+        except ResourceExhaustedError as error:
+            call.abort(error.grpc_status, error.message)
+            return
+
+        def give_up(waiting: Future[None]) -> None:
+            if waiting.cancel():
+                call.abort(CancelledError.grpc_status, "the client has cancelled the call")
+
+        # The call may have been answered by now, and then reports no cancellation.
+        call.watch(give_up, future)
 
     def answer(call: UnaryRpc, message: bytes) -> None:
         try:

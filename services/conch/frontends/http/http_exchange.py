@@ -173,7 +173,7 @@ class HttpExchange:
         self.keep_alive = keep_alive
         self.extra_headers: Headers | None = None
         self.late_headers: Callable[[], Headers] | None = None
-        self.on_disconnect: Callable[[], None] | None = None
+        self.on_disconnect: Callable[[], object] | None = None
         self.size = self.chunks = self.unsent = self.read_ns = 0
         self.most = sys.maxsize
         self.whole: bytes | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -27,7 +28,7 @@ from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
 from conch.frontends.access_policy import LOCAL_UPLOADS, UploadRule, is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
-from conch.frontends.http.http_exchange import HttpExchange, Reply
+from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools, result_of
 from conch.frontends.http.http_routing import Route, RouteHandler
 from conch.frontends.http.json_body import (
@@ -149,7 +150,15 @@ def _endpoint(
         pool = pools.operations.choose(runs_on, core)
         if pool is None:
             return form.write(run(core, services, plain))
-        return form.write(await result_of(partial(pool.submit, run, core, services, plain)))
+
+        def begin() -> Future[Any]:
+            if exchange.lost:
+                raise ClientDisconnectError
+            future = pool.submit_sized(exchange.size, partial(run, core, services, plain))
+            exchange.on_disconnect = future.cancel  # what waits leaves the queue
+            return future
+
+        return form.write(await result_of(begin))
 
     return answer
 
