@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 
 import pytest
+from packaging.requirements import Requirement
 from tests.support.servers import EXAMPLES, PYTHON_EXAMPLES, ROOT, ServerProcess, serving_process
 
 CLIENTS = sorted(
@@ -47,6 +50,25 @@ def test_clients_get_what_they_expect(server: ServerProcess, client: str) -> Non
     assert done.returncode == 0, done.stderr
     for text in SAYS.get(client, ()):
         assert text in done.stdout
+
+
+def test_make_serve_installs_what_the_clients_import() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = map(Requirement, (*project["dependencies"], *project["optional-dependencies"]["demo"]))
+    installed = {each.name: each.extras for each in found}
+    modules: set[str] = set()
+    for path in (ROOT / "examples" / "clients").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                modules.add(node.module or "")
+            elif isinstance(node, ast.Import):
+                modules |= {name.name for name in node.names}
+    for module in modules:
+        package, part = (*module.split("."), "")[:2]
+        if package in sys.stdlib_module_names or package == "common":
+            continue
+        extras = installed[{"PIL": "pillow"}.get(package, package)]
+        assert part in extras or part == "utils" or package != "tritonclient", module
 
 
 def test_the_python_client_of_the_documentation(server: ServerProcess) -> None:

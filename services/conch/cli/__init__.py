@@ -92,5 +92,5 @@ def tritonserver() -> int:
 
 
 def _serve_as_triton(arguments: Sequence[str]) -> int:
-    code: int = import_module("conch.cli.serve_command").run(arguments, as_triton=True)
+    code: int = import_module("conch.cli.serve_command").run(arguments, "tritonserver", as_triton=True)
     return code

@@ -13,7 +13,11 @@ from conch.console.console_options import DEFAULT_PORT
 
 _REPOSITORIES = ("basic", "python")
 # The console listens on this machine only, and takes changes only from its own page.
-_CONSOLE = (f"--console-port={DEFAULT_PORT}", "--console-allow-control", "--console-allow-infer")
+_CONSOLE = {
+    "console_port": [str(DEFAULT_PORT)],
+    "console_allow_control": ["true"],
+    "console_allow_infer": ["true"],
+}
 
 
 def examples_directory() -> Path:
@@ -33,6 +37,5 @@ def run(arguments: Sequence[str]) -> int:
     except FlagError as error:
         print(f"conch demo: {error}", file=sys.stderr)
         return 1
-    console = () if any(each.startswith("--console-") for each in arguments) else _CONSOLE
-    repositories = [f"--model-repository={models / name}" for name in _REPOSITORIES]
-    return serve_command.run([*repositories, *console, *arguments])
+    repositories = [str(models / name) for name in _REPOSITORIES]
+    return serve_command.run(arguments, "conch demo", defaults={"model_repository": repositories, **_CONSOLE})

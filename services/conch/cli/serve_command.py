@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from conch.backends import load_backend
@@ -29,14 +29,19 @@ from conch.server_options import PartOptions, build_options
 log = logging.getLogger(__name__)
 
 
-def run(arguments: Sequence[str], *, as_triton: bool = False) -> int:
-    """Runs the command, also under Triton's name; returns the process's exit code."""
-    command = "tritonserver" if as_triton else "conch serve"
+def run(
+    arguments: Sequence[str],
+    command: str = "conch serve",
+    *,
+    as_triton: bool = False,
+    defaults: Mapping[str, Sequence[str]] | None = None,
+) -> int:
+    """Runs the command, perhaps under another name and with defaults of its own; returns the exit code."""
     if "--help" in arguments or "-h" in arguments:
         help_parser(command).print_help()
         return 0
     try:
-        settings = read_flags(arguments, as_triton=as_triton)
+        settings = read_flags(arguments, as_triton=as_triton, defaults=defaults)
         named = settings.model_repository or settings.model_store
         if not named and not settings.sagemaker_multi_model:
             raise FlagError("--model-repository must be specified")

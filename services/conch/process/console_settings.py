@@ -24,7 +24,7 @@ def console_options(settings: Settings) -> ConsoleOptions | None:
     if not settings.console_port:
         switches = ("console-use-ssl", "console-token-file", "console-allow-control", "console-allow-infer")
         for name in (*switches, *_TLS_FILES, "console-host"):
-            if settings[name]:
+            if settings.chosen(name):
                 raise FlagError(f"--{name} needs --console-port")
         return None
     options = ConsoleOptions(
@@ -51,7 +51,7 @@ def console_options(settings: Settings) -> ConsoleOptions | None:
         raise FlagError(f"--console-address: {error.message}") from None
     if options.tokens is not None and not options.tokens.admin:
         for name in ("console-allow-control", "console-allow-infer"):
-            if settings[name]:
+            if settings.chosen(name):
                 raise FlagError(f"--{name} is for admins: --console-token-file has no line 'admin: TOKEN'")
     return options
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conch.cli import demo_command, serve_command
 from conch.cli.settings.all_settings import DEFAULT, SETTINGS, Settings
 from conch.cli.settings.sagemaker_defaults import ADDITIONAL_ARGS
 from conch.cli.settings.setting import FlagError
@@ -304,6 +306,47 @@ def test_tritonserver_warns_of_flags_without_effect(flag: str) -> None:
     variable = f"CONCH_{definition.upper().replace('-', '_')}"
     with pytest.raises(FlagError, match=f"environment variable {variable}: "):
         read_flags([], {variable: value}, as_triton=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "changed"),
+    [
+        ([], {}, {}),
+        ([], {"CONCH_CONSOLE_PORT": "9004"}, {"console_port": 9004}),
+        (["--console-port=9004"], {"CONCH_CONSOLE_PORT": "9005"}, {"console_port": 9004}),
+        ([], {"CONCH_CONSOLE_ALLOW_CONTROL": "false"}, {"console_allow_control": False}),
+        ([], {"CONCH_CONSOLE_PORT": "0"}, {"console_port": 0}),
+        (["--model-repository=/a"], {}, {"model_repository": [Path("/a")]}),
+        ([], {"CONCH_MODEL_REPOSITORY": "/a", "CONCH_GRPC_PORT": "5"}, {"model_repository": [Path("/a")]}),
+        (["--console-token-file={viewers}"], {}, {}),
+    ],
+)
+def test_each_default_of_the_demo_yields_to_a_setting(
+    flags: list[str],
+    variables: dict[str, str],
+    changed: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (viewers := tmp_path / "tokens").write_text("viewer: a-long-token-of-viewers\n")
+    served: list[Settings] = []
+
+    def serve(settings: Settings, *_: object) -> int:
+        served.append(settings)
+        return 0
+
+    monkeypatch.setattr(serve_command, "serve", serve)
+    monkeypatch.setattr(serve_command, "read_flags", partial(read_flags, environment=variables))
+    assert demo_command.run([flag.format(viewers=viewers) for flag in flags]) == 0
+    models = demo_command.examples_directory() / "models"
+    expected = {
+        "console_port": 8004,
+        "console_allow_control": True,
+        "console_allow_infer": True,
+        "model_repository": [models / "basic", models / "python"],
+    }
+    assert {name: served[0][name] for name in expected} == {**expected, **changed}
+    assert str(served[0].source(Settings.console_allow_infer)) == "conch demo"
 
 
 def test_a_variable_that_looks_misspelt_is_named() -> None:

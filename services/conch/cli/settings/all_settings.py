@@ -100,6 +100,10 @@ class Settings(
     def __getitem__(self, name: str) -> Any:
         return self.values[name.replace("-", "_")]
 
+    def chosen(self, name: str) -> bool:
+        """Whether a setting has a value other than a default, and is not off."""
+        return bool(self[name]) and self.source(BY_KEY[name.replace("-", "_")]).kind != DEFAULT.kind
+
     def source(self, definition: Setting[Any]) -> Source:
         """Where the value of a setting came from."""
         return self._sources.get(definition.key, DEFAULT)

@@ -52,6 +52,7 @@ def read_flags(
     disk: Disk | None = None,
     *,
     as_triton: bool = False,
+    defaults: Mapping[str, Sequence[str]] | None = None,
 ) -> Settings:
     """Resolves a command line, the environment, the file that one of them names, and the platform.
 
@@ -62,6 +63,7 @@ def read_flags(
         environment: The environment variables.
         disk: Shows the platform's mounts; None for this machine's.
         as_triton: Whether a flag of Triton without effect is a warning, and no error.
+        defaults: The defaults of `conch demo` by key, as texts.
 
     Raises:
         FlagError: A name is unknown, or a value is wrong.
@@ -74,9 +76,12 @@ def read_flags(
     from_environment = _from_environment(environment)
     file = (from_flags.get("config_file") or from_environment.get("config_file") or (None,))[0]
     given = _from_additional_flags(environment, ignored) | _from_file(file) | from_environment | from_flags
-    detected = detect_platform(
-        environment, {key: value for key, (value, _) in given.items()}, disk or RealDisk()
-    )
+    own = {
+        key: (_parsed(BY_KEY[key], texts, key), Source("default", "conch demo"))
+        for key, texts in (defaults or {}).items()
+    }
+    named = {key: value for key, (value, _) in (own | given).items()}
+    detected = detect_platform(environment, named, disk or RealDisk())
     notes: tuple[str, ...] = ()
     if detected.platform:
         notes = (
@@ -84,7 +89,7 @@ def read_flags(
             f"follow, and --platform=none ignores it",
         )
     settings = Settings(
-        _from_kubernetes(environment) | _from_platform(detected) | given,
+        _from_kubernetes(environment) | _from_platform(detected) | own | given,
         (*(ignored or ()), *_misspelt(environment), *detected.warnings),
         notes,
     )
