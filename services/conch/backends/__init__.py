@@ -20,6 +20,14 @@ _PLATFORMS = {
     "tensorflow_savedmodel": "tensorflow",
 }
 
+_ADVICE = {
+    "torch": (
+        "; on a machine without a GPU run `pip install torch --index-url "
+        "https://download.pytorch.org/whl/cpu` before, as pip installs 5.8 GB with CUDA otherwise"
+    )
+}
+"""What to do before the installation of a backend, by the package that is missing."""
+
 _loaded: dict[str, Backend] = {}
 _lock = threading.Lock()
 
@@ -55,8 +63,9 @@ def _import(name: str) -> Backend:
     try:
         backend = entry.load()()
     except ModuleNotFoundError as error:
+        advice = _hint(entry) + _ADVICE.get(error.name or "", "")
         raise UnavailableError(
-            f"backend '{name}' needs the Python package '{error.name}', which is not installed{_hint(entry)}"
+            f"backend '{name}' needs the Python package '{error.name}', which is not installed{advice}"
         ) from error
     except (ImportError, OSError) as error:  # OSError: a shared library is missing or broken
         raise UnavailableError(f"backend '{name}' can't import its engine: {error}") from error

@@ -28,6 +28,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fake_conch_backend.py").write_text(FAKE)
     (tmp_path / "broken_conch_backend.py").write_text(BROKEN)
     (tmp_path / "half_conch_backend.py").write_text(HALF)
+    (tmp_path / "torchless_conch_backend.py").write_text("raise ModuleNotFoundError(name='torch')\n")
     info = tmp_path / "shells-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -42,6 +43,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "bare = broken_conch_backend:Broken\n"
         "named = broken_conch_backend:Broken [heavy]\n"
         "half = half_conch_backend:Half\n"
+        "torchless = torchless_conch_backend:Torchless [heavy]\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(backends, "_loaded", {})
@@ -75,6 +77,10 @@ def test_missing_package_names_the_extra() -> None:
         backends.load_backend("named")
     with pytest.raises(UnavailableError, match=r"which is not installed$"):
         backends.load_backend("bare")
+    with pytest.raises(
+        UnavailableError, match=r"shells\[heavy\]`; .*--index-url https://download.*/whl/cpu`"
+    ):
+        backends.load_backend("torchless")
     with pytest.raises(UnavailableError, match=r"^backend 'half' can't import its engine: no libengine\.so"):
         backends.load_backend("half")
 
