@@ -1,25 +1,26 @@
-"""Each engine in turn; those whose packages are missing are skipped with the reason."""
+"""Each engine or format in turn; those whose packages are missing are skipped with the reason."""
 
 from __future__ import annotations
 
 import pytest
-from tests.support.engines import ENGINES, missing_packages
+from tests.support.engines import ENGINES, FORMATS, missing_packages
 from tests.support.engines.engine import Engine
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "engine" in metafunc.fixturenames:
-        parameters = [
-            pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.slow else [])
-            for each in ENGINES
-        ]
-        metafunc.parametrize("engine", parameters, scope="module")
+    for name, all_of in (("engine", ENGINES), ("file_format", FORMATS)):
+        if name in metafunc.fixturenames:
+            parameters = [
+                pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.slow else [])
+                for each in all_of
+            ]
+            metafunc.parametrize(name, parameters, scope="module")
 
 
 @pytest.fixture(autouse=True)
 def installed(request: pytest.FixtureRequest) -> None:
-    if "engine" in request.fixturenames:
-        engine: Engine = request.getfixturevalue("engine")
+    for name in {"engine", "file_format"} & set(request.fixturenames):
+        engine: Engine = request.getfixturevalue(name)
         missing = missing_packages(engine)
         if missing:
             pytest.skip(f"needs {', '.join(missing)}")

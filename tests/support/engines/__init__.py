@@ -1,10 +1,11 @@
-"""What the contract suite of all engines needs of each; `ENGINES` lists them."""
+"""What the contract suite of all engines needs of each; `ENGINES` lists them, `FORMATS` all files."""
 
 from __future__ import annotations
 
 import importlib.util
 
 from tests.support.engines.engine import Engine
+from tests.support.engines.more_formats import OpenVinoIr, Skops, TfLite
 from tests.support.engines.onnx_engine import OnnxEngine
 from tests.support.engines.openvino_engine import OpenVinoEngine
 from tests.support.engines.torch_engines import ExportedEngine, InductorEngine, TorchScriptEngine
@@ -26,6 +27,8 @@ ENGINES: tuple[Engine, ...] = (
     CheckpointForest(),
     XgboostEngine(),
 )
+
+FORMATS: tuple[Engine, ...] = (*ENGINES, OpenVinoIr(), TfLite(), Skops())
 
 
 def missing_packages(engine: Engine) -> list[str]:

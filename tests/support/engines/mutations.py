@@ -1,24 +1,29 @@
 """Loads damaged files of an engine: ``python -m tests.support.engines.mutations ENGINE FOLDER COUNT``.
 
-In a process of its own, which a library may end. Prints a line before each file.
+In a process of its own, which a library may end, and which gets little more memory than it takes to import
+all libraries. Prints a line before each file.
 """
 
 from __future__ import annotations
 
 import pickle
+import resource
 import sys
 import warnings
 import zipfile
 from pathlib import Path
 
 import numpy as np
+import psutil
 from tests.contract.engines.test_engine_contract import spec_of, version_of
-from tests.support.engines import ENGINES
+from tests.support.engines import FORMATS
 from tests.support.engines.engine import sample_rows
 from tests.unit.backends.harness import Harness
 
 from conch.backends import load_backend
 from conch.core.errors import ConchError
+
+_MOST_MEMORY = 6 << 30  # PyTorch makes room for one text of up to 4 GiB before it reads it
 
 
 class Payload:
@@ -32,16 +37,18 @@ class Payload:
 
 
 def mutated(whole: bytes, seed: int) -> bytes:
-    """The file with a few bytes changed, a part cut out, or a part twice."""
+    """The file with a few bytes changed, a part cut out, a part twice, or without its end."""
     random = np.random.default_rng(seed)
     data = bytearray(whole)
     start, length = int(random.integers(len(data))), int(random.integers(1, 64))
-    match seed % 3:
+    match seed % 4:
         case 0:
             for place in random.integers(len(data), size=1 + seed % 8):
                 data[place] = random.integers(256)
         case 1:
             del data[start : start + length]
+        case 2:
+            del data[start:]
         case _:
             data[start:start] = data[start : start + length]
     return bytes(data)
@@ -64,11 +71,13 @@ def with_payload(path: Path, marker: Path) -> None:
 def main(name: str, folder: Path, count: int) -> None:
     """Loads each file, and asks what can be loaded; errors other than conch's end the process."""
     warnings.simplefilter("ignore")
-    (engine,) = (each for each in ENGINES if each.name == name)
+    (engine,) = (each for each in FORMATS if each.name == name)
     harness = Harness(folder)
     file = version_of(engine, harness) / engine.file
     whole = file.read_bytes()
     backend = load_backend(engine.backend)
+    in_use = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + _MOST_MEMORY, in_use + _MOST_MEMORY))
     for seed in range(-1, count):
         sys.stdout.write(f"seed {seed}\n")
         sys.stdout.flush()

@@ -400,17 +400,15 @@ def test_weights_in_a_file_beside_the_model(harness: Harness, backend: OnnxRunti
 def test_weights_in_a_file_elsewhere_are_not_read(harness: Harness, engine: str, location: str) -> None:
     directory = harness.directory("m", {"secret.bin": bytes(16)}) / "1"
     (directory / "link").symlink_to("../secret.bin")
-    weights = onnx.TensorProto(
-        name="W", data_type=F, dims=[1, 4], data_location=onnx.TensorProto.DataLocation.Value("EXTERNAL")
-    )
+    weights = onnx.TensorProto(name="W", data_type=F, dims=[1, 4], data_location="EXTERNAL")
     outside = str(directory.parent / "secret.bin") if location.startswith("/") else location
     for key, value in (("location", outside), ("length", "16")):
         weights.external_data.add(key=key, value=value)
     content = graph([node("Add", ["A", "W"], ["B"])], {"A": (F, ["n", 4])}, {"B": (F, ["n", 4])}, [weights])
     (directory / "model.onnx").write_bytes(content)
-    tensors = [tensor_specs(**{name: ("FP32", (4,))}) for name in "AB"]
+    a, b = tensor_specs(A=("FP32", (4,))), tensor_specs(B=("FP32", (4,)))
     with pytest.raises(InternalError, match=r"outside the base dir|escapes model dir|[Aa]bsolute path"):
-        harness.load(load_backend(engine), harness.spec("m", *tensors, "model.onnx", backend=engine))
+        harness.load(load_backend(engine), harness.spec("m", a, b, "model.onnx", backend=engine))
 
 
 def test_session_options(harness: Harness, backend: OnnxRuntimeBackend) -> None:
