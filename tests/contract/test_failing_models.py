@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.raw_http import infer_body, raw_http, request
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
@@ -32,6 +34,30 @@ FIELDS = """
 WARMUP = """
     model_warmup { name: "w" batch_size: 1 inputs { key: "IN" value {
         data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } }
+"""
+LOUD = """
+import triton_python_backend_utils as pb_utils
+
+TEXT = "x" * 4_000_000
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        order = requests[0].inputs()[0].as_numpy().flat[0]
+        if order == 0:
+            raise ValueError(TEXT)
+        error = pb_utils.TritonError(TEXT)
+        if order == 2:
+            inner = pb_utils.InferenceRequest(
+                model_name="loud",
+                requested_output_names=["OUT"],
+                inputs=[pb_utils.Tensor("IN", requests[0].inputs()[0].as_numpy() - 1)],
+            )
+            error = inner.exec().error()
+        if order == 3:
+            requests[0].get_response_sender().send(pb_utils.InferenceResponse(error=error), 1)
+            return [None]
+        return [pb_utils.InferenceResponse(error=error)]
 """
 HELPS = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 
@@ -58,6 +84,10 @@ def broken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     fails = 'class TritonPythonModel:\n    def execute(self, requests):\n        raise ValueError("cold")\n'
     write_model(repository, "bad_warmup", FIELDS + WARMUP, {"model.py": fails})
+    write_model(
+        repository, "loud", FIELDS + "max_batch_size: 1 instance_group { count: 2 }", {"model.py": LOUD}
+    )
+    write_model(repository, "loud_load", FIELDS, {"model.py": 'raise ValueError("x" * 4_000_000)\n'})
     flags = ["--exit-on-error=false", f"--backend-config=python,placement={request.param}"]
     with serving(repository, flags=flags) as server:
         yield server
@@ -94,6 +124,26 @@ def test_what_does_not_load(broken: AnyServer, name: str, reason: str) -> None:
         said = "is not found" if unread else "has no available versions"
         assert raised.value.message() == f"Request for unknown model: '{name}' {said}"
         check_simple(client.infer("simple", simple_inputs()))
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3], ids=["exception", "error", "bls", "sender"])
+def test_texts_of_any_size_are_cut(broken: AnyServer, order: int) -> None:
+    body = infer_body("IN", "FP32", [order])
+    with raw_http(broken.http_address) as connection:
+        connection.send(request("POST", "/v2/models/loud/infer", body))
+        response = connection.response()
+    assert response is not None and response.status == 500
+    text = response.json()["error"]
+    assert len(text) < 40_000
+    assert re.search(r"x{16000}x* \.\.\. \(39\d{5} more characters\)", text), text[-1000:]
+
+
+def test_texts_of_failed_loads_are_cut(broken: AnyServer) -> None:
+    with client_of(broken) as client:
+        (reason,) = [
+            each.reason for each in client.get_model_repository_index().models if each.name == "loud_load"
+        ]
+        assert "ValueError: xxx" in reason and len(reason) < 40_000
 
 
 def test_a_server_with_failed_models_is_live_and_not_ready(broken: AnyServer) -> None:

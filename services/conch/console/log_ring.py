@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from conch.core.errors import message_of, record_message, record_traceback
+
 PACKAGES = ("conch", "conch_control")
 _LINES = 1000
 _MESSAGE_CHARACTERS = 2000
@@ -37,7 +39,6 @@ class LogRing(logging.Handler):
     def __init__(self, lines: int = _LINES) -> None:
         super().__init__()
         self._records: deque[dict[str, Any]] = deque(maxlen=lines)
-        self._formatter = logging.Formatter()
         self._number = count(1).__next__
         self.count = 0
 
@@ -58,10 +59,10 @@ class LogRing(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Takes a record; never raises."""
         try:
-            message = record.getMessage()
+            message = record_message(record)
         except Exception:  # a model's message may not fit its arguments
-            message = str(record.msg)
-        trace = self._formatter.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+            message = message_of(record.msg)
+        trace = record_traceback(record)
         crash = record.name.startswith(_SUPERVISION) and record.levelno >= logging.ERROR
         number = self._number()
         self._records.append(

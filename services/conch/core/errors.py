@@ -6,7 +6,15 @@ exceptions reach clients only through `as_conch_error`; their tracebacks go only
 
 from __future__ import annotations
 
+import logging
+import traceback
+from types import TracebackType
 from typing import ClassVar
+
+MOST_TEXT = 32_768
+"""Longest text of an error or of a log record, in characters: models may raise with texts of any size."""
+
+_MARK = 64  # more than `_marked` adds
 
 NO_MESSAGE = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
 """Text for an exception whose ``__str__`` fails; Triton's text."""
@@ -35,7 +43,7 @@ class ConchError(Exception):
 
     def __init__(self, message: str) -> None:
         # Text from file names may not be valid UTF-8.
-        message = message.encode(errors="backslashreplace").decode()
+        message = shortened(message).encode(errors="backslashreplace").decode()
         super().__init__(message)
         self.message = message
 
@@ -172,10 +180,21 @@ ERRORS_BY_CODE: dict[str, type[ConchError]] = {
 }
 
 
+def shortened(text: str, most: int = MOST_TEXT) -> str:
+    """The text, cut after `most` characters; a text that was cut before stays as it is."""
+    if len(text) <= most + _MARK:
+        return text
+    return _marked(text[:most], len(text) - most)
+
+
+def _marked(text: str, cut: int) -> str:
+    return f"{text} ... ({cut} more characters)" if cut else text
+
+
 def message_of(error: object) -> str:
-    """Text of an exception, even if its ``__str__`` fails."""
+    """Text of an exception, even if its ``__str__`` fails; cut if it is long."""
     try:
-        return str(error)
+        return shortened(str(error), MOST_TEXT // 2)  # others add names and places
     except BaseException:
         return NO_MESSAGE
 
@@ -185,6 +204,32 @@ def as_conch_error(error: BaseException) -> ConchError:
     if isinstance(error, ConchError):
         return error
     return InternalError(message_of(error) or type(error).__name__)
+
+
+ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+def traceback_text(info: ExceptionInfo) -> str:
+    """Formats an exception as `logging` does, cut if it is long."""
+    parts: list[str] = []
+    kept = cut = 0
+    # The whole is never joined: each copy of a huge text keeps the GIL.
+    for lines in traceback.TracebackException(*info, compact=True).format():  # type: ignore[arg-type]
+        part = lines[: MOST_TEXT - kept]
+        parts.append(part)
+        kept += len(part)
+        cut += len(lines) - len(part)
+    return _marked("".join(parts).removesuffix("\n"), cut)
+
+
+def record_message(record: logging.LogRecord) -> str:
+    """The message of a log record, cut if it is long."""
+    return shortened(record.getMessage())
+
+
+def record_traceback(record: logging.LogRecord) -> str:
+    """The traceback of a log record, cut if it is long; that of a worker's record comes as text."""
+    return traceback_text(record.exc_info) if record.exc_info else shortened(record.exc_text or "")
 
 
 def without_traceback(error: ConchError) -> ConchError:

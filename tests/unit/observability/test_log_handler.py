@@ -22,6 +22,7 @@ from conch.observability.logging.log_settings import AccessLogOptions, LogContro
 from conch.observability.logging.log_sinks import StreamSink
 from conch.observability.logging.process_logs import LogFileError, open_logs
 from conch.observability.logging.repeat_limit import WINDOW_NS
+from conch.workers.protocol.worker_log import ServerHandler
 
 log = logging.getLogger("conch.test")
 
@@ -107,6 +108,23 @@ def test_the_traceback_of_an_exception() -> None:
     assert line["level"] == "error"
     assert line["exception"].startswith("Traceback")
     assert line["exception"].endswith("ValueError: broken")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_texts_of_any_size_are_cut(as_json: bool) -> None:
+    sent: list[bytes] = []
+    to_server = ServerHandler(sent.append)
+    with logging_to(json=as_json) as output:
+        log.addHandler(to_server)
+        try:
+            raise ValueError("x" * 4_000_000) from ValueError("y" * 4_000_000)
+        except ValueError as error:
+            log.exception("it failed: %s", error)
+        log.removeHandler(to_server)
+        texts = [output.text, sent[0].decode()]
+    for text in texts:
+        assert len(text) < 80_000
+        assert "ValueError: yyyy" in text and text.count("more characters)") == 2
 
 
 @pytest.mark.parametrize("breaking", "\n\r\v\f\x1b\x85\u2028")

@@ -14,7 +14,7 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.backends.python.python_settings import Settings
-from conch.core.errors import ConchError, InternalError, UnavailableError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import cancellable_load
 from conch.workers.environments import server_environment
 from conch.workers.supervision.config_completion import complete_in_worker
@@ -56,6 +56,14 @@ def test_large_configs(tmp_path: Path) -> None:
         ProcessMonitor(), server_environment(), config, tmp_path, "model.py", Settings()
     )
     assert completed["input"] == config["input"]
+
+
+def test_a_config_of_any_size_is_refused(tmp_path: Path) -> None:
+    body = (
+        "config.add_input({'name': 'x' * 17_000_000, 'data_type': 'TYPE_FP32', 'dims': [1]}); return config"
+    )
+    with pytest.raises(InvalidArgumentError, match="has returned a config of more than 16 MiB"):
+        _complete(tmp_path, body)
 
 
 def test_its_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from conch.core.current_span import span_fields
-from conch.core.errors import message_of
+from conch.core.errors import message_of, record_message, record_traceback
 from conch.observability.otlp.batch_exporter import BatchExporter, missing_package
 from conch.observability.otlp.endpoint import OtlpEndpoint, QueueLimits, server_resource
 
@@ -44,7 +44,6 @@ class LogExport:
         except ModuleNotFoundError as error:
             raise missing_package(endpoint.signal, error) from None
         self._item = LogItem
-        self._formatter = logging.Formatter()
         resource = server_resource()
 
         def encode(items: Sequence[LogItem], most: int, most_bytes: int) -> Iterator[tuple[bytes, int]]:
@@ -63,13 +62,13 @@ class LogExport:
     def put(self, record: logging.LogRecord) -> None:
         """Queues a record; never blocks and never raises."""
         try:
-            message = record.getMessage()
+            message = record_message(record)
         except Exception:  # a model's message may not fit its arguments
             message = message_of(record.msg)
         found = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         found |= span_fields()
         ids = [str(found.pop(name, "")) for name in ("trace_id", "span_id")]
-        if text := self._formatter.formatException(record.exc_info) if record.exc_info else record.exc_text:
+        if text := record_traceback(record):
             found["exception.stacktrace"] = text
         attributes = {
             name: value if isinstance(value, str | int | float) else message_of(value)

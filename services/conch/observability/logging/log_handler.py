@@ -16,6 +16,7 @@ from typing import TextIO
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.current_span import span_fields
+from conch.core.errors import message_of, record_message, record_traceback, shortened
 from conch.core.request_log import REQUESTS
 from conch.observability.logging.line_writer import LineWriter
 from conch.observability.logging.log_export import LogExport
@@ -54,11 +55,11 @@ class JsonFormatter(logging.Formatter):
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": record_message(record),
         }
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         line |= span_fields()
-        if trace := _traceback(self, record):
+        if trace := record_traceback(record):
             line["exception"] = trace
         return quoted(line)
 
@@ -76,20 +77,15 @@ class TextFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC)
         letter = _LETTER.get(record.levelname, "I")
         place = f"{record.process} {record.filename}:{record.lineno}]"
-        message = record.getMessage()
+        message = record_message(record)
         if self._escape:
             message = quoted(message)
         head = f"{time:%Y-%m-%dT%H:%M:%SZ} {letter}" if self._iso else f"{letter}{time:%m%d %H:%M:%S.%f}"
         line = f"{head} {place} {message}"
-        if trace := _traceback(self, record):
+        if trace := record_traceback(record):
             # Indented and escaped: an exception may quote a client, whose text must not forge a line.
             line += "".join(f"\n    {on_one_line(each)}" for each in trace.split("\n"))
         return line
-
-
-def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The traceback of a record's exception; that of a worker's record comes as text."""
-    return formatter.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
 
 
 class LogHandler(logging.Handler):
@@ -194,7 +190,7 @@ class LogHandler(logging.Handler):
         try:
             return self.format(record)
         except Exception as error:  # a model's message may not fit its arguments
-            text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+            text = shortened(record.msg) if isinstance(record.msg, str) else type(record.msg).__name__
             broken = f"a message could not be formatted, {type(error).__name__}: {text}"
             place = record.name, record.levelno, record.pathname, record.lineno
             return self.format(logging.LogRecord(*place, broken, None, None))
@@ -266,9 +262,9 @@ def _summary(record: logging.LogRecord, count: int) -> logging.LogRecord:
 def _detached(record: logging.LogRecord) -> logging.LogRecord:
     """A copy with the message as text and no exception, so it keeps no objects alive."""
     try:
-        text = record.getMessage()
+        text = record_message(record)
     except Exception:  # arguments do not fit
-        text = str(record.msg)
+        text = message_of(record.msg)
     return _changed(record, msg=text, args=None, exc_info=None, exc_text=None)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conch.core.current_span import span_fields
+from conch.core.errors import record_message, record_traceback, shortened
 from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.protocol import wire
 from conch.workers.protocol.wire import WireError
@@ -29,21 +30,19 @@ class ServerHandler(logging.Handler):
         super().__init__()
         self._send = send
         self._pid = os.getpid()
-        self._format = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Sends a record."""
         text = ""
         try:
-            text = record.getMessage()
-            trace = self._format.formatException(record.exc_info) if record.exc_info else ""
+            text = record_message(record)
             if record.stack_info:
-                text = f"{text}\n{record.stack_info}"
+                text = shortened(f"{text}\n{record.stack_info}")
             fields = {
                 "name": record.name,
                 "level": record.levelno,
                 "text": text,
-                "exception": trace,
+                "exception": record_traceback(record),
                 "file": record.pathname,
                 "line": record.lineno,
                 "function": record.funcName,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.backends.python.python_settings import Settings
-from conch.core.errors import ERRORS_BY_CODE, InternalError, UnavailableError
+from conch.core.errors import ERRORS_BY_CODE, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import load_cancelled
 from conch.workers.environments import Environment
 from conch.workers.protocol import wire
@@ -23,6 +23,8 @@ from conch.workers.supervision.process_monitor import ProcessMonitor
 
 _END_S = 2.0
 """Timeout of the end of a process that has replied."""
+
+_MOST_REPLY = 16 << 20
 
 _LOOK_S = 0.1
 """Interval of checks whether the load was cancelled or the process died."""
@@ -55,7 +57,7 @@ def complete_in_worker(
     process, ours = start_worker(monitor, name, environment, "complete")
     with ours:
         try:
-            result = _Exchange(process, ours, log, timeout_s).ask(json.dumps(asked).encode())
+            result = _Exchange(name, process, ours, log, timeout_s).ask(json.dumps(asked).encode())
             # The wait for the model's threads, children and exit handlers is limited.
             process.wait(_END_S)
         except TimeoutError:
@@ -86,9 +88,10 @@ class _Exchange:
     """Sends one request to a process, logs its records and reads its reply."""
 
     def __init__(
-        self, process: ChildProcess, ours: socket.socket, log: WorkerLog, timeout_s: float | None
+        self, name: str, process: ChildProcess, ours: socket.socket, log: WorkerLog, timeout_s: float | None
     ) -> None:
         self._process = process
+        self._name = name
         self._socket = ours
         self._log = log
         self._end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -119,7 +122,7 @@ class _Exchange:
         self._socket.shutdown(socket.SHUT_WR)
 
     def _answer(self) -> dict[str, Any] | None:
-        rest = b""
+        rest = bytearray()
         while True:
             self._look()
             ended = bool(self._process.how)  # checked first: what it sent before can then be read
@@ -131,12 +134,19 @@ class _Exchange:
                 continue
             if not data:
                 return None
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                said = wire.decode_json(line)
+            *ends, data = data.split(b"\n")
+            for end in ends:
+                said = wire.decode_json(rest + end)
+                rest.clear()
                 if "log" not in said:
                     return said
                 self._log.handle(said["log"])
+            rest += data
+            if len(rest) > _MOST_REPLY:
+                raise InvalidArgumentError(
+                    f"auto_complete_config function of model '{self._name}' has returned a config of more "
+                    f"than {_MOST_REPLY >> 20} MiB"
+                )
 
     def _look(self) -> None:
         if self._end is not None and time.monotonic() >= self._end:
