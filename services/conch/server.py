@@ -278,7 +278,7 @@ class Server:
             except BaseException:
                 if self.core.stages.stage is not Stage.STOPPING:  # else `stop` closes everything in order
                     self._slow_loads.stop()
-                    self._stoplistening(0.0)
+                    self._stop_listening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
                     self._stop_console(0.0)
@@ -426,7 +426,7 @@ class Server:
         if self._planner is not None:
             self._planner.stop(0.0)  # starts no more loads; the agent ends running ones
         self._finish_sequences(end)
-        ended = self._stoplistening(left())
+        ended = self._stop_listening(left())
         if self._metrics is not None:
             self._metrics.finish_export(left())
         ended = self.agent.close(left()) and ended
@@ -462,14 +462,19 @@ class Server:
             unix = options.target.startswith("unix:")
             log.info("Started %s at %s", service, options.target if unix else listening(options.target, port))
 
-    def _stoplistening(self, grace_s: float) -> bool:
-        """Stops all front ends in parallel, each with the whole grace period."""
-        stops: list[Callable[[float], bool]] = []
+    def _stop_listening(self, grace_s: float) -> bool:
+        """Stops all front ends; open HTTP connections are served until all else has ended."""
+        end = time.monotonic() + grace_s
+        rest = [front_end for _, front_end in self._rest]
+        first: list[Callable[[float], bool]] = [each.finish_begun for each in rest]
         if self._grpc is not None and self.grpc_port is not None:
-            stops.append(self._grpc.stop)
-        stops += [front_end.stop for _, front_end in self._rest]
-        with ThreadPoolExecutor(max(len(stops), 1), "conch-stop") as threads:
-            return all(list(threads.map(lambda stop: stop(grace_s), stops)))
+            first.append(self._grpc.stop)
+        ended = True
+        with ThreadPoolExecutor(max(len(first), 1), "conch-stop") as threads:
+            for stops in (first, [each.stop for each in rest]):
+                left_s = max(end - time.monotonic(), 0.0)
+                ended = all([*threads.map(lambda stop, left_s=left_s: stop(left_s), stops)]) and ended
+        return ended
 
     def _finish_sequences(self, end: float) -> None:
         """Waits for live sequences to end or to become idle; closed connections would break them off."""

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.support.draining import NOT_SERVING, SERVING, Client, Load, outcome, request_for
+from tests.support.raw_http import infer_body, raw_http, request
 from tests.support.servers import (
     IN_PROCESS,
     WAIT_S,
@@ -199,6 +200,38 @@ def test_a_stream_gets_its_answers_and_then_a_status(site: Site) -> None:
         release.set()
         assert answers == [""] * 3
         assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, CLOSED)
+        assert server.wait() == 0
+
+
+def test_open_http_connections_are_served_until_all_else_has_ended(site: Site) -> None:
+    site.model("b")
+    site.tell("busy-a")
+    body = infer_body("IN", "FP32", [1.0]).replace(b"[1, 1]", b"[1]")
+    ask = request("POST", "/v2/models/b/infer", body)
+    with serving_process(site.models) as server, closing(Client(server.address)) as client:
+        with raw_http(server.http_address) as kept:
+            kept.send(ask)
+            first = kept.response()
+            assert first is not None and first.status == 200, first
+            hanging = client.send("a")
+            site.wait_for("running-a")
+            server.signal(signal.SIGINT)
+
+            def refused() -> bool:
+                with raw_http(server.http_address) as late:
+                    late.send(ask)
+                    answer = late.response()
+                    assert answer is not None
+                    return answer.status == 503 and answer.json() == {"error": "Server exiting"}
+
+            eventually(refused, "new connections are refused")
+            for _ in range(3):
+                kept.send(ask)
+                answer = kept.response()
+                assert answer is not None and answer.status == 200, answer
+            site.take_back("busy-a")
+            assert outcome(hanging) == "OK"
+            assert kept.response() is None, "it is closed"
         assert server.wait() == 0
 
 

@@ -294,6 +294,11 @@ class Connection(asyncio.Protocol):
         else:
             last.keep_alive = False
 
+    def begun(self) -> list[HttpExchange]:
+        """Returns the requests that are not answered yet."""
+        current = self._current
+        return [each for each in (current, *self._waiting) if each is not None and not each.done]
+
     def snapshot(self) -> ConnectionSnapshot:
         """Returns the state that timeouts are checked against."""
         last, unsent = self._last, self._unsent()

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _ABORT_S = 1.0
 _ENTRY_S = 0.1
+_LOOK_S = 0.02
 _HANDSHAKE_S = 10.0
 _CROWDED_SHARE = 0.75
 _ACCEPTED_AT_ONCE = 100
@@ -98,9 +99,9 @@ class LoopThread:
         """
         bound = _bound_socket(host, port, reuse_port)
         self.start()
-        listener = Listener(self, bound.getsockname()[1], timeouts, most_connections)
+        listener = Listener(self, handler, bound.getsockname()[1], timeouts, most_connections)
         try:
-            self.run(listener.start(handler, bound, tls)).result()
+            self.run(listener.start(bound, tls)).result()
         except BaseException:
             bound.close()
             raise
@@ -127,17 +128,18 @@ class Listener:
     """A listening port and its connections; connections over the limit are refused."""
 
     def __init__(
-        self, thread: LoopThread, port: int, timeouts: ClientTimeouts, most_connections: int
+        self, thread: LoopThread, handler: Handler, port: int, timeouts: ClientTimeouts, most_connections: int
     ) -> None:
         self._thread = thread
+        self._handler = handler
         self._timeouts = timeouts
         self._state = ListenerState(thread.loop, most_connections)
         self._entries: set[asyncio.Task[None]] = set()
         self.port = port
 
-    async def start(self, handler: Handler, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def start(self, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Starts accepting connections; runs on the loop."""
-        self._handler, self._bound, self._tls = handler, bound, tls
+        self._bound, self._tls = bound, tls
         bound.listen(_BACKLOG)
         self._listen()
         self._check_clients(self._thread.loop)
@@ -191,9 +193,7 @@ class Listener:
             if self._tls is None:
                 accepted.send(_TOO_MANY)
                 accepted.shutdown(socket.SHUT_WR)
-                accepted.recv(
-                    _UNREAD_BYTES
-                )  # else the kernel resets the connection, and the response is lost
+                accepted.recv(_UNREAD_BYTES)  # else the kernel resets the connection before the client reads
 
     def _check_clients(self, loop: asyncio.AbstractEventLoop) -> None:
         """Closes connections that timed out; reschedules itself."""
@@ -204,6 +204,24 @@ class Listener:
             if connection.progress.timed_out(connection.snapshot(), timeouts, now):
                 connection.give_up()
         self._look: asyncio.TimerHandle = loop.call_later(timeouts.every_s, self._check_clients, loop)
+
+    def finish_begun(self, handler: Handler, grace_s: float) -> bool:
+        """Waits up to `grace_s` seconds for the requests that have begun; `handler` answers new connections.
+
+        Returns:
+            True if these requests finished.
+        """
+        return self._thread.run(self._finish_begun(handler, grace_s)).result()
+
+    async def _finish_begun(self, handler: Handler, grace_s: float) -> bool:
+        self._handler = handler
+        begun = [each for connection in self._state.connections for each in connection.begun()]
+
+        async def ended() -> None:
+            while any(not each.done and not each.lost for each in begun):
+                await asyncio.sleep(_LOOK_S)
+
+        return await _in_time(ended(), grace_s)
 
     def close(self, grace_s: float) -> bool:
         """Stops accepting, waits up to `grace_s` seconds for requests in flight, and closes.

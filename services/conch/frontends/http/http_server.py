@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conch.access.access_guard import Access
+from conch.core.admission import ExitingError
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, UnauthenticatedError, UnavailableError
 from conch.core.process_setup import HTTP_SHARES, most_descriptors
@@ -27,6 +28,7 @@ from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import OnRefused, RouteTable, ignore_refused, restricted_text, route
 from conch.frontends.http.infer.infer_route import InferRoute
+from conch.frontends.http.json_body import error_reply
 from conch.frontends.http.platforms.platform_api import Platform, RestApi
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
@@ -201,6 +203,14 @@ class HttpFrontEnd:
         )
         return self._listener.port
 
+    def finish_begun(self, grace_s: float) -> bool:
+        """Refuses new connections; returns whether the requests in flight ended in time.
+
+        Open connections are served on until `stop`, so that clients that keep theirs see no failure while the
+        server waits for others.
+        """
+        return self._listener is None or self._listener.finish_begun(_refuse_exiting, grace_s)
+
     def stop(self, grace_s: float) -> bool:
         """Refuses new requests, waits up to `grace_s` seconds for those in flight, and closes.
 
@@ -247,6 +257,11 @@ def _restriction_log(
         return ignore_refused
     error = UnauthenticatedError(restricted_text(restrictions["inference"][0]))
     return lambda exchange, model, version: log_refused(exchange, model, version, error)
+
+
+def _refuse_exiting(exchange: HttpExchange) -> None:
+    """Answers requests of connections that are opened while the server stops."""
+    exchange.respond(*error_reply(ExitingError("Server exiting")))
 
 
 def _ignore_response(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
