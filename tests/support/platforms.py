@@ -20,6 +20,9 @@ DEPLOY = ROOT / "deploy"
 _KUBERNETES = "1.30"
 _NUMBERS = np.arange(16, dtype=np.int32)
 
+NO_PORTS = {"CONCH_HTTP_PORT": None, "CONCH_METRICS_PORT": None}
+"""For the environment of a container, which opens each port that is given."""
+
 SIMPLE_JSON = json.dumps(
     {
         "inputs": [

@@ -86,7 +86,8 @@ class ServerProcess:
     Args:
         arguments: Its command line, without the command.
         directory: Where its output goes.
-        environment: Variables it gets besides ours, from which all of conch's are taken out.
+        environment: Variables it gets besides ours, without those of conch; None for one that it does not
+            get.
         descriptors: Its limit of file descriptors; None for ours.
     """
 
@@ -94,7 +95,7 @@ class ServerProcess:
         self,
         arguments: Sequence[str],
         directory: Path,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
         descriptors: int | None = None,
     ) -> None:
         # The shell lowers the limit in the child alone; this process could not raise its own again.
@@ -102,14 +103,16 @@ class ServerProcess:
         self._output = directory / "stdout"
         self._errors = directory / "stderr"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("CONCH_")}
+        # Any port, unless a flag says which: others may have the usual one.
+        ports: dict[str, str | None] = {"CONCH_HTTP_PORT": "0", "CONCH_METRICS_PORT": "0"}
+        variables = {**inherited, **ports, **(environment or {})}
         with self._output.open("w") as output, self._errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [*limited, str(CONCH), "serve", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
-                # Any port, unless a flag says which: others may have the usual one.
-                env={**inherited, "CONCH_HTTP_PORT": "0", "CONCH_METRICS_PORT": "0", **(environment or {})},
+                env={name: value for name, value in variables.items() if value is not None},
             )
 
     @property
@@ -286,7 +289,7 @@ _MODELS = re.compile(r'"logger": "conch\.(backends\.python|python_model)[."]')
 
 @contextmanager
 def started(
-    *arguments: str, environment: Mapping[str, str] | None = None, descriptors: int | None = None
+    *arguments: str, environment: Mapping[str, str | None] | None = None, descriptors: int | None = None
 ) -> Iterator[ServerProcess]:
     """A `conch serve` with these arguments; it may fail to start."""
     with tempfile.TemporaryDirectory(prefix="conch-test-") as directory:

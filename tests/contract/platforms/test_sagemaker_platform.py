@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.support.metrics import get
 from tests.support.platforms import (
+    NO_PORTS,
     SIMPLE_JSON,
     check_binary,
     check_json,
@@ -25,7 +26,6 @@ from tests.support.servers import (
     copy_example,
     free_port,
     serving,
-    serving_process,
     started,
     write_probe,
 )
@@ -184,7 +184,7 @@ def test_many_models(many: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
     assert many.names() == ["first", "second", "third"]
     assert json.loads(get(f"{many.url}/models/second")[2]) == {
         "modelName": "second",
-        "modelUrl": str(many.root / "b2" / "model"),
+        "modelUrl": str(many.root / "b2"),
     }
     for name in ("first", "second", "third"):
         with caplog.at_level("INFO"):
@@ -352,7 +352,7 @@ def test_eviction_under_load_and_another_try(tmp_path: Path) -> None:
         "SAGEMAKER_BIND_TO_PORT": str(free_port()),
     }
     flags = [f"--sagemaker-models-root={root}", "--backend-config=python,placement=worker"]
-    with started(*flags, environment=environment) as server:
+    with started(*flags, environment={**environment, **NO_PORTS}) as server:
         server.wait_ready()
         assert re.search(r"this is SageMaker, as SAGEMAKER_\w+ tells", server.errors)
         assert "| gRPC" not in server.output and "| HTTP" not in server.output
@@ -389,7 +389,7 @@ def test_eviction_under_load_and_another_try(tmp_path: Path) -> None:
 def test_the_container_of_one_model(tmp_path: Path) -> None:
     copy_example(tmp_path, "simple")
     port, metrics = free_port(), free_port()
-    environment = {
+    environment: dict[str, str | None] = {
         "SAGEMAKER_BIND_TO_PORT": str(port),
         "SAGEMAKER_SAFE_PORT_RANGE": f"{metrics}-{metrics + 9}",
         "SAGEMAKER_TRITON_ALLOW_METRICS": "true",
@@ -397,9 +397,11 @@ def test_the_container_of_one_model(tmp_path: Path) -> None:
         "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE": "1",
         "SAGEMAKER_TRITON_PING_MOOD": "x",
         "SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--id 'of sagemaker'",
+        **NO_PORTS,
         "CONCH_METRICS_PORT": str(metrics),
     }
-    with serving_process(tmp_path, environment=environment) as server:
+    with started(f"--model-repository={tmp_path}", environment=environment) as server:
+        server.wait_ready()
         url = f"http://127.0.0.1:{port}"
         assert get(f"{url}/ping")[0] == 200
         check_json(post(f"{url}/invocations", SIMPLE_JSON)[2])

@@ -120,6 +120,39 @@ def test_vertex_ai() -> None:
     assert texts(asked, "allow_http", "vertex_ai_port") == ["True", "8081"], "REST stays"
 
 
+SAGEMAKER_PORT = {"SAGEMAKER_BIND_TO_PORT": "9090", "SAGEMAKER_TRITON_ALLOW_METRICS": "false"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "opened"),
+    [
+        (VERTEX, (), "vertex_ai metrics"),
+        (VERTEX, ("--http-port=8000",), "vertex_ai http metrics"),
+        ({**VERTEX, "CONCH_GRPC_PORT": "1"}, (), "vertex_ai grpc metrics"),
+        (VERTEX, ("--http-port=8000", "--allow-http=false"), "vertex_ai metrics"),
+        (VERTEX, ("--allow-vertex-ai=false",), "http grpc metrics"),
+        (VERTEX, ("--allow-vertex-ai=false", "--allow-grpc=false"), "http metrics"),
+        ({**VERTEX, "AIP_MODE": ""}, (), "http grpc metrics"),
+        (SAGEMAKER_PORT, (), "sagemaker"),
+        (SAGEMAKER_PORT, ("--metrics-port=0",), "sagemaker"),  # its variable says no
+        (SAGEMAKER_PORT, ("--allow-metrics", "--allow-http"), "sagemaker http metrics"),
+        (SAGEMAKER_PORT, ("--grpc-port=1",), "sagemaker grpc"),
+        (SAGEMAKER_PORT, ("--allow-sagemaker=false",), "http grpc metrics"),
+    ],
+)
+def test_flags_open_what_a_platform_closes(
+    environment: dict[str, str], flags: tuple[str, ...], opened: str
+) -> None:
+    settings = read(environment, "--model-repository=/m", *flags, disk=["/m/net/1/model.onnx"])
+    ports = ("vertex_ai", "sagemaker", "http", "grpc", "metrics")
+    assert [each for each in ports if settings.values[f"allow_{each}"]] == opened.split()
+    told = [
+        each for each in settings.warnings if "has no effect, as SageMaker: SAGEMAKER_TRITON_ALLOW_" in each
+    ]
+    assert len(told) == (flags == ("--metrics-port=0",))
+    build_options(settings)  # nothing that is left of the platform contradicts it
+
+
 def test_sagemaker() -> None:
     environment = {
         "SAGEMAKER_BIND_TO_PORT": "9090",

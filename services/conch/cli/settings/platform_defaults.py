@@ -79,6 +79,12 @@ class PlatformDefaults:
             return
         self.found[key] = PlatformDefault((text,), reason)
 
+    def close(self, *protocols: str) -> None:
+        """Closes the ports of protocols, unless a port is given for one."""
+        for protocol in protocols:
+            if f"{protocol}_port" not in self.given:
+                self.set(f"allow_{protocol}", "false", "one port for all requests")
+
     def variable(self, key: str, variable: str) -> bool:
         """Sets a default from a variable; returns whether that is set."""
         text = self.environment.get(variable, "")

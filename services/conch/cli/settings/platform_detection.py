@@ -33,6 +33,8 @@ _TITLES = {
     AZUREML: "Azure ML",
     SELDON: "Seldon Core",
 }
+_SWITCHES = {SAGEMAKER: "allow_sagemaker", VERTEX_AI: "allow_vertex_ai"}
+"""Settings that open a platform's port: without it there is nothing that its defaults are for."""
 _LATE_SECS = "3600"
 
 
@@ -68,7 +70,7 @@ def detect_platform(environment: Mapping[str, str], given: Mapping[str, Any], di
     """
     defaults = PlatformDefaults(environment, given, disk)
     platform, reason = _chosen(defaults)
-    if not platform:
+    if not platform or given.get(_SWITCHES.get(platform, "")) is False:
         if given.get("allow_vertex_ai"):
             _vertex_variables(defaults)
         return DetectedPlatform(defaults=defaults.found, title=_TITLES[VERTEX_AI])
@@ -171,8 +173,7 @@ def _registered_folder(path: str, disk: Disk) -> str:
 
 def _vertex_ai(defaults: PlatformDefaults, reason: str) -> None:
     defaults.set("allow_vertex_ai", "true", reason)
-    defaults.set("allow_http", "false", "one port for all requests")
-    defaults.set("allow_grpc", "false", "one port for all requests")
+    defaults.close("http", "grpc")
     _vertex_variables(defaults)
 
 

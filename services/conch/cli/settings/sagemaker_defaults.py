@@ -59,8 +59,7 @@ def is_serving_variable(name: str) -> bool:
 def sagemaker_defaults(defaults: PlatformDefaults, reason: str) -> None:
     """Collects the defaults."""
     defaults.set("allow_sagemaker", "true", reason)
-    for key in ("allow_http", "allow_grpc", "allow_metrics"):
-        defaults.set(key, "false", "one port for all requests")
+    defaults.close("http", "grpc", "metrics")
     defaults.set("model_control_mode", "explicit", "its models are loaded by name")
     for variable, key in _VARIABLES.items():
         text = defaults.environment.get(variable, "")

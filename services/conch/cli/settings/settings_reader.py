@@ -88,9 +88,15 @@ def read_flags(
             f"this is {detected.title}, as {detected.reason} tells: conch config shows the defaults that "
             f"follow, and --platform=none ignores it",
         )
+    from_platform = _from_platform(detected)
     settings = Settings(
-        _from_kubernetes(environment) | _from_platform(detected) | own | given,
-        (*(ignored or ()), *_misspelt(environment), *detected.warnings),
+        _from_kubernetes(environment) | from_platform | own | given,
+        (
+            *(ignored or ()),
+            *_misspelt(environment),
+            *detected.warnings,
+            *_closed_ports(from_platform, given),
+        ),
         notes,
     )
     _check_ports(settings)
@@ -195,6 +201,14 @@ def _from_platform(detected: DetectedPlatform) -> _Given:
         value = _parsed(BY_KEY[key], default.texts, f"{detected.title}: {default.reason}")
         given[key] = (value, Source("platform", f"{detected.title}: {default.reason}"))
     return given
+
+
+def _closed_ports(from_platform: _Given, given: _Given) -> Iterator[str]:
+    """Warnings about ports that are given, and that a variable of the platform closes."""
+    for key, (value, source) in from_platform.items():
+        port = BY_KEY.get(f"{key.removeprefix('allow_')}_port")
+        if value is False and key not in given and port is not None and port.key in given:
+            yield f"{port.flag} has no effect, as {source.name} closes the port; {BY_KEY[key].flag} opens it"
 
 
 def _from_kubernetes(environment: Mapping[str, str]) -> _Given:

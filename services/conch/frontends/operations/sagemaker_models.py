@@ -72,7 +72,7 @@ class RegisteredModel:
 
     Attributes:
         name: SageMaker's name for it.
-        url: Its directory.
+        url: The directory of its archive, as Triton shows it: without `model` at the end.
     """
 
     name: str
@@ -118,8 +118,8 @@ class SageMakerModels:
         """
         if not name.strip() or not name.isprintable() or "/" in name:
             raise InvalidArgumentError(f"Invalid \"model_name\" '{name}': expected a name without slashes")
-        directory = self._directory(url)
-        model = RegisteredModel(name, url)
+        archive, directory = self._directories(url)
+        model = RegisteredModel(name, archive)
         with self._lock:
             if name in self._models:
                 raise LoadedError(f"model '{name}' is loaded already, from '{self._models[name][1].url}'")
@@ -174,8 +174,8 @@ class SageMakerModels:
             raise _not_loaded(name)
         return identifier
 
-    def _directory(self, url: str) -> Path:
-        """The directory of a URL, links followed: it has one path, and no link changes it later."""
+    def _directories(self, url: str) -> tuple[str, Path]:
+        """The directory of an archive, and that of its model, links followed: no link changes it later."""
         path = os.path.normpath(url)
         form = f"{self._root}/<hash>/model[/<subdir>]"
         if "\0" in url or not _is_below(os.fspath(self._root), path):
@@ -183,7 +183,7 @@ class SageMakerModels:
         directory = os.path.realpath(path)
         if not _is_below(os.path.realpath(self._root), directory):
             raise InvalidArgumentError(f"Invalid \"url\" '{url}': it leads out of {form}")
-        return Path(directory)
+        return os.fspath(self._root / path[len(os.fspath(self._root)) :].split("/")[1]), Path(directory)
 
 
 def _is_below(root: str, path: str) -> bool:

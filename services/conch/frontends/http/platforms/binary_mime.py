@@ -40,12 +40,13 @@ class BinaryMime:
             fields[HEAD_LENGTH] = _length(given[len(self._prefix) :])
         exchange.fields = fields
 
-    def headers(self, headers: Headers) -> Headers:
-        """The headers of a response, with the length of the JSON in the Content-Type."""
+    def headers(self, headers: Headers, keep_length: bool = False) -> Headers:
+        """The headers of a response, with the length of the JSON in the Content-Type, or there too."""
         length = next((value for name, value in headers if name == HEAD_LENGTH), None)
         if length is None:
             return headers
-        kept = [each for each in headers if each[0] not in (HEAD_LENGTH, _CONTENT_TYPE)]
+        moved = (_CONTENT_TYPE,) if keep_length else (HEAD_LENGTH, _CONTENT_TYPE)
+        kept = [each for each in headers if each[0] not in moved]
         return [(_CONTENT_TYPE, self._prefix + length), *kept]
 
 

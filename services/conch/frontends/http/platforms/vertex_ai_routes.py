@@ -138,4 +138,5 @@ class _VertexAiHandler:
 
 
 def _translated(status: int, headers: Headers, body: object) -> tuple[int, Headers]:
-    return status, _MIME.headers(headers)
+    # Vertex AI drops the length's own header; clients that call the container directly read it.
+    return status, _MIME.headers(headers, keep_length=True)
