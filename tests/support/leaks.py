@@ -15,8 +15,10 @@ from pathlib import Path
 import psutil
 from tests.support.names import DIRECTORY, made_here
 
-GRACE_S = 2.0
-"""How long what a test left behind may take to go away by itself."""
+from conch.backends.python.runtime.module_loading import owners
+
+GRACE_S = 30.0
+"""How long what a test left behind may take to go away by itself, also on a busy machine."""
 
 # A real Triton beside the tests, whether theirs or a benchmark's, makes and drops names with this prefix.
 _PEER_PREFIX = "triton_python_backend_shm_region_"
@@ -24,14 +26,20 @@ _PEER_PREFIX = "triton_python_backend_shm_region_"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Threads, child processes, file descriptors with what they refer to, and names in /dev/shm.
+    """What a process holds.
 
-    The names are those of all processes of the machine; whose a new one is, is looked at when there is one.
+    Attributes:
+        threads: Its threads.
+        children: Its child processes.
+        descriptors: File descriptors with what they refer to.
+        models: Owners of the modules of Python models.
+        shared_memory: Names in /dev/shm, those of other programs among them; see `made_here`.
     """
 
     threads: frozenset[threading.Thread]
     children: frozenset[psutil.Process]
     descriptors: frozenset[tuple[int, str]]
+    models: tuple[object, ...]
     shared_memory: frozenset[str]
 
 
@@ -44,6 +52,7 @@ def held() -> Held:
         frozenset(threading.enumerate()),
         frozenset(child for child in _children() if child.pid != tracker_pid),
         frozenset(pair for pair in _descriptors() if pair[0] != tracker_fd),
+        tuple(owners()),
         frozenset(name for name in _names() if not name.startswith(_PEER_PREFIX)),
     )
 
@@ -110,6 +119,7 @@ def leaked(before: Held) -> list[str]:
             for number, target in now.descriptors - before.descriptors
             if not (_servers or (_had_server and target in _GRPC))
         ),
+        *(f"model of {model!r}" for model in now.models if not (_servers or model in before.models)),
         *(f"/dev/shm/{name}" for name in made_here(now.shared_memory - before.shared_memory)),
     ]
 

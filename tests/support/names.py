@@ -26,9 +26,8 @@ def new_name() -> str:
 def made_here(names: Iterable[str], pid: int | None = None) -> set[str]:
     """Those of some names that a process or a child of it has made, as far as can be told.
 
-    Somebody else's are those that only others have open or mapped, and those with the mark of another run or
-    of a process that lives and is not ours. What nobody has and nothing is known of is taken for ours: it
-    may have been left behind by a child that is gone, and others' are gone a moment later.
+    These are names that it has open or mapped, and those with its run's mark. Other programs of the machine
+    make and drop names too, so a name that nobody has open and nothing is known of is not counted.
 
     Args:
         names: The names.
@@ -38,19 +37,17 @@ def made_here(names: Iterable[str], pid: int | None = None) -> set[str]:
     if not doubtful:
         return set()
     family = _family(os.getpid() if pid is None else pid)
-    mine: set[str] = set()
-    others: set[str] = set()
-    for each in _pids():
-        (mine if each in family else others).update(_used(each) & doubtful)
-    return mine | {name for name in doubtful - others if not _is_marked_by_others(name, family)}
+    used = {name for each in family for name in _used(each)}
+    return {name for name in doubtful if name in used or _is_marked(name, family)}
 
 
-def _is_marked_by_others(name: str, family: set[int]) -> bool:
+def _is_marked(name: str, family: set[int]) -> bool:
+    """True for a mark of this run and of a process of the family, or of one that has ended."""
     found = _MARKED.match(name)
-    if found is None:
+    if found is None or found[1] != os.environ.get(_RUN, found[1]):
         return False
-    run, pid = found[1], int(found[2])
-    return run != os.environ.get(_RUN, run) or (pid not in family and Path(f"/proc/{pid}").exists())
+    pid = int(found[2])
+    return pid in family or not Path(f"/proc/{pid}").exists()
 
 
 def _pids() -> list[int]:

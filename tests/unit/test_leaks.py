@@ -131,9 +131,9 @@ def test_names_that_others_have_are_theirs() -> None:
         (DIRECTORY / gone["left"]).touch()
         try:
             names = {*mine.values(), *theirs.values(), gone["left"]}
-            # What nobody has is in doubt, and so its.
-            assert made_here(names, pid) == names - {theirs["open"], theirs["mapped"]}
-            assert made_here(names) == names  # both are children of this process
+            assert made_here(names, pid) == {mine["open"], mine["mapped"]}
+            both = {each[how] for each in (mine, theirs) for how in ("open", "mapped")}
+            assert made_here(names) == both  # they are children of this process
         finally:
             (DIRECTORY / gone["left"]).unlink()
     assert made_here(()) == set()

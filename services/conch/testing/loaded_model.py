@@ -164,12 +164,14 @@ class LoadedModel:
         """Waits for running requests, then unloads the model and its mocks.
 
         Takes some seconds if an abandoned request is still running; if it does not end, the model stays
-        loaded and is not finalized.
+        loaded and is not finalized, unless it is closed again once the request has ended.
 
         Raises:
             Exception: An exception of its `finalize`.
         """
         self._stack.close()
+        if self._repository.is_left:
+            self._stack.callback(self._repository.close)
         error, self._failures.finalize = self._failures.finalize, None
         if error is not None:
             raise error

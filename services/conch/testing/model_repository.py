@@ -106,21 +106,27 @@ class Repository:
 
     def close(self) -> None:
         """Closes all models in reverse order; waits briefly for those with abandoned requests."""
-        while self._loaded:
-            self._close(self._loaded.pop())
+        self._loaded = [model for model in reversed(self._loaded) if not self._close(model)][::-1]
 
-    def _close(self, model: Servable) -> None:
+    @property
+    def is_left(self) -> bool:
+        """Whether models are loaded, also after `close`, which may then be called again."""
+        return bool(self._loaded)
+
+    def _close(self, model: Servable) -> bool:
         late = [request for request in self.given_up if not request.completed]
         if model.close(GRACE_S if late else None):
-            return
+            return True
         for request in late:
             # The model may never complete it, e.g. because it keeps the sender.
             request.fail(DeadlineExceededError("Deadline Exceeded"))
-        if not model.close(GRACE_S):
-            log.warning(
-                "model '%s' still runs a request whose deadline has passed: it is left, and not finalized",
-                model.spec.name,
-            )
+        if model.close(GRACE_S):
+            return True
+        log.warning(
+            "model '%s' still runs a request whose deadline has passed: it is left, and not finalized",
+            model.spec.name,
+        )
+        return False
 
     def _publish(self, name: str, model: Servable) -> Servable:
         self._loaded.append(model)

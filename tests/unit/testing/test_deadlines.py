@@ -102,6 +102,8 @@ def test_a_model_that_hangs_is_left(
     kind.go_on.set()
     eventually(lambda: not model_threads(), "its thread ends with its request")
     assert not kind.finalized
+    loaded.close()
+    assert kind.finalized
 
 
 def model_threads() -> list[str]:
