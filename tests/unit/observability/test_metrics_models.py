@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import gzip
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tests.support.core import make_request, make_spec
 from tests.support.metrics import Samples, families, of_model, samples, value
+from tests.support.servers import ROOT
 
 from conch.core.load_statistics import LoadStatistics
 from conch.core.model_statistics import ModelStatistics
@@ -20,6 +24,7 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import WorkerStatus
 from conch.core.spec import InstanceGroup
 from conch.core.statistics_snapshot import Gauges
+from conch.observability import metrics
 from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.metrics.metrics_exposition import Exposition, Format, GilYielder, Source
 from conch.observability.metrics.model_metrics import ModelMetrics
@@ -340,3 +345,19 @@ def test_models_on_one_gpu_say_which() -> None:
     assert [of_model(found, model.spec.name, name) for model in models] == [None, 0, 0, 0, 0]
     models[0].spec = replace(models[0].spec, instance_groups=(InstanceGroup("g", "GPU", 1, (0,)),))
     assert of_model(site.samples(), "one", name, gpu_uuid="GPU-a") == 0
+
+
+def test_each_family_is_documented() -> None:
+    """Also those that only some servers have; their types and labels are compared on a server."""
+    (package,) = metrics.__path__
+    texts = {
+        node.value
+        for path in Path(package).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    named = {text for text in texts if re.fullmatch("(?:conch|nv)_[a-z0-9_]+", text)}
+    documented = set(re.findall("`((?:conch|nv)_[a-z0-9_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    assert len(named) > 60
+    assert named - documented == set(), "docs/metrics.md lacks them"
+    assert documented - named == set(), "there are no such metrics"
