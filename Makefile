@@ -32,7 +32,7 @@ setup: $(STAMP)
 serve: $(SERVE_STAMP)
 	$(BIN)/conch demo
 
-wheel: $(SERVE_STAMP)
+wheel: | $(BIN)/python
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 # make image TAGS="slim onnx"; the tags and what is in them: deploy/image/docker-bake.hcl

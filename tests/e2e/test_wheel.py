@@ -24,6 +24,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def test_building_it_needs_a_bare_environment_only(tmp_path: Path) -> None:
+    command = ["make", "--dry-run", "--no-print-directory", f"VENV={tmp_path}", "wheel"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert [re.sub(r"^.*python3? -m ", "", line).split()[0] for line in done.stdout.splitlines()] == [
+        "venv",
+        "pip",
+    ]
+    assert "pip wheel" in done.stdout and "install" not in done.stdout
+
+
 @pytest.mark.slow
 def test_protos_and_examples_are_in_it(wheel: Path) -> None:
     """All files of the two folders, and none that git ignores, such as clients that have been built."""
