@@ -23,6 +23,32 @@ from conch.frontends.access_policy import UploadRule, is_local_peer, is_loopback
 
 EXPLICIT = "--model-control-mode=explicit"
 
+# Fields of a config that choose code on the server's machine, or files that an engine writes to, by the name
+# in the refusal.
+CHOOSES_CODE: dict[str, dict[str, Any]] = {
+    name: {"parameters": {name: {"string_value": "/tmp/of-the-client"}}}
+    for name in (
+        *("EXECUTION_ENV_PATH", "CONCH_ENV_BROWSER", "CONCH_ALLOW_PICKLE"),
+        *("CPU_EXTENSION_PATH", "CACHE_DIR", "CONCH_OV_CACHE_DIR"),
+    )
+}
+CHOOSES_CODE["/dev/shm/evil.so"] = {"model_operations": {"op_library_filename": ["/dev/shm/evil.so"]}}
+CHOOSES_CODE |= {
+    name: {
+        "optimization": {
+            "execution_accelerators": {
+                "gpu_execution_accelerator": [
+                    {"name": "tensorrt", "parameters": {name: "/tmp/of-the-client"}}
+                ]
+            }
+        }
+    }
+    for name in (
+        *("trt_extra_plugin_lib_paths", "trt_engine_cache_path"),
+        *("trt_timing_cache_path", "trt_ep_context_file_path"),
+    )
+}
+
 
 @pytest.fixture(scope="module")
 def far() -> str:
@@ -76,11 +102,10 @@ def test_files_come_from_this_machine_only(tmp_path: Path, far: str) -> None:
         forwarded.parameters["file:1/model.py"].bytes_param = b""
         metadata = [("x-forwarded-for", "198.51.100.7")]
         assert outcome(lambda: near("RepositoryModelLoad", forwarded, metadata))[0] == "PERMISSION_DENIED"
-        for parameter in ("EXECUTION_ENV_PATH", "CONCH_ENV_BROWSER"):  # code as well
-            config = config_json(parameters={parameter: {"string_value": str(tmp_path)}})
-            code, text = load(away, "m", {"config": config})
-            assert code == "PERMISSION_DENIED"
-            assert parameter in text and "--allow-model-upload" in text
+        for name, fields in CHOOSES_CODE.items():
+            code, text = load(away, "m", {"config": config_json(**fields)})
+            assert code == "PERMISSION_DENIED", name
+            assert name in text and "--allow-model-upload" in text
         assert load(away, "m", {"config": config_json()}) == {}  # loads without files are another matter
         assert answer(away, "m") == 1.0
         assert load(near, "m", files(v1=5)) == {}

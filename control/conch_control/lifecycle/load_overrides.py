@@ -25,6 +25,7 @@ from pathlib import Path
 
 from conch.core.errors import CancelledError, InvalidArgumentError
 from conch.core.model_control import LoadParameter
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Progress, Scan
@@ -105,6 +106,12 @@ _CONFIG = "config"
 _ENVIRONMENT = ("EXECUTION_ENV_PATH", "CONCH_ENV_")
 """Prefixes of config parameters that select a worker's interpreter or variables."""
 
+_CODE = ("CONCH_ALLOW_PICKLE", "CPU_EXTENSION_PATH")
+"""Config parameters that have an engine run what a file or library of the machine says."""
+
+_WRITES = ("CACHE_DIR", "CONCH_OV_CACHE_DIR")
+"""Config parameters with a directory that an engine writes to."""
+
 _TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
 _MOST_NAME_BYTES = 255
 # Far below the system's limit, so that recursion can walk and remove the directories.
@@ -139,7 +146,7 @@ def read_overrides(parameters: Mapping[str, LoadParameter]) -> Overrides:
 
 
 def uploaded_code(parameters: Mapping[str, LoadParameter]) -> str:
-    """Describes what in a load request selects code to run; empty if nothing does.
+    """Describes what in a load request selects code to run or files to write; empty if nothing does.
 
     A malformed config selects none, as its load fails.
     """
@@ -148,11 +155,24 @@ def uploaded_code(parameters: Mapping[str, LoadParameter]) -> str:
         return f"a file ('{file}')"
     config = parameters.get(_CONFIG)
     try:
-        named = parse_override(config).parameters if isinstance(config, str) else ()
+        wanted = parse_override(config) if isinstance(config, str) else ModelConfig()
     except InvalidArgumentError:
         return ""
-    chosen = next((key for key in sorted(named) if key.startswith(_ENVIRONMENT)), None)
-    return "" if chosen is None else f"an environment (parameter '{chosen}' of its config)"
+    for key in sorted(wanted.parameters):
+        if key.startswith(_ENVIRONMENT):
+            return f"an environment (parameter '{key}' of its config)"
+        if key in _CODE:
+            return f"code (parameter '{key}' of its config)"
+        if key in _WRITES:
+            return f"a directory to write to (parameter '{key}' of its config)"
+    for library in wanted.model_operations.op_library_filename:
+        return f"a library ('{library}' in model_operations of its config)"
+    accelerators = wanted.optimization.execution_accelerators
+    for accelerator in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        for key in sorted(accelerator.parameters):
+            if "path" in key:  # trt_extra_plugin_lib_paths, trt_engine_cache_path, ...
+                return f"a path (parameter '{key}' of accelerator '{accelerator.name}' in its config)"
+    return ""
 
 
 def apply_overrides(name: str, overrides: Overrides, scan: Scan) -> Scan:
