@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import ssl
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,11 +36,17 @@ from tests.support.tokens import AUDIENCE, ISSUER, Issuer
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from conch.core.errors import ConchError, PermissionDeniedError, UnauthenticatedError
+from conch.core.errors import (
+    ConchError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
 from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path_variants
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ClientTls, ConnectionOptions
 from conch_control.remote_api.port_access import ACTIONS
+from conch_control.remote_api.server import MOST_WATCHES
 
 POLICY = f"""
 [jwt]
@@ -382,6 +389,45 @@ def test_the_control_port(place: Place, name: str) -> None:
     assert models == {"reads": {"simple", "probe"}, "controls": {"simple", "probe"}, "others": set()}.get(
         name
     )
+
+
+@pytest.mark.parametrize("method", ACTIONS)
+def test_the_control_port_receives_no_message_without_credentials(place: Place, method: str) -> None:
+    """It received 200 MB from each of eight such callers, and took 1.1 GB."""
+    never = threading.Event()
+    with closing(grpc.insecure_channel(place.control)) as channel:
+        call = channel.stream_stream(f"/conch.control.v1.ModelControl/{method}")(
+            iter(lambda: never.wait(WAIT_S) and b"", None), timeout=WAIT_S
+        )
+        with pytest.raises(grpc.RpcError) as refused:
+            next(call)
+        never.set()
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_principal_leaves_others_room_on_the_control_port(place: Place) -> None:
+    most = MOST_WATCHES // 2
+    refusal = f"{most} callers watch for principal 'others' already; try again when one of them has ended"
+    with ExitStack() as stack:
+        clients = {
+            name: stack.enter_context(
+                closing(ModelControlClient(ConnectionOptions(place.control, token=KEYS[name]), WAIT_S))
+            )
+            for name in ("others", "reads")
+        }
+        updates = []  # a watch ends with its iterator
+
+        def watch(name: str) -> Any:
+            watch = clients[name].watch()
+            stack.callback(watch.cancel)
+            updates.append(iter(watch))
+            return next(updates[-1])
+
+        for _ in range(most):
+            watch("others")
+        with pytest.raises(ResourceExhaustedError, match=refusal):
+            watch("others")
+        assert watch("reads")
 
 
 def test_listings_show_what_the_principal_may_see(place: Place, raw: RawClient, web: httpx.Client) -> None:

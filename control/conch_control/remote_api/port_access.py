@@ -34,6 +34,13 @@ ACTIONS: Mapping[str, tuple[Roles, str]] = {
 class CallAccess(Protocol):
     """What the caller of one call may do."""
 
+    @property
+    def principal(self) -> str:
+        """The caller's name in the access policy; empty without one, and for the port's own token."""
+
+    def received(self, size: int) -> None:
+        """Counts the bytes of the call's message."""
+
     def check(self, model: str) -> None:
         """Raises PermissionDeniedError: it may not read the model."""
 
@@ -50,16 +57,21 @@ class CallAccess(Protocol):
 class PortAccess(Protocol):
     """Identifies callers."""
 
-    def admit(self, context: Any, method: str, size: int) -> CallAccess:
-        """Raises ConchError: the caller may not call the method."""
+    def admit(self, context: Any, method: str) -> CallAccess:
+        """Admits a call before its message is received. Raises ConchError: it may not call the method."""
 
 
 class OpenAccess:
     """Lets every caller do everything: nothing but the port's own token and certificates protects it."""
 
-    def admit(self, context: Any, method: str, size: int) -> CallAccess:
+    principal = ""
+
+    def admit(self, context: Any, method: str) -> CallAccess:
         """Admits the call."""
         return self
+
+    def received(self, size: int) -> None:
+        """Counts nothing."""
 
     def check(self, model: str) -> None:
         """Raises nothing."""
@@ -86,14 +98,14 @@ class PolicyAccess:
         limiter = Limiter(_TOKEN_PRINCIPAL, Limits())
         self._operator = Principal(_TOKEN_PRINCIPAL, dict.fromkeys(Role, EVERY_MODEL), limiter)
 
-    def admit(self, context: Any, method: str, size: int) -> CallAccess:
+    def admit(self, context: Any, method: str) -> CallAccess:
         """Identifies the caller, see `AccessGuard.admit`."""
         roles, action = ACTIONS[method]
         peer = ContextPeer(context)
         shown = [value.encode(errors="backslashreplace") for value in peer.header_values(AUTHORIZATION)]
         if self._expected is not None and len(shown) == 1 and compare_digest(shown[0], self._expected):
             return _GrantedCall(self._guard, peer, Grant(self._operator), roles, action, renewed=False)
-        grant = self._guard.admit(peer, roles, action, size)
+        grant = self._guard.admit(peer, roles, action)
         return _GrantedCall(self._guard, peer, grant, roles, action, renewed=True)
 
 
@@ -109,6 +121,10 @@ class _GrantedCall:
         self._roles = roles
         self._action = action
         self._renewed = renewed
+        self.principal = grant.principal.name if renewed else ""
+
+    def received(self, size: int) -> None:
+        self._grant.principal.limiter.charge(size)
 
     def check(self, model: str) -> None:
         self._guard.check(self._peer, self._grant, self._roles, model, self._action)

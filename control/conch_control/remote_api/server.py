@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -52,21 +53,40 @@ QUICK_THREADS = 8
 
 
 class ConcurrencyLimit:
-    """Limits concurrent calls of one kind."""
+    """Limits concurrent calls of one kind; a principal has at most half of the slots."""
 
     def __init__(self, most: int, what: str) -> None:
-        self._free = threading.Semaphore(most)
-        self._refusal = f"{most} {what} already; try again when one of them has ended"
+        self._most = most
+        self._what = what
+        self._lock = threading.Lock()
+        self._taken: Counter[str] = Counter()
 
     @contextmanager
-    def acquire(self) -> Iterator[None]:
-        """Occupies one slot. Raises ResourceExhaustedError: all slots are taken."""
-        if not self._free.acquire(blocking=False):
-            raise ResourceExhaustedError(self._refusal)
+    def acquire(self, principal: str) -> Iterator[None]:
+        """Occupies one slot; `principal` is empty without an access policy.
+
+        Raises:
+            ResourceExhaustedError: All slots are taken, or all that the principal may have.
+        """
+        with self._lock:
+            taken, own = self._taken.total(), self._taken[principal]
+            if taken >= self._most:
+                raise self._refusal(taken, "")
+            if principal and own >= max(self._most // 2, 1):
+                raise self._refusal(own, f" for principal '{principal}'")
+            self._taken[principal] += 1
         try:
             yield
         finally:
-            self._free.release()
+            with self._lock:
+                self._taken[principal] -= 1
+                if not self._taken[principal]:
+                    del self._taken[principal]
+
+    def _refusal(self, taken: int, whose: str) -> ResourceExhaustedError:
+        return ResourceExhaustedError(
+            f"{taken} {self._what}{whose} already; try again when one of them has ended"
+        )
 
 
 class ModelControl:
@@ -83,6 +103,7 @@ class ModelControl:
         self._access = access or OpenAccess()
         self._watches = ConcurrencyLimit(watches, "callers watch")
         self._loads = ConcurrencyLimit(loads, "loads go on")
+        self._calls = ConcurrencyLimit(watches + loads + QUICK_THREADS, "calls go on")  # one for each thread
         self._refusing = False
         self._stopping = False
         self._running = 0
@@ -97,11 +118,13 @@ class ModelControl:
             "Describe": (pb.DescribeRequest, self._describe),
             "Drain": (pb.DrainRequest, self._drain),
         }
+        # To grpcio all requests are streams, which it does not receive before they are read: a caller without
+        # credentials could have it receive messages of any size.
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(self._unary_handler(name, kind, answer))
+            name: grpc.stream_unary_rpc_method_handler(self._unary_handler(name, kind, answer))
             for name, (kind, answer) in unary.items()
         }
-        methods["Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        methods["Watch"] = grpc.stream_stream_rpc_method_handler(self._watch)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def refuse_changes(self) -> None:
@@ -135,7 +158,7 @@ class ModelControl:
 
     def _load(self, request: pb.LoadRequest, caller: CallAccess) -> pb.LoadResponse:
         self._check_changes()
-        with caller.changing(request.model), self._loads.acquire():
+        with caller.changing(request.model), self._loads.acquire(caller.principal):
             self._port.load(request.model, load_parameters(request))
         return pb.LoadResponse()
 
@@ -160,7 +183,21 @@ class ModelControl:
             self._port.drain()
         return pb.DrainResponse()
 
-    def _watch(self, data: bytes, context: Any) -> Iterator[bytes]:
+    @contextmanager
+    def _admitted(
+        self, context: Any, name: str, messages: Iterator[bytes]
+    ) -> Iterator[tuple[CallAccess, bytes]]:
+        """Admits a call, and receives its message only then; raises ConchError."""
+        with self._tracked():
+            caller = self._access.admit(context, name)
+            with self._calls.acquire(caller.principal):
+                data = next(messages, None)
+                if data is None:
+                    raise InvalidArgumentError("the method takes exactly one request message, none was sent")
+                caller.received(len(data))
+                yield caller, data
+
+    def _watch(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
         gone = threading.Event()
 
         def on_end() -> None:
@@ -170,8 +207,10 @@ class ModelControl:
         if not context.add_callback(on_end):
             return
         try:
-            with self._tracked(), self._watches.acquire():
-                caller = self._access.admit(context, "Watch", len(data))
+            with (
+                self._admitted(context, "Watch", messages) as (caller, data),
+                self._watches.acquire(caller.principal),
+            ):
                 request = pb.WatchRequest.FromString(data)
 
                 def sees(model: str) -> bool:
@@ -191,13 +230,12 @@ class ModelControl:
 
     def _unary_handler(
         self, name: str, kind: Any, answer: Callable[[Any, CallAccess], Message]
-    ) -> Callable[[bytes, Any], bytes]:
-        def handle(data: bytes, context: Any) -> bytes:
+    ) -> Callable[[Iterator[bytes], Any], bytes]:
+        def handle(messages: Iterator[bytes], context: Any) -> bytes:
             error: ConchError
             transient = False
             try:
-                with self._tracked():
-                    caller = self._access.admit(context, name, len(data))
+                with self._admitted(context, name, messages) as (caller, data):
                     return answer(kind.FromString(data), caller).SerializeToString()
             except ConchError as raised:
                 transient = is_transient(raised)
