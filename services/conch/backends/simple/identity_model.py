@@ -11,7 +11,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from conch.backends.python.api.pb_response import with_parameters
+from conch.backends.python.api.pb_response import set_parameters
 
 _NAME = re.compile(r"(INPUT|OUTPUT)(\d+)")
 _TRUE = frozenset({"true", "on", "1"})
@@ -66,7 +66,9 @@ class TritonPythonModel:
             output = self._pairs[tensor.name()]
             if output in wanted:
                 outputs.append(pb_utils.Tensor(output, array))
-        return with_parameters(outputs, _PARAMETERS)
+        response: Any = pb_utils.InferenceResponse(outputs)
+        set_parameters(response, _PARAMETERS)
+        return response
 
 
 def _pairs(config: dict[str, Any]) -> dict[str, str]:

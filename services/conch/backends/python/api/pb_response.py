@@ -84,11 +84,9 @@ def check_parameters(parameters: object) -> None:
             )
 
 
-def with_parameters(tensors: Sequence[Tensor], parameters: Mapping[str, Parameter]) -> InferenceResponse:
-    """A response with parameters of all types of the protocol; Triton's Python API has no doubles."""
-    response = InferenceResponse(tensors)
+def set_parameters(response: InferenceResponse, parameters: Mapping[str, Parameter]) -> None:
+    """Sets response parameters of any type of the protocol; Triton's Python API has no doubles."""
     response._parameters = parameters
-    return response
 
 
 class Converter:
