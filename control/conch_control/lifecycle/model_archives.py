@@ -1,14 +1,16 @@
 """Unpacked archives that are registered as repositories while the server runs, each for one model.
 
 An archive is the directory of one model, bare model files, or a repository with one model or one ensemble
-and its parts. Its model gets a given name (Triton's name mapping); with namespaces, parts of different
-archives may share names. Implements `conch.core.model_control.ArchiveControl`.
+and its parts. It may be another tenant's than the next one, so its links may not lead out of it. Its model
+gets a given name (Triton's name mapping); with namespaces, parts of different archives may share names.
+Implements `conch.core.model_control.ArchiveControl`.
 
 Owns: the registered archives. Locks: `_lock` guards them, never held while loading. Used by: the agent.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -156,6 +158,20 @@ class ModelArchives:
             )
 
 
+def _check_entries(directory: Path) -> None:
+    """Raises InvalidArgumentError: a link leads out of an archive, or an entry is no file."""
+    root = directory.resolve()
+    for folder, folders, files in os.walk(root):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                problem = "is a link that leads out of it"
+            elif path.is_dir() or path.is_file() or path.is_symlink():
+                continue
+            else:
+                problem = "is neither a file nor a directory"
+            raise InvalidArgumentError(f"'{directory}' can't be served: '{path.relative_to(root)}' {problem}")
+
+
 def archive_models(
     directory: Path, name: str, main: str, options: ControlOptions
 ) -> Mapping[str, ModelSource]:
@@ -165,6 +181,7 @@ def archive_models(
         InvalidArgumentError: It does not hold one model or one ensemble.
         OSError: It can't be read.
     """
+    _check_entries(directory)
     layout = find_layout(directory)
     if layout.kind is not LayoutKind.REPOSITORY:
         return {name: single_model(layout, name)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -210,7 +211,42 @@ def test_an_ensemble_brings_and_takes_its_parts(many: Endpoint) -> None:
     assert many.load("reader", "d4") == 200 and many.unload("reader") == 200
 
 
-@pytest.mark.parametrize("archive", ["e5", "f6", "g7", "h8", "none", "../../../etc", "a\0b"])
+@pytest.mark.parametrize("entry", ["simple/1", "simple/1/model.onnx", "simple/config.pbtxt"])
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("another archive's", "a link that leads out of it"),
+        ("a path above", "a link that leads out of it"),
+        ("a pipe", "neither a file nor a directory"),
+        ("its own", ""),
+    ],
+)
+def test_links_in_an_archive_may_not_lead_out_of_it(
+    tmp_path: Path, many: Endpoint, entry: str, kind: str, problem: str
+) -> None:
+    """They could show another tenant's files; a pipe would hold up its reader for ever."""
+    archive = many.root / tmp_path.name
+    model = copy_example(archive / "model", "simple").parent
+    moved = archive / "moved" if kind == "a path above" else model / "simple" / ".moved"
+    (model / entry).rename(moved)
+    if kind == "a pipe":
+        os.mkfifo(model / entry)
+    else:
+        target = many.root / "a1" / "model" / entry if kind == "another archive's" else moved
+        (model / entry).symlink_to(os.path.relpath(target, (model / entry).parent))
+    body = json.dumps({"model_name": "linked", "url": str(model)}).encode()
+    status, _, answer = post(f"{many.url}/models", body)
+    if problem:
+        assert (status, f"'{entry}' is {problem}" in json.loads(answer)["error"]) == (400, True), answer
+    else:
+        assert status == 200, answer
+        assert many.unload("linked") == 200
+    assert many.names() == []
+
+
+@pytest.mark.parametrize(
+    "archive", ["e5", "f6", "g7", "h8", "none", "../../../etc", "a\0b", "a1/../../../../etc"]
+)
 def test_archives_that_can_not_be_served(many: Endpoint, archive: str) -> None:
     assert many.load("bad", archive) == 400
     assert many.names() == []
