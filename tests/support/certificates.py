@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -28,15 +29,22 @@ class Authority:
         )
         self.root.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """A key and a certificate for localhost, with a URI for the name too."""
+    def issue(
+        self,
+        name: str,
+        ends: timedelta = timedelta(hours=1),
+        usages: Sequence[x509.ObjectIdentifier] = (
+            ExtendedKeyUsageOID.SERVER_AUTH,
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+        ),
+    ) -> tuple[Path, Path]:
+        """A key and a certificate for localhost, with a URI for the name too; `ends` is from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         uri = x509.UniformResourceIdentifier(f"spiffe://conch.test/{name}")
         names = [x509.DNSName("localhost"), x509.IPAddress(IPv4Address("127.0.0.1")), uri]
-        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         certificate = (
-            self._builder(subject, key)
+            self._builder(subject, key, ends)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .sign(self._key, hashes.SHA256())
@@ -52,7 +60,22 @@ class Authority:
         files[1].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return files
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def issue_by(self, client: str, name: str) -> tuple[Path, Path]:
+        """A key and a certificate that a client of ours, which is no authority, has signed."""
+        signer = Authority.__new__(Authority)
+        signer._directory = self._directory
+        signer._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, client)])
+        key = serialization.load_pem_private_key((self._directory / f"{client}.key").read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        signer._key = key
+        files = signer.issue(name)
+        with files[1].open("ab") as chain:
+            chain.write((self._directory / f"{client}.pem").read_bytes())
+        return files
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, ends: timedelta = timedelta(hours=1)
+    ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return (
             x509.CertificateBuilder()
@@ -60,6 +83,6 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=5))
-            .not_valid_after(now + timedelta(hours=1))
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + ends)
         )

@@ -1,0 +1,186 @@
+"""Limits of a principal with many clients at once: connections, streams and protocols share them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tests.support.raw_http import raw_http, request
+from tests.support.servers import WAIT_S, LocalServer, RawClient, eventually, serving, write_probe
+from tritonclient.grpc import service_pb2
+
+RATE, BYTES, PLACES = 5, 5_000, 3
+SIZE = 2_000
+"""Bytes of a request, at least."""
+POLICY = "".join(
+    f'[[principal]]\nname = "{name}"\nkey_file = "{name}"\ninfer = ["*"]\n{limit}\n'
+    for name, limit in {
+        "free": "",
+        "rated": f"requests_per_second = {RATE}",
+        "sized": f"bytes_per_second = {BYTES}",
+        "placed": f"concurrent = {PLACES}",
+    }.items()
+)
+EACH = 40
+"""Requests of each attacking client."""
+STREAMS = 3
+
+
+def key(name: str) -> tuple[str, str]:
+    return "authorization", f"Bearer the-key-of-{name}-1"
+
+
+def message(**parameters: str) -> Any:
+    made = service_pb2.ModelInferRequest(model_name="probe", id="x" * SIZE, raw_input_contents=[bytes(4)])
+    made.inputs.add(name="IN", datatype="FP32", shape=[1, 1])
+    for name, value in parameters.items():
+        made.parameters[name].string_param = value
+    return made
+
+
+def body(**parameters: str) -> bytes:
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
+    return json.dumps({"id": "x" * SIZE, "inputs": [tensor], "parameters": parameters}).encode()
+
+
+Outcomes = Iterator[str]
+Sender = Callable[[LocalServer, str, int, dict[str, str]], Outcomes]
+"""Sends so many requests of a principal with these parameters; gives what came of each."""
+
+
+def outcome(error: str) -> str:
+    return "limited" if "is over its limit of" in error else error or "ok"
+
+
+def over_grpc(server: LocalServer, name: str, number: int, parameters: dict[str, str]) -> Outcomes:
+    with closing(RawClient(server.address, ("grpc.use_local_subchannel_pool", 1))) as client:
+        for _ in range(number):
+            try:
+                client.infer(message(**parameters), [key(name)])
+                yield "ok"
+            except grpc.RpcError as error:
+                yield outcome(str(error.details()))
+
+
+def over_a_stream(server: LocalServer, name: str, number: int, parameters: dict[str, str]) -> Outcomes:
+    with closing(RawClient(server.address, ("grpc.use_local_subchannel_pool", 1))) as client:
+        try:
+            requests = [message(**parameters)] * number
+            for answer in client.stream(requests, metadata=[key(name)]):
+                yield outcome(answer.error_message)
+        except grpc.RpcError as error:  # the opening was too much
+            yield outcome(str(error.details()))
+
+
+def over_http(server: LocalServer, name: str, number: int, parameters: dict[str, str]) -> Outcomes:
+    with httpx.Client(base_url=f"http://{server.http_address}", timeout=WAIT_S) as client:
+        for count in range(number):
+            content: Any = body(**parameters)
+            if count % 2:
+                content = iter([content[:9], content[9:]])  # in chunks, without a length
+            answer = client.post("/v2/models/probe/infer", content=content, headers=dict([key(name)]))
+            yield "ok" if answer.status_code == 200 else outcome(answer.json()["error"])
+
+
+SENDERS: tuple[Sender, ...] = (over_grpc, over_grpc, *[over_a_stream] * STREAMS, over_http, over_http)
+
+
+@dataclass
+class Attack:
+    """What came of the requests of all clients, and the seconds that they took."""
+
+    outcomes: Counter[str]
+    seconds: float = 0.0
+
+
+@contextmanager
+def attacking(
+    server: LocalServer, name: str, number: int, parameters: dict[str, str] | None = None
+) -> Iterator[Attack]:
+    """Has all kinds of clients of a principal send at once; at the end of the block all have ended."""
+    attack = Attack(Counter())
+    lock = threading.Lock()
+
+    def run(sender: Sender) -> None:
+        for found in sender(server, name, number, parameters or {}):
+            with lock:
+                attack.outcomes[found] += 1
+
+    threads = [threading.Thread(target=run, args=(sender,)) for sender in SENDERS]
+    start = time.monotonic()
+    for thread in threads:
+        thread.start()
+    try:
+        yield attack
+    finally:
+        for thread in threads:
+            thread.join(WAIT_S)
+        attack.seconds = time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """A server with principals that have one limit each; several requests run at a time."""
+    directory = tmp_path_factory.mktemp("limits")
+    write_probe(directory / "models", extra="instance_group { count: 8 }")
+    for name in ("free", "rated", "sized", "placed"):
+        (directory / name).write_text(key(name)[1].removeprefix("Bearer "))
+    (directory / "access.toml").write_text(POLICY)
+    with serving(directory / "models", flags=[f"--access-policy={directory / 'access.toml'}"]) as server:
+        yield server
+
+
+def check_free(server: LocalServer) -> None:
+    """Another principal is not limited meanwhile."""
+    for sender in (over_grpc, over_a_stream, over_http):
+        assert list(sender(server, "free", 3, {})) == ["ok"] * 3
+
+
+def test_clients_share_the_rate_of_their_principal(server: LocalServer) -> None:
+    with attacking(server, "rated", EACH) as attack:
+        check_free(server)
+    assert set(attack.outcomes) == {"ok", "limited"}
+    assert attack.outcomes["ok"] <= RATE * (attack.seconds + 1) + 1
+
+
+def test_clients_share_the_bytes_of_their_principal(server: LocalServer) -> None:
+    """On credit are requests whose size is not known as they begin: a stream's first, and those in chunks."""
+    with attacking(server, "sized", EACH) as attack:
+        check_free(server)
+    assert set(attack.outcomes) == {"ok", "limited"}
+    on_credit = (len(SENDERS) + 1) * SIZE
+    assert attack.outcomes["ok"] * SIZE <= BYTES * (attack.seconds + 1) + on_credit
+
+
+def test_clients_share_the_places_of_their_principal(server: LocalServer, tmp_path: Path) -> None:
+    """Also clients that have gone hold theirs until their requests have ended."""
+    go = tmp_path / "go"
+    with attacking(server, "placed", 1, {"wait_for": str(go)}) as attack:
+        limited = len(SENDERS) - PLACES
+        eventually(lambda: attack.outcomes["limited"] == limited, "all others are refused")
+        assert list(over_a_stream(server, "placed", 5, {})) == ["limited"] * 5
+        check_free(server)
+        go.touch()
+    assert attack.outcomes == {"limited": limited, "ok": PLACES}
+    go.unlink()
+
+    started = [tmp_path / f"started{number}" for number in range(PLACES)]
+    with ExitStack() as stack:
+        for path in started:
+            ask = body(started=str(path), wait_for=str(go))
+            client = stack.enter_context(raw_http(server.http_address))
+            client.send(request("POST", "/v2/models/probe/infer", ask, ": ".join(key("placed"))))
+            eventually(path.exists, "it runs")
+    assert list(over_grpc(server, "placed", 3, {})) == ["limited"] * 3
+    go.touch()
+    eventually(lambda: list(over_grpc(server, "placed", 1, {})) == ["ok"], "they have ended")

@@ -1,0 +1,84 @@
+"""Ports that want client certificates: which ones they take, and that a refused client harms no other."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from tests.support.certificates import Authority
+from tests.support.servers import WAIT_S, copy_example, free_port, serving
+
+ATTEMPTS = 20
+"""Of each kind of refused client."""
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+Files = tuple[Path, Path]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server all of whose ports want certificates; certificates of clients by what is odd about them."""
+
+    ports: dict[str, int]
+    root: Path
+    clients: dict[str, Files | None]
+
+    def takes(self, port: str, client: str) -> bool:
+        """Whether a port answers a client."""
+        context = ssl.create_default_context(cafile=self.root)
+        http2 = port in ("grpc", "control")
+        if http2:
+            context.set_alpn_protocols(["h2"])
+        files = self.clients[client]
+        if files is not None:
+            context.load_cert_chain(files[1], files[0])
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.ports[port]), WAIT_S) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as secure,
+        ):
+            # With TLS 1.3 the client's handshake ends before the server has seen its certificate.
+            secure.sendall(_PREFACE if http2 else _GET)
+            return bool(secure.recv(1))
+        return False
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("tls")
+    ours, theirs = (Authority(directory / name) for name in ("ours", "theirs"))
+    key, certificate = ours.issue("server")
+    clients: dict[str, Files | None] = {
+        "good": ours.issue("client"),
+        "none": None,
+        "of another authority": theirs.issue("client"),
+        "expired": ours.issue("expired", timedelta(hours=-1)),
+        "for servers only": ours.issue("only", usages=[ExtendedKeyUsageOID.SERVER_AUTH]),
+        "signed by a client": ours.issue_by("client", "leaf"),
+    }
+    copy_example(directory / "models", "simple")
+    ports = {name: free_port() for name in ("grpc", "http", "metrics", "control", "console")}
+    flags = ["--grpc-use-ssl-mutual", "--metrics-use-ssl", "--model-control-mode=explicit"]
+    flags += [f"--{name}-port={port}" for name, port in ports.items()]
+    for name in ("grpc", "http", "control", "console"):
+        flags += [f"--{name}-server-cert={certificate}", f"--{name}-server-key={key}"]
+        flags += [f"--{name}-root-cert={ours.root}"]
+    flags += [f"--{name}-use-ssl" for name in ("http", "control", "console")]
+    with serving(directory / "models", flags=flags):
+        yield Place(ports, ours.root, clients)
+
+
+@pytest.mark.parametrize("port", ["grpc", "http", "metrics", "control", "console"])
+def test_a_port_takes_clients_with_a_certificate_that_holds_only(place: Place, port: str) -> None:
+    assert place.takes(port, "good")
+    for client in place.clients:
+        if client != "good":
+            assert not any(place.takes(port, client) for _ in range(ATTEMPTS)), client
+    assert place.takes(port, "good")
