@@ -13,9 +13,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-_NAME = re.compile(r"[\w.+\-/: ]*")
+_NAME = re.compile(r"[\w.+\-/ ]*")
 _IDENTIFIER = re.compile(r"\w*")
 _SYMBOL = re.compile(r"[a-zA-Z]+\d+|oo|int_oo|zoo|nan|pi|E|I|true|false")
+_FAR_SYMBOL = re.compile(r"(u|zuf)\d{7}")
 _DIGITS = re.compile(r"[+\-]?(\d{1,400}(\.\d{0,400})?(e[+\-]?\d{1,3})?|inf|nan)")
 _LONGEST_EXPRESSION = 10_000
 _LARGEST_NUMBER = 1 << 64
@@ -85,7 +86,7 @@ def _copied(value: Any, key: str) -> Any:
     if isinstance(value, dict):
         if "as_custom_obj" in value or "custom_obj" in value:
             raise RefusedProgramError("it takes Python or C++ objects")
-        named = _any if key == "range_constraints" else _name  # sizes as text, which are only compared
+        named = _range if key == "range_constraints" else _name
         return {named(each): _copied(value[each], each) for each in value}
     return value
 
@@ -93,6 +94,13 @@ def _copied(value: Any, key: str) -> Any:
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise RefusedProgramError(f"{text[:100]!r} is no name")
+    return text
+
+
+def _range(text: str) -> str:
+    """A size as text, which PyTorch only compares; but it counts to the number of an unbacked symbol."""
+    if _FAR_SYMBOL.match(text):
+        raise RefusedProgramError(f"'{text[:100]}' is no symbol")
     return text
 
 
@@ -122,11 +130,14 @@ def _tree(text: str) -> str:
         kind, context = node["type"], node["context"]
         if kind is not None and kind not in _TREES:
             raise RefusedProgramError(f"its inputs or outputs are of type {str(kind)[:100]!r}")
-        if context is not None:
-            named = kind == "collections.namedtuple"  # the context is the name of a registered class
-            _copied([context] if named else json.loads(context), "context")
-            if not named and "__enum__" in context:
-                raise RefusedProgramError("keys of its inputs or outputs are no plain values")
+        if kind == "collections.namedtuple":
+            _name(context)  # of a registered class
+        elif context is not None:
+            keys = json.loads(context)
+            for key in keys if isinstance(keys, list) else [keys]:
+                if not isinstance(key, (str, int, float, type(None))):
+                    raise RefusedProgramError("keys of its inputs or outputs are no plain values")
+                _name(str(key))
         trees.extend(node["children_spec"])
     return text
 

@@ -19,9 +19,12 @@ _SCALARS = {"int": int, "float": float, "bool": bool}
 _TUPLES = (tuple, list)
 
 
-# TorchScript finds an attribute by its name in the source text or, through `getattr`, in a string.
-_FILE_ACCESS = re.compile(rb"\bfrom_file\b|\.(?:[\s\\]|#[^\n]*\n)*save\b")
+# TorchScript finds an attribute by its name in the source text or, through `getattr`, in a string. All
+# patterns take time in proportion to the text, whatever it is.
+_FILE_ACCESS = re.compile(rb"\bfrom_file\b|\.[\s\\]*save\b")
+_SAVE = re.compile(rb"\bsave\b")
 _GETATTR = re.compile(rb"""\bgetattr\((?:(?!getattr)[^"'#\\])*, "([^"\\\n]*)"\)""")
+_DEEPEST = 100
 
 
 def refuse_file_access(torch: Any, path: Path) -> None:
@@ -41,21 +44,25 @@ def refuse_file_access(torch: Any, path: Path) -> None:
         if not name.casefold().startswith("code/"):
             continue
         code = reader.get_record(name)
-        found = _FILE_ACCESS.search(code) or _hidden_access(code)
+        # PyTorch writes no comments; one might stand between the dot and the name.
+        found = _FILE_ACCESS.search(code) or (b"#" in code and _SAVE.search(code)) or _hidden_access(code)
         if found:
+            text = found[0][:100].decode(errors="replace")
             raise InvalidArgumentError(
-                f"'{path}' could write or read files of the server: '{name}' has "
-                f"'{found[0].decode()}'. Remove calls of torch.save and torch.from_file from the "
-                f"model, and rename methods that have these names"
+                f"'{path}' could write or read files of the server: '{name}' has '{text}'. Remove calls of "
+                f"torch.save and torch.from_file from the model, and rename methods that have these names"
             )
 
 
 def _hidden_access(code: bytes) -> re.Match[bytes] | None:
     """A `getattr` of an operator that accesses files, or in a form that PyTorch does not write."""
-    while found := _GETATTR.search(code):
-        if found[1] in (b"save", b"from_file"):
-            return found
-        code = code[: found.start()] + b"_" + code[found.end() :]
+    for _ in range(_DEEPEST):
+        for found in _GETATTR.finditer(code):
+            if found[1] in (b"save", b"from_file"):
+                return found
+        code, count = _GETATTR.subn(b"_", code)  # so that those around them match
+        if not count:
+            break
     return re.search(rb"\bgetattr\b", code)
 
 
