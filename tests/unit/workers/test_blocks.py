@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from tests.support.workers import inline, placed
 
+from conch.core.errors import InternalError
 from conch.core.tensor import Tensor
 from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.packet_channel import BUFFER_BYTES, ChannelClosedError, PacketChannel
@@ -139,10 +141,11 @@ def test_blocks_can_neither_shrink_nor_grow() -> None:
     block.sent()
 
 
-@pytest.mark.parametrize("kind", ["not sealed", "a file", "a pipe", "another size"])
+@pytest.mark.parametrize("kind", ["not sealed", "a file", "a pipe", "another size", "holes"])
 def test_what_is_no_block_is_not_mapped(kind: str, tmp_path: object) -> None:
     mappings = Mappings(False, lambda: None)
     more: list[int] = []
+    size = 1 << 31 if kind == "holes" else LEAST_BYTES
     if kind == "a pipe":
         fd, *more = os.pipe()
     elif kind == "a file":
@@ -150,12 +153,12 @@ def test_what_is_no_block_is_not_mapped(kind: str, tmp_path: object) -> None:
         os.ftruncate(fd, LEAST_BYTES)
     else:
         fd = os.memfd_create("x", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, LEAST_BYTES if kind == "not sealed" else 4096)
-        if kind == "another size":
+        os.ftruncate(fd, 4096 if kind == "another size" else size)
+        if kind != "not sealed":
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     try:
         with pytest.raises(WireError):
-            mappings.add(1, LEAST_BYTES, fd)
+            mappings.add(1, size, fd)
         assert mappings.count == 0
     finally:
         for each in (fd, *more):
@@ -390,9 +393,9 @@ def test_what_can_not_be_given_back_now_is_given_back_later(monkeypatch: pytest.
 def test_a_long_message_travels_in_a_file() -> None:
     with exchanges() as (server, worker):
         text = bytes(range(256)) * 4096
-        worker.send(Kind.LOG, 3, text)
+        worker.send(Kind.QUERY, 3, text)
         message = server.receive().message
-        assert (message.kind, message.subject, bytes(message.fields)) == (Kind.LOG, 3, text)
+        assert (message.kind, message.subject, bytes(message.fields)) == (Kind.QUERY, 3, text)
         # Also with a block.
         (tensor,) = send(worker, server, [Tensor.from_array("n" * 200_000, LARGE)])
         assert (tensor.numpy() == LARGE).all()
@@ -455,6 +458,52 @@ def test_unexpected_descriptors_are_closed() -> None:
             server.receive()
     server.channel.close()
     worker.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "written", "why"),
+    [
+        (Kind.DONE, 1 << 31, 0, "may have 2147483647"),
+        (Kind.DONE, (1 << 31) - 1, 0, "has holes"),
+        (Kind.DONE, 1 << 30, 1 << 20, "has holes"),
+        *[
+            (
+                kind,
+                (1 << 20) + 1,
+                (1 << 20) + 1,
+                f"a message {kind.name} has 1048577 bytes, and may have 1048576",
+            )
+            for kind in (Kind.LOG, Kind.NOTE, Kind.METRIC, Kind.SPAN, Kind.FAILED, Kind.LOADED, Kind.READY)
+        ],
+    ],
+)
+def test_what_a_file_may_hold(kind: Kind, size: int, written: int, why: str) -> None:
+    """Of a worker that may claim anything; nothing of it becomes memory of the server."""
+    with exchanges() as (server, worker), memory_of_files() as file:
+        os.truncate(file, size)
+        os.pwrite(file, bytes(written), 0)
+        tracemalloc.start()
+        try:
+            worker.channel.send([wire.outline(wire.encode(kind), size)], [file])
+            with pytest.raises(WireError, match=why):
+                server.receive()
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@contextmanager
+def memory_of_files() -> Iterator[int]:
+    file = os.memfd_create("x", os.MFD_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def test_what_a_sender_refuses_to_send() -> None:
+    with exchanges() as (_, worker), pytest.raises(InternalError, match="too large: 1048576 is the most"):
+        worker.send(Kind.LOG, 0, bytes(1 << 20))
 
 
 def test_what_was_sent_before_the_other_side_went_is_received() -> None:

@@ -31,7 +31,7 @@ from conch.workers.protocol.devices import ServerDevices
 from conch.workers.protocol.received_message import ReceivedMessage
 from conch.workers.protocol.tensor_layouts import Place
 from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol.wire import Kind, WireError, encode
 
 
 class FailingSocket:
@@ -319,7 +319,7 @@ def test_what_waits_for_a_side_that_does_not_read_is_bounded(monkeypatch: pytest
     with pair() as (channel, _):
         files = open_files()
         fill(channel)
-        channel.send([bytes(2_000_000)])  # one may be larger than all together
+        channel.send([encode(Kind.EXECUTE, 0, bytes(2_000_000))])  # one may be larger than all together
         assert channel.backlog_bytes > 2_000_000  # its file counts
 
         def given_up() -> bool:

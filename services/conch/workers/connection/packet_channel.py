@@ -37,7 +37,7 @@ _LOOK_S = 0.25
 _MOST_FDS = 4
 _STAT_BLOCK = 512
 _WAITING_COSTS = 512  # bytes of a queued message besides its content
-_MOST_OUTLINE = 2**31 - 1
+_STEP = 4 << 20
 _SEND_BUFFER = 4 * wire.MOST_PACKET
 _ANCILLARY = socket.CMSG_SPACE(4 * _MOST_FDS)
 
@@ -241,8 +241,9 @@ class PacketChannel:
             self._sock.close()
 
     def _send_in_file(self, parts: Sequence[Buffer], fds: Sequence[int], size: int) -> None:
-        if size > _MOST_OUTLINE:
-            raise InternalError(f"a message of {size} bytes is too large: {_MOST_OUTLINE} is the most")
+        most = wire.most_bytes(wire.kind_of(parts[0]))
+        if size > most:
+            raise InternalError(f"a message of {size} bytes is too large: {most} is the most")
         file = os.memfd_create("conch-message", os.MFD_CLOEXEC)
         try:
             with os.fdopen(file, "wb", closefd=False) as target:
@@ -311,21 +312,27 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
     """Reads the message from the first descriptor and closes it; returns the outline if memory is short."""
-    size = wire.decode(packet).block_size
+    message = wire.decode(packet)
+    size = message.block_size
     if not fds:
         raise WireError("a message in a file has come without the file")
     file = fds.pop(0)
     try:
-        if not 0 < size <= _MOST_OUTLINE or os.fstat(file).st_size < size:
+        most = wire.most_bytes(message.kind)
+        if size > most:
+            raise WireError(f"a message {message.kind.name} has {size} bytes, and may have {most}")
+        found = os.fstat(file)
+        if not 0 < size <= found.st_size:
             raise WireError("a message in a file is not as long as it should be")
-        content = bytearray(size)
-        view, done = memoryview(content), 0
-        while done < size:
-            count = os.preadv(file, [view[done:]], done)
-            if not count:
+        if found.st_blocks * _STAT_BLOCK < size:  # holes cost the sender nothing, and this process memory
+            raise WireError("a message in a file has holes")
+        content = bytearray()
+        while len(content) < size:
+            part = os.pread(file, min(_STEP, size - len(content)), len(content))
+            if not part:
                 raise WireError("a message in a file ends too early")
-            done += count
-        return view
+            content += part  # in steps: the memory of the whole would be cleared while the GIL is held
+        return memoryview(content)
     except MemoryError:
         return packet
     except OSError as error:

@@ -56,6 +56,9 @@ MANY = 16
 MANY_BYTES = 32 * 1024 * 1024
 """From so many released blocks or bytes on, they are returned in a message of their own."""
 
+_SMALL_BYTES = 8 << 20
+_STAT_BLOCK = 512
+
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NEEDED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -277,11 +280,12 @@ class Mappings:
     The receiving thread alone calls `add`, `lend` and `drop`.
 
     Args:
-        writable: Whether this side may write to them.
+        writable: Whether this side may write to them, as a worker may; the server checks what workers send.
         on_many: Called when much is to be returned, possibly from a finalizer; must not block.
     """
 
     def __init__(self, writable: bool, on_many: Callable[[], None]) -> None:
+        self._writable = writable
         self._protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._maps: dict[int, Array] = {}
         self._views = _ReleaseQueue()
@@ -307,8 +311,13 @@ class Mappings:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             if seals & _NEEDED != _NEEDED:
                 raise WireError(f"block {number} is not sealed")
-            if size <= 0 or os.fstat(fd).st_size != size:
+            found = os.fstat(fd)
+            if size <= 0 or found.st_size != size:
                 raise WireError(f"block {number} does not have {size} bytes")
+            # A worker fills more than half of a block before it sends it. Holes cost it nothing, but are
+            # memory of the process that reads them first.
+            if not self._writable and found.st_blocks * _STAT_BLOCK < size // 2 > _SMALL_BYTES:
+                raise WireError(f"block {number} of {size} bytes has holes")
         except (OSError, OverflowError) as error:
             raise WireError(f"block {number} can't be mapped: {error}") from None
         if len(self._maps) >= MOST_MAPPED:

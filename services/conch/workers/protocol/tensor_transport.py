@@ -7,6 +7,7 @@ Used by: `message_stream`, the worker connection, the worker host.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -153,16 +154,20 @@ def pack_block(
         WireError: A tensor's bytes do not match its shape.
     """
     count = sum(map(len, lists))
-    size -= sum(place.nbytes for place in described.values())
+    stays = dict(described)
+    for tensor in itertools.chain.from_iterable(lists):
+        place = stays.get(id(tensor))
+        if place is None and mappings is not None and (place := _returned(tensor, mappings)) is not None:
+            payload.kept.append(tensor)
+            stays[id(tensor)] = place
+        size -= 0 if place is None else place.nbytes
     block: Block | None = None
     offset = 0
     parts: list[bytes] = [payload.fields]
     for index, tensors in enumerate(lists):
         packed = 0
         for tensor in tensors:
-            place = described.get(id(tensor)) if described else None
-            if place is None and mappings is not None and (place := _returned(tensor, mappings)) is not None:
-                payload.kept.append(tensor)
+            place = stays.get(id(tensor)) if stays else None
             if place is None:
                 if block is None:
                     block = payload.block = pool.take(size + _ALIGNMENT * count)

@@ -72,6 +72,17 @@ class Kind(IntEnum):
 
 _KINDS = {int(kind): kind for kind in Kind}
 
+_MOST_BYTES = 2**31 - 1
+_MOST_FACTS = 1 << 20  # records of the log, errors and the like: senders cut their texts to far less
+_WITH_TENSORS = frozenset({Kind.EXECUTE, Kind.DONE, Kind.RESPONSE, Kind.CALL, Kind.REPLY})
+_WITH_CONFIG_OR_FILES = frozenset({Kind.LOAD, Kind.QUERY, Kind.RESULT})
+
+
+def most_bytes(kind: Kind) -> int:
+    """Largest size of a message of a kind, tensors in blocks not counted."""
+    return _MOST_BYTES if kind in _WITH_TENSORS or kind in _WITH_CONFIG_OR_FILES else _MOST_FACTS
+
+
 HEADER = struct.Struct("<BBBBIQIQ")
 """Magic, kind, flags, number of returned blocks, bytes of fields, subject, number and size of a block."""
 
@@ -134,6 +145,11 @@ def encode(
         if rest := len(part) & 7:
             parts.append(_PADDING[rest])
     return b"".join(parts)
+
+
+def kind_of(message: Buffer) -> Kind:
+    """The kind of an encoded message, of which the beginning is enough."""
+    return Kind(HEADER.unpack_from(message)[1])
 
 
 def outline(message: Buffer, size: int) -> bytes:
@@ -246,6 +262,8 @@ def decode_error(fields: Buffer) -> ConchError:
     Raises:
         WireError: It is malformed.
     """
+    if len(fields) > _MOST_FACTS:
+        raise WireError(f"an error has {len(fields)} bytes, and may have {_MOST_FACTS}")
     record = decode_json(fields)
     code, text, retry = record.get("code"), record.get("text"), record.get("retry")
     if not isinstance(code, str) or not isinstance(text, str) or not isinstance(retry, int | None):
