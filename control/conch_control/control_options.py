@@ -10,6 +10,9 @@ from typing import Literal
 from conch.core.execution.placement import Devices
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 
+MOST_CONFIG_BYTES = 1 << 20
+"""Default of `ControlOptions.max_config_bytes`."""
+
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
@@ -41,6 +44,7 @@ class ControlOptions:
         strict_model_config: Require complete configs, without completion from the model's files.
         load_threads: Most concurrent loads.
         load_retries: Retries of a version that fails to load.
+        max_config_bytes: Largest config of a model, in a file or a load request.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
         backend_options: Options by backend; those under the empty name apply to all.
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
@@ -61,6 +65,7 @@ class ControlOptions:
     strict_model_config: bool = False
     load_threads: int = 4
     load_retries: int = 0
+    max_config_bytes: int = MOST_CONFIG_BYTES
     model_config_name: str = ""
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     devices: Devices = field(default_factory=Devices)

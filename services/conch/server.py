@@ -167,7 +167,9 @@ class Server:
             self._close_cache()
             raise
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
-        guarded_agent = GuardedAgent(self.agent, control.mode, options.allow_model_control)
+        guarded_agent = GuardedAgent(
+            self.agent, control.mode, options.allow_model_control, control.max_config_bytes
+        )
         self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port, platforms, console)
         self._warning = open_control_warning(options, control.mode, grpc, http)
         strict = options.strict_readiness

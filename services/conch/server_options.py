@@ -233,6 +233,7 @@ def _control(settings: Settings) -> ControlOptions:
         strict_model_config=settings.disable_auto_complete_config or bool(settings.strict_model_config),
         load_threads=settings.model_load_thread_count,
         load_retries=settings.model_load_retry_count,
+        max_config_bytes=settings.max_model_config_size,
         model_config_name=settings.model_config_name,
         backend_options=backend_options(settings.backend_config),
         max_queue_size=settings.max_queue_size,
@@ -271,6 +272,7 @@ def _planner(settings: Settings, mode: ControlMode) -> PlannerOptions | None:
         settle_s=min(settle_s, _RELOAD_SETTLE_S) if settings.reload else settle_s,
         development=settings.reload,
         operations=settings.model_load_thread_count,
+        max_config_bytes=settings.max_model_config_size,
         model_config_name=settings.model_config_name,
     )
 

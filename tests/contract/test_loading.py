@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -34,9 +36,15 @@ from tests.support.loading import (
     unload,
     write_number,
 )
-from tests.support.servers import AnyServer, RawClient, client_of, eventually, serving
+from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, eventually, free_port, serving
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
+
+from conch.core.errors import InvalidArgumentError
+from conch_control.config import json_format
+from conch_control.config.lenient_json import parse_lenient
+from conch_control.remote_api.client import ModelControlClient
+from conch_control.remote_api.connection_options import ConnectionOptions
 
 EXPLICIT = "--model-control-mode=explicit"
 UNPOLLED = ("INTERNAL", "failed to load 'm', failed to poll from model repository")
@@ -237,3 +245,49 @@ def test_the_mode_forbids_loading(tmp_path: Path) -> None:
         assert load(client, "m", files(v1=2)) == refused
         assert load(client, "..") == refused
         assert load(client, "m", {"x": 1}) == ("INVALID_ARGUMENT", "unrecognized load parameter 'x'.")
+
+
+def test_configs_of_any_size_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By all ports, before anything is parsed, and in files too; what is served stays."""
+    write_number(tmp_path, "m")
+    write_number(tmp_path, "large", extra=f"# {'x' * 5000}")
+    target = f"127.0.0.1:{free_port()}"
+    flags = ["--load-model=m", "--max-model-config-size=4096", f"--control-port={target[10:]}"]
+    config = "{" * 5000
+    too_large = "a model's config of 5000 bytes is too large: --max-model-config-size allows 4096"
+    refusal = f"Load parameter 'config': {too_large}"
+    with (
+        serving(tmp_path, flags=[EXPLICIT, *flags]) as server,
+        closing(RawClient(server.address)) as client,
+        closing(ModelControlClient(ConnectionOptions(target), WAIT_S)) as operator,
+    ):
+        assert load(client, "m", {"config": config}) == ("INVALID_ARGUMENT", refusal)
+        assert load(client, "m", {**files(v1=2), "config": config}) == ("INVALID_ARGUMENT", refusal)
+        body = {"parameters": {"config": config}}
+        response = httpx.post(f"http://{server.http_address}/v2/repository/models/m/load", json=body)
+        assert (response.status_code, response.json()["error"]) == (400, refusal)
+        with pytest.raises(InvalidArgumentError, match=refusal):
+            operator.load("m", {"config": config})
+        assert load(client, "large") == (UNPOLLED[0], UNPOLLED[1].replace("'m'", "'large'"))
+        assert re.search(r"large/config.pbtxt: a model's config of 5\d{3} bytes is too large", caplog.text)
+        assert answer(client, "m") == 1.0
+
+
+def test_a_config_is_parsed_once_and_on_no_serving_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def counted(text: str) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse_lenient(text)
+
+    monkeypatch.setattr(json_format, "parse_lenient", counted)
+    write_number(tmp_path, "m")
+    with serving(tmp_path, flags=[EXPLICIT]) as server, closing(RawClient(server.address)) as client:
+        for number in (2, 3):
+            assert load(client, "m", files(v1=number)) == {}
+            assert answer(client, "m") == number
+        unload(client, "m")
+    assert len(threads) == 2
+    assert not any(re.fullmatch(r"conch-(http|grpc-\d+|grpc-watch)", name) for name in threads)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conch.core.backend import Backend
 from conch.core.clock import monotonic_ns
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.execution.warmup import Warmup
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.findings import FindingCollector, ModelReport
@@ -28,7 +28,7 @@ from conch_control.check.static_checks import (
 )
 from conch_control.config.instance_groups import resolving_groups
 from conch_control.config.model_spec import assemble_spec, read_extras
-from conch_control.config.parse import config_origins, normalize
+from conch_control.config.parse import check_config_size, config_origins, normalize
 from conch_control.config.platforms import (
     checked_model_file,
     complete,
@@ -161,6 +161,11 @@ class ModelCheck:
                 self.report([Problem("", message)])
                 return None
             return ModelConfig()
+        try:
+            check_config_size(len(content), self._rules.options.max_config_bytes, self._source.location)
+        except InvalidArgumentError as error:
+            self.report([Problem("", error.message)])
+            return None
         try:
             text = content.decode()
         except UnicodeDecodeError as error:

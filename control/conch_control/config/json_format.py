@@ -7,6 +7,7 @@ prints strings). Input: enum names in any case, 64-bit values as numbers or stri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 from google.protobuf import json_format
@@ -58,6 +59,13 @@ def parse_override(text: str) -> ModelConfig:
     Raises:
         InvalidArgumentError: It is not JSON, or not a config.
     """
+    config = ModelConfig()
+    config.CopyFrom(_parsed_override(text))
+    return config
+
+
+@lru_cache(maxsize=4)  # a load asks several times: for the ensemble's parts, the versions, the definition
+def _parsed_override(text: str) -> ModelConfig:
     try:
         data = parse_lenient(text)
         if not isinstance(data, dict):

@@ -14,6 +14,7 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.problems import with_suggestion
 from conch_control.config.schema import leaves
 from conch_control.config.sequences import normalize_sequences
+from conch_control.control_options import MOST_CONFIG_BYTES
 
 _POSITION = re.compile(r"^\d+:\d+ : ")
 
@@ -36,8 +37,17 @@ def parse_config(text: str, source: str) -> ModelConfig:
     return config
 
 
-def decode_config(content: bytes, source: str) -> ModelConfig:
-    """Parses the content of a config file. Raises InvalidArgumentError: it is malformed."""
+def check_config_size(size: int, most: int, source: str) -> None:
+    """Raises InvalidArgumentError: the config is too large, as its parsing would hold up all requests."""
+    if size > most:
+        raise InvalidArgumentError(
+            f"{source}: a model's config of {size} bytes is too large: --max-model-config-size allows {most}"
+        )
+
+
+def decode_config(content: bytes, source: str, most: int = MOST_CONFIG_BYTES) -> ModelConfig:
+    """Parses the content of a config file. Raises InvalidArgumentError: it is malformed or too large."""
+    check_config_size(len(content), most, source)
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -45,19 +55,20 @@ def decode_config(content: bytes, source: str) -> ModelConfig:
     return parse_config(text, source)
 
 
-def read_config(path: Path) -> ModelConfig:
+def read_config(path: Path, most: int = MOST_CONFIG_BYTES) -> ModelConfig:
     """Reads a config file.
 
     Raises:
         InternalError: The file can't be read.
-        InvalidArgumentError: It is malformed.
+        InvalidArgumentError: It is malformed or too large.
     """
     try:
+        check_config_size(path.stat().st_size, most, str(path))
         content = path.read_bytes()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise InternalError(f"failed to open text file for read {path}: {reason}") from error
-    return decode_config(content, str(path))
+    return decode_config(content, str(path), most)
 
 
 def normalize(config: ModelConfig) -> None:

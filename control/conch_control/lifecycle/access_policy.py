@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from conch.core.errors import PermissionDeniedError, UnavailableError
 from conch.core.model_control import IndexEntry, LoadParameter, ModelControl
-from conch_control.control_options import ControlMode
-from conch_control.lifecycle.load_overrides import uploaded_code
+from conch_control.control_options import MOST_CONFIG_BYTES, ControlMode
+from conch_control.lifecycle.load_overrides import read_overrides, uploaded_code
 
 
 class ModelFacingAgent:
@@ -45,8 +45,15 @@ class GuardedAgent:
     Changes need mode ``explicit``, and are for the control port only unless `allowed`.
     """
 
-    def __init__(self, agent: ModelControl, mode: ControlMode, allowed: bool = True) -> None:
+    def __init__(
+        self,
+        agent: ModelControl,
+        mode: ControlMode,
+        allowed: bool = True,
+        most_config_bytes: int = MOST_CONFIG_BYTES,
+    ) -> None:
         self._agent = agent
+        self._most_config_bytes = most_config_bytes
         self._mode = mode
         self._allowed = allowed
 
@@ -68,6 +75,7 @@ class GuardedAgent:
             ConchError: The model can't be loaded; the text is Triton's.
         """
         self.check_changes()
+        read_overrides(parameters, self._most_config_bytes)  # the size is checked before anything is parsed
         if not may_upload:
             code = uploaded_code(parameters)
             if code:

@@ -105,7 +105,9 @@ class Agent:
         self._states = VersionStates(registry, self.events)
         # Models may load others in explicit mode even if --allow-model-control is off for clients.
         models = ModelFacingAgent(self)
-        calls = Calls(registry, GuardedAgent(models, options.mode))
+        calls = Calls(
+            registry, GuardedAgent(models, options.mode, most_config_bytes=options.max_config_bytes)
+        )
         loader = ModelLoader(options, get_backend, registry, cache, calls, families)
         self.loads = LoadStatistics()
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
@@ -161,7 +163,7 @@ class Agent:
             ConchError: The model can't be loaded; the text is Triton's.
         """
         _check_name(self._registry.name_of(name))
-        overrides = read_overrides(parameters)
+        overrides = read_overrides(parameters, self._options.max_config_bytes)
         scan = self._list_available()
         if overrides.files and self._registry.namespaces:
             raise UnsupportedError("files can't be given with a load where models have namespaces")

@@ -27,6 +27,8 @@ from conch.core.errors import CancelledError, InvalidArgumentError
 from conch.core.model_control import LoadParameter
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
+from conch_control.config.parse import check_config_size
+from conch_control.control_options import MOST_CONFIG_BYTES
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Progress, Scan
 
@@ -126,14 +128,18 @@ class Overrides:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def read_overrides(parameters: Mapping[str, LoadParameter]) -> Overrides:
-    """Parses load parameters. Raises InvalidArgumentError: one is unknown or has the wrong type."""
+def read_overrides(
+    parameters: Mapping[str, LoadParameter], most_config_bytes: int = MOST_CONFIG_BYTES
+) -> Overrides:
+    """Parses load parameters. Raises InvalidArgumentError: one is unknown, too large or of the wrong type."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
         if key == _CONFIG:
             if not isinstance(value, str):
                 raise InvalidArgumentError("Config parameter 'config' must have string type for its value")
+            size = len(value.encode(errors="surrogatepass"))
+            check_config_size(size, most_config_bytes, "Load parameter 'config'")
             config = value
         elif key.startswith(FILE_PREFIX):
             if not isinstance(value, bytes):

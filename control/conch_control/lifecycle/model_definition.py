@@ -108,7 +108,7 @@ def _read_config(
         path = config_file(directory, options.model_config_name)
         # With completion, a missing file equals an empty one.
         has_config = options.strict_model_config or path.exists()
-        config = read_config(path) if has_config else ModelConfig()
+        config = read_config(path, options.max_config_bytes) if has_config else ModelConfig()
     if renamed:
         config.name = ""
     return config

@@ -121,7 +121,7 @@ def guess_versions(
             config = ModelConfig()
             if of_configs(state):
                 content = config_content(source, options.model_config_name)
-                config = decode_config(content, source.location)
+                config = decode_config(content, source.location, options.max_config_bytes)
         normalize(config)
         available = versions_in(state)
         specific = config.version_policy.specific.versions

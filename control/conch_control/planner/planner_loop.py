@@ -21,6 +21,7 @@ from conch.core.errors import (
     as_conch_error,
 )
 from conch.core.model_control import LoadParameter
+from conch_control.control_options import MOST_CONFIG_BYTES, ControlOptions
 from conch_control.events import Event, EventLog
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.planner.plan import Operation, Outcome, Plan
@@ -84,6 +85,7 @@ class PlannerOptions:
         poll_s: Seconds between polls.
         settle_s: Seconds without changes before a model is loaded.
         operations: Most concurrent loads and unloads.
+        max_config_bytes: Largest config of a model.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
         development: Ignore the temporary files of editors.
     """
@@ -92,6 +94,7 @@ class PlannerOptions:
     poll_s: float = 15.0
     settle_s: float = 1.0
     operations: int = 4
+    max_config_bytes: int = MOST_CONFIG_BYTES
     model_config_name: str = ""
     development: bool = False
 
@@ -130,7 +133,9 @@ class Planner:
         self._plan = Plan(round(options.settle_s * _S), max(options.operations, 1))
         self._reader = SnapshotReader(
             repositories,
-            options.model_config_name,
+            ControlOptions(
+                (), max_config_bytes=options.max_config_bytes, model_config_name=options.model_config_name
+            ),
             self._before_snapshot,
             self._on_late,
             editors=options.development,

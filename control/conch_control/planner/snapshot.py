@@ -26,14 +26,14 @@ class SnapshotReader:
     def __init__(
         self,
         repositories: Repositories,
-        model_config_name: str,
+        options: ControlOptions,
         before: Callable[[ModelSource], None],
         on_late: Callable[[], None] = lambda: None,
         editors: bool = False,
     ) -> None:
         self._editors = editors
         self._repositories = repositories
-        self._options = ControlOptions((), model_config_name=model_config_name)
+        self._options = options
         self._before = before
         self._on_late = on_late
         self._known: dict[str, FoundModel] = {}

@@ -36,7 +36,7 @@ def read_composing_models(
             content = config_content(source, options.model_config_name)
             if b"ensemble_scheduling" not in content:
                 return ()  # cheaper than parsing
-            config = decode_config(content, source.location)
+            config = decode_config(content, source.location, options.max_config_bytes)
     except (ConchError, OSError):
         return ()
     if not config.model_repository_agents.agents and _is_wrong(config):  # agents may replace the config

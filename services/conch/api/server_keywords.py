@@ -28,6 +28,7 @@ class ServerKeywords(TypedDict, total=False):
     model_load_thread_count: int | str | None
     model_load_retry_count: int | str | None
     max_queue_size: int | str | None
+    max_model_config_size: int | str | None
     model_config_name: str | None
     disable_auto_complete_config: bool | str | None
     strict_model_config: bool | str | None

@@ -403,6 +403,11 @@ def test_named_variants_of_configs(site: Site) -> None:
     assert not report.models[1].findings
 
 
+def test_a_config_that_no_server_would_parse(site: Site) -> None:
+    (finding,) = errors(model(site, f'backend: "echo"\n{IO}', max_config_bytes=20))
+    assert "bytes is too large: --max-model-config-size allows 20" in finding.message
+
+
 def test_gpus_that_are_checked_for(site: Site) -> None:
     text = f'backend: "echo"\n{IO}instance_group {{ gpus: [ 0, 1 ] kind: KIND_GPU }}'
     assert not model(site, text, devices=Devices((0, 1))).failed

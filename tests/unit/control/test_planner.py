@@ -16,6 +16,7 @@ from tests.support.servers import eventually
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadParameter
+from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.planner import planner_loop as driver_module
@@ -611,7 +612,9 @@ def test_many_models_are_looked_at_without_reading_them(
         return ()
 
     monkeypatch.setattr("conch_control.planner.snapshot.read_composing_models", read_composing_models)
-    reader = SnapshotReader(Repositories([LocalRepository(place.repository)]), "", lambda source: None)
+    reader = SnapshotReader(
+        Repositories([LocalRepository(place.repository)]), ControlOptions(()), lambda source: None
+    )
     first = reader.poll(None, lambda: False)
     assert len(first.models) == len(reads) == 500
     before = time.process_time()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.stores import HangingStore
 
+from conch_control.control_options import ControlOptions
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource, Repository
@@ -68,7 +69,7 @@ def test_a_look_takes_what_the_listing_says_however_long_ago_that_was(tmp_path: 
         clock[0] += 10
 
     with opened(store, tmp_path, clock) as repository:
-        reader = SnapshotReader(Repositories([repository]), "", take_long)
+        reader = SnapshotReader(Repositories([repository]), ControlOptions(()), take_long)
         first, second = (reader.poll_all(lambda: False) for _ in range(2))
         assert first.models.keys() == {"m"}
         assert first == second

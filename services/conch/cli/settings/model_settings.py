@@ -100,6 +100,12 @@ class ModelLoadSettings(SettingGroup):
         "requests that may wait for a model version, 0 for no limit; a model's parameter "
         "CONCH_MAX_QUEUE_SIZE wins",
     )
+    max_model_config_size = setting(
+        POSITIVE,
+        1 << 20,
+        "maximum size of a model's config, in a file or a load request; larger ones fail the load",
+        unit="bytes",
+    )
     model_config_name = setting(CONFIG_NAME, "", "use configs/<name>.pbtxt of a model where it exists")
     disable_auto_complete_config = setting(BOOL, False, "do not complete model configs")
     strict_model_config = optional(BOOL, replaced_by="disable-auto-complete-config")
