@@ -9,6 +9,7 @@ Locks: one each for the families, a family and a metric; any thread may call.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import re
 import threading
@@ -21,10 +22,18 @@ from itertools import accumulate, pairwise
 from typing import Literal, get_args
 from weakref import WeakValueDictionary
 
-from conch.core.errors import InvalidArgumentError, UnsupportedError
+from conch.core.errors import InvalidArgumentError, ResourceExhaustedError, UnsupportedError
 
 Kind = Literal["counter", "gauge", "histogram"]
 
+MOST_FAMILIES = 10_000
+"""Families of a server or process at a time."""
+
+MOST_METRICS = 100_000
+"""Metrics of a family at a time."""
+
+_MOST_TEXT = 4096  # of a family's name and description, and of a metric's labels
+_MOST_BOUNDS = 1000
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _NOT_IN_A_LABEL = re.compile(r"[^a-zA-Z0-9_]")
 _RESERVED = ("nv_", "conch_")
@@ -167,12 +176,21 @@ class CustomFamily:
 
         Raises:
             InvalidArgumentError: Bounds are missing, unexpected or not ascending, or a histogram's label is
-                ``le``.
+                ``le``; or the texts are too long.
+            ResourceExhaustedError: There are too many.
         """
         if self.kind == "histogram" and bounds is None:
             raise InvalidArgumentError("Bucket boundaries not found in Metric args.")
         if self.kind != "histogram" and bounds is not None:
             raise InvalidArgumentError("Unexpected buckets found.")
+        if sum(map(len, itertools.chain(labels.keys(), labels.values()))) > _MOST_TEXT:
+            raise InvalidArgumentError(
+                f"the labels of a metric of family '{self.name}' have more than {_MOST_TEXT} characters"
+            )
+        if len(bounds or ()) > _MOST_BOUNDS:
+            raise InvalidArgumentError(
+                f"a metric of family '{self.name}' has more than {_MOST_BOUNDS} buckets"
+            )
         limits = tuple(float(bound) for bound in bounds or ())
         if any(not low < high for low, high in pairwise(limits)) or any(map(math.isnan, limits)):
             raise InvalidArgumentError("Bucket Boundaries must be strictly sorted")
@@ -185,6 +203,11 @@ class CustomFamily:
         with self._lock:
             metric = self._metrics.get(key)
             if metric is None:
+                if len(self._metrics) >= MOST_METRICS:
+                    raise ResourceExhaustedError(
+                        f"metric family '{self.name}' has {MOST_METRICS} metrics already: use fewer values "
+                        f"of labels"
+                    )
                 metric = self._metrics[key] = CustomMetric(self, named, limits)
             return metric
 
@@ -207,6 +230,7 @@ class CustomFamilies:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: WeakValueDictionary[str, CustomFamily] = WeakValueDictionary()
+        self._by_sample: WeakValueDictionary[str, CustomFamily] = WeakValueDictionary()
         self._remote: list[CatchUp] = []
 
     def add_remote(self, catch_up: CatchUp) -> None:
@@ -232,7 +256,8 @@ class CustomFamilies:
 
         Raises:
             InvalidArgumentError: The name is invalid, reserved, used by a family of another kind, or
-                collides with sample names of another family.
+                collides with sample names of another family; or the texts are too long.
+            ResourceExhaustedError: There are too many.
         """
         if kind not in get_args(Kind):
             raise InvalidArgumentError(f"'{kind}' is no kind of metrics")
@@ -241,23 +266,32 @@ class CustomFamilies:
                 f"'{name}' can't be the name of a metric family: letters, digits, '_' and ':' can be in it, "
                 f"no digit first, and those that begin with 'nv_' and 'conch_' are the server's"
             )
+        if len(name) + len(description) > _MOST_TEXT:
+            raise InvalidArgumentError(
+                f"name and description of a metric family have more than {_MOST_TEXT} characters"
+            )
         with self._lock:
             family = self._families.get(name)
             if family is None:
-                self._check_apart(name, kind)
+                names = self._names_apart(name, kind)
+                if len(self._families) >= MOST_FAMILIES:
+                    raise ResourceExhaustedError(f"the server has {MOST_FAMILIES} metric families already")
                 family = self._families[name] = CustomFamily(name, kind, description)
+                self._by_sample.update(dict.fromkeys(names, family))
         if family.kind != kind:
             raise InvalidArgumentError(f"metric family '{name}' is there already, as {family.kind}")
         return family
 
-    def _check_apart(self, name: str, kind: Kind) -> None:
+    def _names_apart(self, name: str, kind: Kind) -> set[str]:
         names = family_names(name, kind)
-        for other in self._families.values():
-            if not names.isdisjoint(family_names(other.name, other.kind)):
+        for each in names:
+            other = self._by_sample.get(each)
+            if other is not None:
                 raise InvalidArgumentError(
                     f"metric family '{name}' would have samples named as those of the {other.kind} "
                     f"'{other.name}', which is there already: give it another name"
                 )
+        return names
 
     def snapshot(self) -> list[FamilySnapshot]:
         """Snapshots of all families, sorted by name."""

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.metrics import samples, value
 
+from conch.core import custom_metrics
+from conch.core.custom_metrics import family_names
 from conch.observability.metrics.server_metrics import CustomMetrics
 
 Family: Any = pb_utils.MetricFamily
@@ -97,6 +99,32 @@ def test_metrics_whose_labels_are_told_alike_are_the_same() -> None:
     assert value(told(), "alike", a_b="1", _="2") == 2
 
 
+def test_families_and_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [Family("limited", "")]
+    monkeypatch.setattr(custom_metrics, "MOST_FAMILIES", len(custom_metrics.FAMILIES.snapshot()))
+    monkeypatch.setattr(custom_metrics, "MOST_METRICS", 1)
+    held.append(held[0].Metric({"a": "1"}))
+    held += [Family("limited", ""), held[0].Metric({"a": "1"})]  # those are there already
+    with pytest.raises(pb_utils.TritonModelException, match=r"the server has \d+ metric families"):
+        Family("one_more", "")
+    with pytest.raises(
+        pb_utils.TritonModelException, match="'limited' has 1 metrics already: use fewer values"
+    ):
+        held[0].Metric({"a": "2"})
+
+
+def test_many_families_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(name: str, kind: str) -> set[str]:
+        asked.append(name)
+        return family_names(name, kind)
+
+    monkeypatch.setattr(custom_metrics, "family_names", counted)
+    held = [Family(f"many_{number}", "", number % 3) for number in range(300)]
+    assert len(asked) == len(held)
+
+
 def test_the_last_bucket_can_be_named() -> None:
     family, bare = Family("unbounded", "what", HISTOGRAM), Family("bare", "what", HISTOGRAM)
     spread, single = family.Metric(buckets=[1, math.inf]), bare.Metric(buckets=[])
@@ -155,6 +183,15 @@ COUNT, LEVEL, SPREAD = FAMILIES[0].Metric(), FAMILIES[1].Metric(), FAMILIES[2].M
         (lambda: Family("a b", "", COUNTER), "'a b' can't be the name of a metric family: "),
         (lambda: Family("nv_inference_count", "", COUNTER), "begin with 'nv_' and 'conch_' are the server's"),
         (lambda: Family("x", "", 3), "Unknown metric kind"),
+        (lambda: Family("x8", "d" * 4096), "of a metric family have more than 4096 characters"),
+        (
+            lambda: Family("x9", "").Metric({"a": "b" * 4096}),
+            "the labels of a metric of family 'x9' have more than 4096 characters",
+        ),
+        (
+            lambda: Family("x10", "", HISTOGRAM).Metric(buckets=range(1001)),
+            "a metric of family 'x10' has more than 1000 buckets",
+        ),
     ],
 )
 def test_what_cannot_be(call: Callable[[], object], text: str) -> None:

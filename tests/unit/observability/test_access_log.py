@@ -118,7 +118,7 @@ def test_what_waits_is_as_large_as_clients_texts(monkeypatch: pytest.MonkeyPatch
         place.submit(make_request(id=long))
         unknown = InferenceRequest(long, long, {}, lambda *answer: None, 0)
         place.watches.refuse(unknown, InvalidArgumentError(long), "grpc", From("c"), 0, 0)
-    assert sizes[0] >= 100_000 and sizes[1] >= 300_000
+    assert sizes[0] >= 100_000 and sizes[1] >= 200_000  # texts of errors are cut
 
 
 def test_one_line_says_it_all() -> None:

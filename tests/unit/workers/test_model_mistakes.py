@@ -141,26 +141,41 @@ def test_questions_that_make_no_sense_are_answered_with_an_error(tmp_path: Path)
             "'name' of a query is not a text",
             "a family of metrics has a name and a description",
             "labels are names and texts",
-            "there is no such metric",
+            "a metric and its family have numbers",
         ]
 
 
-def test_too_many_metrics_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.workers.connection.worker_metrics._MOST", 5)
-    model = """
+@pytest.mark.parametrize(
+    ("making", "text"),
+    [
+        (
+            "family.Metric({'a': str(len(held))})",
+            "Error when creating Metric: an instance of a model may hold 5 metrics at a time: use fewer "
+            "values of labels",
+        ),
+        (
+            "pb_utils.MetricFamily(f'of_a_test_{len(held)}', '')",
+            "Error when creating MetricFamily: an instance of a model may hold 6 metric families at a time",
+        ),
+    ],
+)
+def test_too_many_metrics_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, making: str, text: str
+) -> None:
+    monkeypatch.setattr("conch.workers.connection.worker_metrics.MOST_METRICS", 5)
+    monkeypatch.setattr("conch.workers.connection.worker_metrics.MOST_FAMILIES", 6)
+    model = f"""
     def execute(self, requests):
         family, held = pb_utils.MetricFamily("of_another_test", ""), []
         try:
             while len(held) < 10:
-                held.append(family.Metric({"a": str(len(held))}))
+                held.append({making})
         except pb_utils.TritonModelException as error:
             return [says([len(held), str(error)]) for _ in requests]
 """
     with worker(spec_of(tmp_path, model)) as running:
         for _ in range(2):
-            count, text = said(running)
-            assert count == 4
-            assert text == "Error when creating Metric: a model may hold 5 metrics and families at a time"
+            assert said(running) == [5, text]
 
 
 def test_a_model_that_has_gone_since_it_was_called(tmp_path: Path) -> None:

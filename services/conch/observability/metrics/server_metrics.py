@@ -216,8 +216,10 @@ class CustomMetrics:
             if known is None:
                 found[family.name] = family
             elif known.kind == family.kind:
-                labels = [metric.labels for metric in known.metrics]
-                others = [metric for metric in family.metrics if metric.labels not in labels]
+                labels = {frozenset(metric.labels.items()) for metric in known.metrics}
+                others = [
+                    metric for metric in family.metrics if frozenset(metric.labels.items()) not in labels
+                ]
                 found[family.name] = replace(known, metrics=(*known.metrics, *others))
         return [found[name] for name in sorted(found)]
 

@@ -9,7 +9,11 @@ from conch.core.custom_metrics import CatchUp, CustomFamilies, CustomFamily, Cus
 from conch.core.errors import ConchError, ResourceExhaustedError
 from conch.workers.protocol.wire import WireError
 
-_MOST = 100_000
+MOST_FAMILIES = 1_000
+"""Families that a worker may hold at a time."""
+
+MOST_METRICS = 10_000
+"""Metrics that a worker may hold at a time."""
 
 
 class WorkerMetrics:
@@ -19,7 +23,8 @@ class WorkerMetrics:
         self._families = families
         self._catch_up = catch_up
         self._lock = threading.Lock()
-        self._held: dict[int, CustomFamily | CustomMetric] = {}
+        self._held_families: dict[int, CustomFamily] = {}
+        self._held_metrics: dict[int, CustomMetric] = {}
         self._known = False  # whether the families know of the worker
 
     def family(self, question: dict[str, Any]) -> dict[str, object]:
@@ -34,7 +39,16 @@ class WorkerMetrics:
             raise WireError("a family of metrics has a name and a description")
         if kind not in ("counter", "gauge", "histogram"):
             raise WireError("there is no such kind of metrics")
-        self._hold(question, self._families.family(name, kind, description))
+        number = _number(question)
+        with self._lock:
+            if len(self._held_families) >= MOST_FAMILIES:
+                raise ResourceExhaustedError(
+                    f"an instance of a model may hold {MOST_FAMILIES} metric families at a time"
+                )
+            self._held_families[number] = self._families.family(name, kind, description)
+            known, self._known = self._known, True
+        if not known:
+            self._families.add_remote(self._catch_up)
         return {}
 
     def metric(self, question: dict[str, Any]) -> dict[str, object]:
@@ -51,10 +65,17 @@ class WorkerMetrics:
             isinstance(bounds, list) and all(isinstance(bound, float | int) for bound in bounds)
         ):
             raise WireError("bounds are numbers")
-        family = self._held.get(question.get("family"))  # type: ignore[arg-type]
-        if not isinstance(family, CustomFamily):
+        family = self._held_families.get(_number(question, "family"))
+        if family is None:
             raise WireError("there is no such family of metrics")
-        self._hold(question, family.metric(labels, bounds))
+        number = _number(question)
+        with self._lock:
+            if len(self._held_metrics) >= MOST_METRICS:
+                raise ResourceExhaustedError(
+                    f"an instance of a model may hold {MOST_METRICS} metrics at a time: use fewer values of "
+                    f"labels"
+                )
+            self._held_metrics[number] = family.metric(labels, bounds)
         return {}
 
     def value(self, question: dict[str, Any]) -> dict[str, object]:
@@ -64,7 +85,7 @@ class WorkerMetrics:
             ConchError: It has none.
             WireError: There is no such metric.
         """
-        return {"value": self._metric(question.get("number")).value}
+        return {"value": self._metric(_number(question)).value}
 
     def change(self, number: int, change: dict[str, Any]) -> None:
         """Changes a metric, or drops the reference.
@@ -74,7 +95,8 @@ class WorkerMetrics:
         """
         what, value = change.get("do"), change.get("value")
         if what == "forget":
-            self._held.pop(number, None)
+            self._held_families.pop(number, None)
+            self._held_metrics.pop(number, None)
             return
         if not isinstance(value, float | int):
             raise WireError("the value of a metric is a number")
@@ -94,25 +116,21 @@ class WorkerMetrics:
     def close(self) -> None:
         """Drops all references."""
         with self._lock:
-            self._held.clear()
+            self._held_families.clear()
+            self._held_metrics.clear()
             known, self._known = self._known, False
         if known:
             self._families.remove_remote(self._catch_up)
 
-    def _hold(self, question: dict[str, Any], thing: CustomFamily | CustomMetric) -> None:
-        number = question.get("number")
-        if not isinstance(number, int):
-            raise WireError("a metric has a number")
-        if len(self._held) >= _MOST:
-            raise ResourceExhaustedError(f"a model may hold {_MOST} metrics and families at a time")
-        with self._lock:
-            self._held[number] = thing
-            known, self._known = self._known, True
-        if not known:
-            self._families.add_remote(self._catch_up)
-
-    def _metric(self, number: object) -> CustomMetric:
-        metric = self._held.get(number) if isinstance(number, int) else None
-        if not isinstance(metric, CustomMetric):
+    def _metric(self, number: int) -> CustomMetric:
+        metric = self._held_metrics.get(number)
+        if metric is None:
             raise WireError("there is no such metric")
         return metric
+
+
+def _number(question: dict[str, Any], key: str = "number") -> int:
+    number = question.get(key)
+    if not isinstance(number, int):
+        raise WireError("a metric and its family have numbers")
+    return number
