@@ -119,6 +119,7 @@ ROLES = {"infers": "infer", "reads": "read", "controls": "control"}
 ALLOWED = {
     "home_page": "infer read control",
     "openapi": "infer read control",
+    "docs_page": "infer read control",
     "server_metadata": "infer read control",
     "server_live": "all",
     "server_ready": "all",
@@ -149,7 +150,7 @@ ALLOWED = {
 }
 # A principal with other models gets an empty list of these, or a response without models.
 WITHOUT_MODEL = {
-    "home_page", "openapi", "server_metadata", "all_statistics", "stream_infer", "log_settings",
+    "home_page", "openapi", "docs_page", "server_metadata", "all_statistics", "stream_infer", "log_settings",
     "repository_index", "system_regions", "register_system", "unregister_system", "cuda_regions",
     "register_cuda", "unregister_cuda",
 }  # fmt: skip
@@ -272,7 +273,7 @@ def request(web: httpx.Client, endpoint: Endpoint, path: str, name: str) -> str:
 
 
 def paths_of(endpoint: Endpoint) -> list[str]:
-    fields = {"model": "simple", "version": "1", "region": "simple", "repository": "r"}
+    fields = {"model": "simple", "version": "1", "region": "simple", "repository": "r", "page": "index.md"}
     paths = [path for template in endpoint.paths for path in path_variants(template)]
     return [re.sub(r"{(\w+)}", lambda field: fields[field[1]], path) for path in paths]
 

@@ -42,6 +42,7 @@ def test_protos_and_examples_are_in_it(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     packed = {name for name in names if name.startswith(("conch/proto/", "conch/examples/"))}
     assert packed == {f"conch/{name}" for name in files}
+    assert "conch/docs/index.md" in names and not [name for name in names if "docs/pictures" in name]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_process(main) if arguments is None else _run(arguments)
 
 
-def run_process(run: Callable[[Sequence[str]], int]) -> int:
+def run_process(run: Callable[[list[str]], int]) -> int:
     """Runs this process's arguments by `run`; returns the exit code with which the process then ends."""
     from conch.core.process_setup import ProcessEnd
 

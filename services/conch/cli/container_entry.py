@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 from conch.cli import COMMANDS, main, run_process
 
 
-def run(words: Sequence[str]) -> int:
+def run(words: list[str]) -> int:
     """Runs the words that a container is started with; returns the exit code unless a program replaces it."""
     if not words or words[0].startswith("-"):
         words = ["serve", *words]

@@ -142,7 +142,7 @@ def test_a_function_is_bound_by_what_was_derived() -> None:
     with server:
         assert server.infer("hinted", {"X": [[1.0]]})["Y"].tolist() == [[2]]
         assert server.infer("example", {"X": [5]})["OUTPUT_1"].tolist() == [5]
-        rows = np.float32([[1, 2, 3], [4, 5, 6]])
+        rows = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
         assert server.infer("sums", {"X": rows})["OUTPUT_1"].tolist() == [[6], [15]]
         assert server.infer("labels", {"X": rows})["OUTPUT_1"].tolist() == [[b"6.0"], [b"15.0"]]
         with pytest.raises(InvalidArgumentError, match=r"input 'X' for model 'sums'. Expected \[-1,3\], got"):

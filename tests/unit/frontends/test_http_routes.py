@@ -124,6 +124,13 @@ def test_the_page_for_people_links_what_there_is(site: Site) -> None:
     routes = api_routes(site.core, Services(Regions(), None, None), None)  # type: ignore[arg-type]
     for link in links:
         assert link.startswith("https://") or any(each.pattern.fullmatch(link) for each in routes), link
+    for link in links:
+        if link.startswith("/docs/"):
+            document = asyncio.run(site.rest.send("GET", link))
+            assert (document.status_code, document.text[:2]) == (200, "# "), link
+    assert sum(link.startswith("/docs/") for link in links) > 3
+    for name in ("none.md", "..md", "testing", "%2e%2e"):
+        assert site.rest("GET", f"/docs/{name}")[0] == 404, name
     assert not re.search("<(script|img|link|style)", page), "it loads nothing"
     assert home_page("<s>", "1", [("<b>", 1), ("a b", 2)]).count("<b>") == 0
     assert "/a b/" not in home_page("s", "1", [("a b", 2)])

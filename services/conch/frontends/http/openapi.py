@@ -18,6 +18,7 @@ from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path
 _PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "model": ("Name of the model, not percent-decoded.", {"type": "string", "pattern": "^[^/]+$"}),
     "version": ("Number of the version.", {"type": "string", "pattern": "^[0-9]+$"}),
+    "page": ("Name of the page, such as index.md.", {"type": "string", "pattern": "^[^/]+$"}),
     "region": ("Name of the region.", {"type": "string", "pattern": "^[^/]+$"}),
     "repository": (
         "Name of the repository; without effect on the index, else refused.",
@@ -29,7 +30,7 @@ _MEANINGS = {
     401: "The server has an access policy, and the request no valid credentials.",
     403: "The API is restricted, and the header that opens it is missing; or a page of another origin asks; "
     "or the access policy gives the caller no role for this.",
-    404: "There is no such model, version, region or path.",
+    404: "There is no such model, version, region, page or path.",
     405: "The path has other methods.",
     429: "Too much waits already, or the caller is over a limit of the access policy; try again later.",
     500: "The server, or the model, has failed, or the JSON has a value of the wrong type, as Triton has it.",
@@ -74,6 +75,7 @@ _EMPTY = {"description": "Yes, or done."}
 _CONTENTS: Mapping[Endpoint, _Contents] = {
     table.HOME_PAGE: _Contents({"description": "Links to all of this.", "content": {"text/html": {}}}),
     table.OPENAPI: _Contents(_json({"type": "object"})),
+    table.DOCS_PAGE: _Contents({"description": "Markdown.", "content": {"text/plain": {}}}, statuses=(404,)),
     table.SERVER_METADATA: _Contents(_named("ServerMetadata")),
     table.SERVER_LIVE: _Contents(_EMPTY),
     table.SERVER_READY: _Contents(_EMPTY),

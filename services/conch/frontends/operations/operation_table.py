@@ -110,6 +110,9 @@ _CUDA = "/v2/cudasharedmemory[/region/{region}]"
 
 HOME_PAGE = Endpoint("home_page", "metadata", "A page for people", paths=("/",), roles=ANY)
 OPENAPI = Endpoint("openapi", "metadata", "This document", paths=("/openapi.json",), roles=ANY)
+DOCS_PAGE = Endpoint(
+    "docs_page", "metadata", "A page of conch's documentation", paths=("/docs/{page}",), roles=ANY
+)
 SERVER_METADATA = Operation(
     "server_metadata",
     "metadata",
@@ -371,6 +374,7 @@ UNREGISTER_CUDA = Operation(
 ENDPOINTS: tuple[Endpoint, ...] = (
     HOME_PAGE,
     OPENAPI,
+    DOCS_PAGE,
     SERVER_METADATA,
     SERVER_LIVE,
     SERVER_READY,

@@ -1,6 +1,6 @@
 """Adapts the table of operations to REST: reads requests, runs handlers on their threads, sends JSON.
 
-The page at ``/`` links to the endpoints.
+The page at ``/`` links to the endpoints and to pages of conch's documentation.
 
 Threads and locks: endpoints run on the event loop; parsing and blocking handlers run on `Pools`.
 Used by: the HTTP server.
@@ -14,9 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from html import escape
+from pathlib import Path as FilePath
 from typing import Any
 from urllib.parse import quote
 
+import conch
 from conch.access.access_guard import AccessGuard
 from conch.access.principals import ANY
 from conch.core.admission import Admission
@@ -97,6 +99,7 @@ def api_routes(
     endpoints: dict[str, RouteHandler] = {
         table.HOME_PAGE.name: home_endpoint(core, services),
         table.OPENAPI.name: openapi,
+        table.DOCS_PAGE.name: docs_endpoint(pools),
     }
     for form in _forms(core, services, pools, most_bytes, uploads):
         endpoints[form.operation.name] = _endpoint(form, core, services, pools, guard)
@@ -278,6 +281,8 @@ def _load_parameters(body: memoryview) -> dict[str, LoadParameter]:
 
 
 _HTML = (b"content-type", b"text/html; charset=utf-8")
+_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+_PAGE = re.compile(r"[a-z-]+\.md")
 _SERVER = (
     ("/v2/health/live", "live"),
     ("/v2/health/ready", "ready"),
@@ -286,6 +291,12 @@ _SERVER = (
     ("/openapi.json", "OpenAPI"),
 )
 _DOCS = (
+    ("/docs/index.md", "conch"),
+    ("/docs/protocol.md", "what it serves of the protocols"),
+    ("/docs/clients.md", "clients"),
+    ("/docs/python-models.md", "Python models"),
+    ("/docs/settings.md", "settings"),
+    ("/docs/operations.md", "operation"),
     ("https://github.com/kserve/open-inference-protocol", "the protocol"),
     (
         "https://github.com/triton-inference-server/server/tree/main/docs/protocol",
@@ -311,6 +322,31 @@ def home_endpoint(core: ServerState, services: Services) -> RouteHandler:
         )
 
     return home
+
+
+def docs_endpoint(pools: Pools) -> RouteHandler:
+    """Returns the endpoint of the pages of conch's documentation."""
+
+    async def docs(exchange: HttpExchange, page: str) -> Reply:
+        content = await result_of(partial(pools.parsing.submit, _docs_page, page))
+        if content is None:
+            return text_error(f"there is no page '{page}'; /docs/index.md is the first one", 404)
+        return Reply(200, [_TEXT], content)
+
+    return docs
+
+
+def _docs_page(page: str) -> bytes | None:
+    """A page; None if there is none of the name, or none at all."""
+    package = FilePath(conch.__file__).parent
+    if _PAGE.fullmatch(page):
+        # A wheel has them inside the package, a checkout at its root.
+        for directory in (package / "docs", package.parents[1] / "docs"):
+            try:
+                return (directory / page).read_bytes()
+            except OSError:
+                continue
+    return None
 
 
 def page(server: str, version: str, models: list[tuple[str, int]], console: str = "") -> str:
