@@ -18,7 +18,6 @@ from pathlib import Path as FilePath
 from typing import Any
 from urllib.parse import quote
 
-import conch
 from conch.access.access_guard import AccessGuard
 from conch.access.principals import ANY
 from conch.core.admission import Admission
@@ -282,6 +281,7 @@ def _load_parameters(body: memoryview) -> dict[str, LoadParameter]:
 
 _HTML = (b"content-type", b"text/html; charset=utf-8")
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
+_PACKAGE = FilePath(__file__).parents[3]
 _PAGE = re.compile(r"[a-z-]+\.md")
 _SERVER = (
     ("/v2/health/live", "live"),
@@ -338,10 +338,9 @@ def docs_endpoint(pools: Pools) -> RouteHandler:
 
 def _docs_page(page: str) -> bytes | None:
     """A page; None if there is none of the name, or none at all."""
-    package = FilePath(conch.__file__).parent
     if _PAGE.fullmatch(page):
         # A wheel has them inside the package, a checkout at its root.
-        for directory in (package / "docs", package.parents[1] / "docs"):
+        for directory in (_PACKAGE / "docs", _PACKAGE.parents[1] / "docs"):
             try:
                 return (directory / page).read_bytes()
             except OSError:
