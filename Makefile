@@ -20,11 +20,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(SERVE_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing what conch needs to serve into $(VENV) ..."
+	@echo "Installing what conch needs to serve into $(VENV) (300 MB) ..."
 	$(INSTALL) -e '.[demo]' && touch $@
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing what conch and its tests need into $(VENV); this takes a minute or two ..."
+	@echo "Installing what conch and its tests need into $(VENV) (2.4 GB); this takes minutes ..."
 	$(INSTALL) -e '.[dev]' && touch $(SERVE_STAMP) $@
 
 setup: $(STAMP)
