@@ -25,12 +25,14 @@ from tests.support.servers import (
     check_simple,
     client_of,
     eventually,
+    serving,
     serving_process,
     simple_inputs,
     write_model,
 )
 from tritonclient.grpc import service_pb2
 
+from conch.frontends import unread_bytes
 from conch.workers.protocol.blocks import MOST_IDLE, MOST_LENT
 
 BLOCK = 1 << 20
@@ -92,13 +94,12 @@ def request(count: int, model: str = "flood") -> Any:
     return made
 
 
-class Flood:
-    """A server with a model that floods, and what the model has done."""
+class FloodingModel:
+    """What a model that floods has done; `address` is its server's."""
 
-    def __init__(self, server: ServerProcess, log: Path) -> None:
-        self.server = server
+    def __init__(self, address: str, log: Path) -> None:
+        self.address = address
         self._log = log
-        self.memory: Callable[[], int] = lambda: psutil.Process(server.process.pid).memory_info().rss
 
     @property
     def sent(self) -> int:
@@ -121,6 +122,15 @@ class Flood:
             last = now
 
 
+class Flood(FloodingModel):
+    """A server with a model that floods, and what the model has done."""
+
+    def __init__(self, server: ServerProcess, log: Path) -> None:
+        super().__init__(server.address, log)
+        self.server = server
+        self.memory: Callable[[], int] = lambda: psutil.Process(server.process.pid).memory_info().rss
+
+
 @contextmanager
 def flooding(repository: Path, directory: Path, how: str, *flags: str) -> Iterator[Flood]:
     log = directory / "log"
@@ -133,10 +143,10 @@ def flooding(repository: Path, directory: Path, how: str, *flags: str) -> Iterat
 
 
 @contextmanager
-def stream(flood: Flood, *requests: Any) -> Iterator[Any]:
+def stream(flood: FloodingModel, *requests: Any) -> Iterator[Any]:
     """A stream whose client has read one message, and takes in few more."""
     # Else gRPC enlarges the window of a client that does not read, at times by tens of MiB.
-    with closing(RawClient(flood.server.address, ("grpc.http2.bdp_probe", 0))) as raw:
+    with closing(RawClient(flood.address, ("grpc.http2.bdp_probe", 0))) as raw:
         call = raw.channel.stream_stream(
             STREAM,
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
@@ -171,6 +181,21 @@ def test_requests_of_one_stream_share_the_bound(repository: Path, tmp_path: Path
             assert flood.sent <= (BOUND + SLACK) // BLOCK
             assert flood.memory() - before < BOUND + SLACK
             assert sum(1 for _ in call) == 400 - 1
+
+
+def test_all_streams_together_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients of 60 streams, who read nothing, had the server hold 4 GB."""
+    monkeypatch.setattr(unread_bytes, "MOST_OF_ALL", BOUND)
+    config = CONFIG.format(how="thread", log=tmp_path / "log")
+    write_model(tmp_path / "models", "flood", config, {"model.py": MODEL.replace("{sync}", "")})
+    count = 12
+    with serving(tmp_path / "models") as server, ExitStack() as stack:
+        flood = FloodingModel(server.address, tmp_path / "log")
+        calls = [stack.enter_context(stream(flood, request(60))) for _ in range(count)]
+        flood.wait_until_it_waits()
+        # Each may have a block beyond the least of one, and some in windows and sockets' buffers.
+        assert flood.sent <= (BOUND + SLACK) // BLOCK + 2 * count
+        assert [sum(1 for _ in call) for call in calls] == [60 - 1] * count
 
 
 @pytest.mark.parametrize("how", WAYS)

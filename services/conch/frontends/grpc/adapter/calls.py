@@ -30,6 +30,7 @@ from conch.frontends.grpc.adapter.batch_operations import (
     send_metadata,
 )
 from conch.frontends.grpc.adapter.library import cygrpc
+from conch.frontends.unread_bytes import LEAST_OF_ONE, UnreadBytes
 
 _MAX_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
@@ -120,9 +121,11 @@ class OpenCalls:
     Attributes:
         unary: The unary calls.
         add: Adds a unary call; atomic, without a lock.
+        unread: What the clients of all streams have yet to read.
     """
 
     def __init__(self) -> None:
+        self.unread = UnreadBytes()
         self.unary: set[UnaryCall] = set()
         self.add = self.unary.add
         self._streams: set[StreamCall] = set()
@@ -323,8 +326,8 @@ class StreamCall(Call):
     allow the next message, which another thread may handle. When the server stops, `on_drain` is called
     with the status to close with once nothing is in flight.
 
-    Flow control: no message is read while more than `_MAX_UNSENT_BYTES` are unsent. A thread that sends many
-    messages should call `wait_for_reader` after each.
+    Flow control: no message is read while more than `_MAX_UNSENT_BYTES` are unsent, or fewer if all streams
+    together have too many. A thread that sends many messages should call `wait_for_reader` after each.
 
     Args:
         event: The event with the call.
@@ -396,7 +399,7 @@ class StreamCall(Call):
         with self._lock:
             if self._finished:
                 return
-            if self._unsent > _MAX_UNSENT_BYTES:
+            if self._behind():
                 self._paused = True
             else:
                 self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
@@ -409,6 +412,7 @@ class StreamCall(Call):
         with self._lock:
             # No operation is started from here on: the completion queue may be shut down.
             self._finished = True
+            self._set_unsent(self._unsent - sum(map(len, self._outbox)))
             self._outbox.clear()
             on_cancel, self._on_cancel = self._on_cancel, None
             self._wake()
@@ -423,26 +427,37 @@ class StreamCall(Call):
         with self._lock:
             if self._finished or self._closing is not None:
                 return
-            self._unsent += len(message)
+            self._set_unsent(self._unsent + len(message))
             if self._writing:
                 self._outbox.append(message)
             else:
                 self._start_write(message)
 
     def wait_for_reader(self) -> None:
-        """Waits until no more than `_MAX_UNSENT_BYTES` are unsent, or the stream is closing.
+        """Waits until its client has read enough, or the stream is closing.
 
         Returns at once on a polling thread, which would wait for itself.
         """
-        if self._unsent <= _MAX_UNSENT_BYTES or not self._may_wait():
+        if self._unsent <= LEAST_OF_ONE or not self._behind() or not self._may_wait():
             return
         with self._lock:
             if self._caught_up is None:
                 self._caught_up = threading.Condition(self._lock)
             self.blocked_writers += 1
-            while self._unsent > _MAX_UNSENT_BYTES and not self._finished and self._closing is None:
+            # What other streams free does not wake it; its own reader's progress does.
+            while self._behind() and not self._finished and self._closing is None:
                 self._caught_up.wait()
             self.blocked_writers -= 1
+
+    def _behind(self) -> bool:
+        """Whether its client has too much to read, alone or together with those of other streams."""
+        return self._open.unread.behind(self._unsent, _MAX_UNSENT_BYTES)
+
+    def _set_unsent(self, size: int) -> None:
+        """Sets what is unsent; the caller has the lock."""
+        before, self._unsent = self._unsent, size
+        if before > LEAST_OF_ONE or size > LEAST_OF_ONE:
+            self._open.unread.change(before, size)
 
     def _wake(self) -> None:
         """Wakes blocked writers; the caller has the lock."""
@@ -471,7 +486,7 @@ class StreamCall(Call):
 
     def _on_written(self, event: Any, size: int = 0) -> None:
         with self._lock:
-            self._unsent -= size
+            self._set_unsent(self._unsent - size)
             if self._finished:
                 return
             self._wake()
@@ -482,7 +497,7 @@ class StreamCall(Call):
                 if self._closing is not None:
                     self._start_close()
                     return
-            if self._paused and self._unsent <= _MAX_UNSENT_BYTES:
+            if self._paused and not self._behind():
                 self._paused = False
                 self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
 

@@ -10,8 +10,12 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
+from conch.frontends.unread_bytes import UnreadBytes
+
 MOST_BYTES = 16 << 20
-"""Bytes queued before `put` blocks."""
+"""Bytes queued before `put` blocks; fewer if all queues together have too many."""
+
+_ALL = UnreadBytes()
 
 
 class Item(NamedTuple):
@@ -56,7 +60,7 @@ class ResponseQueue:
             if self._closed:
                 return
             self._items.append(item)
-            self._bytes += size
+            self._set_bytes(self._bytes + size)
             wake, self._woken = not self._woken, True
         if wake:
             try:
@@ -66,7 +70,15 @@ class ResponseQueue:
         if item.final or threading.get_ident() == self._loop_thread:
             return
         with self._room:
-            self._room.wait_for(lambda: self._closed or self._bytes <= self._most_bytes)
+            self._room.wait_for(lambda: self._closed or not self._behind())
+
+    def _behind(self) -> bool:
+        return _ALL.behind(self._bytes, self._most_bytes)
+
+    def _set_bytes(self, size: int) -> None:
+        """Sets what is queued; the caller has the lock."""
+        _ALL.change(self._bytes, size)
+        self._bytes = size
 
     async def take(self) -> Item | None:
         """Waits for the next response; None once the queue is closed."""
@@ -76,8 +88,8 @@ class ResponseQueue:
                     return None
                 if self._items:
                     item = self._items.popleft()
-                    self._bytes -= len(item.body or b"")
-                    if self._bytes <= self._most_bytes:
+                    self._set_bytes(self._bytes - len(item.body or b""))
+                    if not self._behind():
                         self._room.notify_all()
                     return item
                 self._there.clear()
@@ -89,6 +101,6 @@ class ResponseQueue:
         with self._room:
             self._closed = True
             self._items.clear()
-            self._bytes = 0
+            self._set_bytes(0)
             self._room.notify_all()
         self._there.set()
