@@ -167,14 +167,15 @@ def test_what_is_in_flight_is_finished_and_what_is_new_refused(tmp_path: Path) -
         eventually(begun.exists, "the model runs")
         server.signal(15)
         eventually(lambda: "in-flight" in server.errors, "it stops")
+        assert [infer(late)[0] for _ in range(3)] == [200] * 3, "an open connection is served meanwhile"
+        go.touch()
+        sender.join()
         try:
             while (answer := infer(late))[0] == 200:
                 pass
             assert answer == (503, {"error": "Server exiting"})
         except OSError:
             pass  # it was idle, and has been closed
-        go.touch()
-        sender.join()
         assert server.wait() == 0, server.errors
     assert [status for status, _ in answers] == [200]
 
