@@ -28,6 +28,7 @@ import psutil
 from bench import facts
 from bench.protocol import Probe
 from bench.servers import REPOSITORIES, ROOT, Server, conch_command
+from conch_control.control_options import ControlOptions
 from conch_control.planner.plan import Plan
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.remote_api.client import ModelControlClient
@@ -135,7 +136,7 @@ def measure_index(server: Server, target: str, count: int, calls: int) -> list[R
 def measure_pass(repository: Path, count: int, passes: int) -> list[Row]:
     """One pass of mode poll: a snapshot of everything, without changes."""
     repositories = Repositories([LocalRepository(repository)])
-    reader, plan = SnapshotReader(repositories, "", lambda source: None), Plan(10**9, 4)
+    reader, plan = SnapshotReader(repositories, ControlOptions(()), lambda source: None), Plan(10**9, 4)
     plan.adopt(reader.poll(None, lambda: False), time.monotonic_ns())
     busy: list[float] = []
 

@@ -31,6 +31,7 @@ from conch.frontends.http.infer.infer_headers import HEAD_LENGTH, check_head, he
 from conch.frontends.http.infer.infer_request import RequestDecoder
 from conch.frontends.http.json_body import read_body
 from conch.frontends.thread_pool import ThreadPool
+from conch.frontends.unread_bytes import UnreadBytes
 from conch.memory.regions import Regions
 
 EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -62,6 +63,7 @@ class TryRoute:
         self._most_bytes = most_bytes
         self._clock = clock
         self._running: Counter[str] = Counter()
+        self._unread = UnreadBytes()
 
     async def __call__(self, exchange: HttpExchange, principal: str, model: str, version: str = "") -> None:
         """Answers one request. Raises ConchError: it is malformed, or the model does not take it."""
@@ -75,7 +77,7 @@ class TryRoute:
                 f"{MOST_TRIES} requests of pages of '{principal}' run already; try again"
             )
         self._running[principal] += 1  # once the body is there: a slow one has no place
-        call = TryCall(self._admission, self._clock)
+        call = TryCall(self._admission, self._clock, self._unread)
         exchange.on_disconnect = call.end
         try:
             decode = partial(self._decode, (model, version), body, head, call.respond, received)
@@ -117,10 +119,10 @@ class TryCall:
         request: The request, once it is decoded.
     """
 
-    def __init__(self, admission: Admission, clock: Clock) -> None:
+    def __init__(self, admission: Admission, clock: Clock, unread: UnreadBytes) -> None:
         self._admission = admission
         self._clock = clock
-        self._responses = ResponseQueue(asyncio.get_running_loop())
+        self._responses = ResponseQueue(asyncio.get_running_loop(), unread)
         self.request: InferenceRequest | None = None
         self._ended_ns = 0
 

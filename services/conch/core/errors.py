@@ -214,7 +214,7 @@ def traceback_text(info: ExceptionInfo) -> str:
     parts: list[str] = []
     kept = cut = 0
     # The whole is never joined: each copy of a huge text keeps the GIL.
-    for lines in traceback.TracebackException(*info, compact=True).format():  # type: ignore[arg-type]
+    for lines in traceback.TracebackException(*info, compact=True).format():
         part = lines[: MOST_TEXT - kept]
         parts.append(part)
         kept += len(part)

@@ -25,6 +25,7 @@ from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RouteTable
+from conch.frontends.unread_bytes import UnreadBytes
 
 WAIT_S = 30.0
 PATH = "/v2/models/m/generate"
@@ -303,7 +304,7 @@ def test_the_stream_of_a_client_that_goes_away_while_it_is_sent_to_ends(rest: Re
 
 def test_an_outbox_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
     async def use() -> None:
-        responses = ResponseQueue(asyncio.get_running_loop(), 10)
+        responses = ResponseQueue(asyncio.get_running_loop(), UnreadBytes(), 10)
 
         def fill() -> None:
             for number in range(100):

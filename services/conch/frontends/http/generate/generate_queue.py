@@ -15,8 +15,6 @@ from conch.frontends.unread_bytes import UnreadBytes
 MOST_BYTES = 16 << 20
 """Bytes queued before `put` blocks; fewer if all queues together have too many."""
 
-_ALL = UnreadBytes()
-
 
 class Item(NamedTuple):
     """One response.
@@ -39,11 +37,15 @@ class ResponseQueue:
 
     Args:
         loop: The consuming event loop.
+        unread: Counts what all queues of the front end hold.
         most_bytes: Bytes queued before `put` blocks.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, unread: UnreadBytes, most_bytes: int = MOST_BYTES
+    ) -> None:
         self._loop = loop
+        self._unread = unread
         self._most_bytes = most_bytes
         self._room = threading.Condition()
         self._items: deque[Item] = deque()
@@ -73,11 +75,11 @@ class ResponseQueue:
             self._room.wait_for(lambda: self._closed or not self._behind())
 
     def _behind(self) -> bool:
-        return _ALL.behind(self._bytes, self._most_bytes)
+        return self._unread.behind(self._bytes, self._most_bytes)
 
     def _set_bytes(self, size: int) -> None:
         """Sets what is queued; the caller has the lock."""
-        _ALL.change(self._bytes, size)
+        self._unread.change(self._bytes, size)
         self._bytes = size
 
     async def take(self) -> Item | None:

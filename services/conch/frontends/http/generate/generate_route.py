@@ -30,6 +30,7 @@ from conch.frontends.http.json_body import JSON, MOST_BYTES, error_body, parsed,
 from conch.frontends.http.jsontext.json_loader import SlowTextError
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import path_pattern
+from conch.frontends.unread_bytes import UnreadBytes
 
 _COMMENT = b":\n\n"
 """A comment, which clients of event streams ignore."""
@@ -84,15 +85,16 @@ class GenerateCall:
 
     Args:
         admission: Admission of the front end.
+        unread: What the clients of all its streams have yet to read.
 
     Attributes:
         responses: The responses.
     """
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, unread: UnreadBytes) -> None:
         self._admission = admission
         self._request: InferenceRequest | None = None
-        self.responses = ResponseQueue(asyncio.get_running_loop())
+        self.responses = ResponseQueue(asyncio.get_running_loop(), unread)
 
     def begin(self, request: InferenceRequest) -> None:
         """Sets the request before it is submitted; any thread."""
@@ -143,6 +145,7 @@ class Submission:
         self._most_bytes = most_bytes
         self._clock = clock
         self._admission = admission
+        self._unread = UnreadBytes()
 
     async def __call__(self, exchange: HttpExchange, name: str, version: str) -> GenerateCall:
         """Submits a request. Raises ConchError: it is malformed, or its model does not take it."""
@@ -154,7 +157,7 @@ class Submission:
             if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             received.body = await read_body(exchange, self._most_bytes)
-            call = GenerateCall(self._admission)
+            call = GenerateCall(self._admission, self._unread)
             exchange.on_disconnect = call.end
             try:
                 try:
