@@ -162,7 +162,7 @@ def http_collector(port: int = 0) -> Iterator[Collector]:
             )
             status, headers = answer if isinstance(answer, tuple) else (200, {})
             if answer == "rubbish":
-                content = b"\xff\xff rubbish"
+                content = b"[" * 60_000 if as_json else b"\xff\xff rubbish"
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)

@@ -124,6 +124,18 @@ def test_what_a_collector_answers(answers: list[Any], taken: int, lost: dict[str
         assert (made.exporter.counts().taken, made.lost()) == (taken, lost)
 
 
+def test_an_answer_that_can_not_be_read_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Each answer of 60,000 brackets was a traceback in the log, and its batch was lost."""
+    with http_collector() as collector, exporting(collector.url, ("protocol", "http/json")) as made:
+        collector.answers.extend(["rubbish", "rubbish"])
+        made.write(1)
+        eventually(lambda: made.settled() == SPANS, "the first is settled")
+        made.write(1)
+        eventually(lambda: made.settled() == 2 * SPANS, "the second is settled")
+        assert (made.exporter.counts().taken, made.lost()) == (2 * SPANS, {})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 GRPC_TROUBLE = [
     ([(grpc.StatusCode.UNAVAILABLE, {})], SPANS, {}),
     ([(grpc.StatusCode.RESOURCE_EXHAUSTED, {})], 0, {"rejected": SPANS}),

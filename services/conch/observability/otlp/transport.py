@@ -188,7 +188,7 @@ class HttpTransport:
             partial = json.loads(answer or b"{}").get("partialSuccess") or {}
             rejected = max(int(partial.get(self._service.items[1], 0)), 0)
             return Outcome(str(partial.get("errorMessage", ""))[:_SHOWN], True, rejected)
-        except (DecodeError, ValueError, AttributeError, TypeError):
+        except (DecodeError, ValueError, AttributeError, TypeError, RecursionError):
             return Outcome("the collector's answer can't be read")
 
     def _connected(self, timeout_s: float) -> HTTPConnection:
