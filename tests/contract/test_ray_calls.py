@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,10 @@ def value(response: pb.ModelInferResponse) -> int:
     return int(np.frombuffer(response.raw_output_contents[0], np.int32)[0])
 
 
-def started() -> conch.Server:
-    server = conch.Server(grpc_port=None, http_port=None, metrics_port=None, allow_client_shm=False)
+def started(**settings: Any) -> conch.Server:
+    server = conch.Server(
+        grpc_port=None, http_port=None, metrics_port=None, allow_client_shm=False, **settings
+    )
     outputs = [conch.Tensor("Y", np.int32, (1,))]
     plain = conch.ModelConfig(batching=False)
     server.bind("double", double, COLUMN, outputs, plain)
@@ -79,8 +82,27 @@ def run_elsewhere(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def infer(methods: GrpcMethods, model: str, number: int) -> int:
     call = RayUnaryCall(None)
-    methods.unary[SERVICE + "ModelInfer"](call, request(model, number))
+    methods.handle(SERVICE + "ModelInfer", call, request(model, number))
     return value(pb.ModelInferResponse.FromString(await call.answer()))
+
+
+def test_an_access_policy_holds(tmp_path: Path) -> None:
+    policy = tmp_path / "access.toml"
+    (tmp_path / "key").write_text("the-key-of-a-principal")
+    policy.write_text('[[principal]]\nname = "web"\nkey_file = "key"\ninfer = ["*"]\n')
+
+    async def work() -> None:
+        server = started(access_policy=policy)
+        methods = server.grpc_methods()
+        try:
+            with pytest.raises(RefusalError, match="no credentials") as caught:
+                await infer(methods, "double", 1)
+            assert caught.value.status == 16
+        finally:
+            assert server.stop()
+            assert methods.close(5)
+
+    run_elsewhere(work)
 
 
 def test_two_servers_in_a_thread_answer_without_ports_and_leave_signals_alone() -> None:

@@ -163,7 +163,7 @@ class ConchReplica:
         try:
             await self._models.need(serve.get_multiplexed_model_id())
             call = RayUnaryCall(context)
-            self._methods.unary[f"/{SERVICE}/{method}"](call, _encoded(request))
+            self._methods.handle(f"/{SERVICE}/{method}", call, _encoded(request))
             message = await call.answer()
         except (RefusalError, ConchError) as error:
             if context is None:

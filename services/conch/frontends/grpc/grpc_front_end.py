@@ -160,6 +160,7 @@ class GrpcFrontEnd:
             channel_arguments(options),
             options.pollers,
             max_metadata_bytes=options.limits.metadata_bytes,
+            admissions=self._methods.admissions,
         )
 
     def _queue_inline(self, claim: InlineClaim) -> None:

@@ -18,7 +18,7 @@ from conch.core.request_log import Caller
 from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
-from conch.frontends.grpc.guarded_rpcs import guard_streams, guard_unary, preparation
+from conch.frontends.grpc.guarded_rpcs import charge_unary, guard_streams, guard_unary, preparation
 from conch.frontends.grpc.health_watch import HealthWatch
 from conch.frontends.grpc.infer_rpc import InferHandler
 from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
@@ -26,7 +26,7 @@ from conch.frontends.grpc.operation_rpcs import operation_handlers
 from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
-from conch.frontends.grpc.rpc_calls import StreamMethod, UnaryMethod
+from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod, UnaryRpc
 from conch.frontends.grpc.stream_infer_rpc import StreamInferHandler
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations import operation_table as table
@@ -53,6 +53,10 @@ class MethodOptions:
     any_upload: bool = False
 
 
+def _both(first: Admit, second: Admit) -> Admit:
+    return lambda call: first(call) and second(call)
+
+
 class GrpcMethods:
     """The handlers of one server.
 
@@ -63,8 +67,10 @@ class GrpcMethods:
         access: The access policy; None for none.
 
     Attributes:
-        unary: Handlers of unary methods, by full name such as ``/package.Service/Method``.
+        unary: Handlers of unary methods, by full name such as ``/package.Service/Method``; for calls that
+            `admissions` lets in.
         streams: Handlers of bidirectional methods.
+        admissions: Checks of unary calls, by method; of the transport, before it receives the message.
     """
 
     def __init__(
@@ -100,11 +106,21 @@ class GrpcMethods:
             if core.request_log is not None:
                 core.request_log.refuse(None, error, "grpc", call, size, clock())
 
-        self.unary = restrict(unary, options.restrictions, refused)
+        self.unary = unary
+        self.admissions = restrict(unary, options.restrictions, refused)
         self.streams = restrict_streams(streams, options.restrictions, refused)
         if guard is not None:
-            self.unary = guard_unary(self.unary, guard, refused)
+            self.unary = charge_unary(unary)
+            for method, admit in guard_unary(unary, guard, refused).items():
+                also = self.admissions.get(method)
+                self.admissions[method] = admit if also is None else _both(admit, also)
             self.streams = guard_streams(self.streams, guard, refused)
+
+    def handle(self, method: str, call: UnaryRpc, message: bytes) -> None:
+        """Checks and handles a unary call, for transports that have received its message before."""
+        admit = self.admissions.get(method)
+        if admit is None or admit(call):
+            self.unary[method](call, message)
 
     def refuse_requests(self) -> None:
         """Refuses all further unary inference requests as unavailable."""

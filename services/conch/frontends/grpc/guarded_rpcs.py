@@ -1,12 +1,12 @@
-"""RPCs under an access policy: wraps handlers, and checks the model of each inference request.
+"""RPCs under an access policy: checks callers before messages come, and the model of each inference request.
 
-A handler is wrapped only if there is a policy and its RPC has roles. Methods that are not in the table of
+A call is checked only if there is a policy and its RPC has roles. Methods that are not in the table of
 operations, such as those of reflection, need any principal. Used by: `grpc_methods`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from conch.access.access_guard import AccessGuard
 from conch.access.principals import ANY, INFERS, Grant, Roles
@@ -15,42 +15,60 @@ from conch.core.request import InferenceRequest
 from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.response_encoder import retry_metadata
 from conch.frontends.grpc.restricted_rpcs import OnRefused
-from conch.frontends.grpc.rpc_calls import RpcCall, StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
+from conch.frontends.grpc.rpc_calls import (
+    Admit,
+    RpcCall,
+    StreamMethod,
+    StreamRpc,
+    UnaryMethod,
+    UnaryRpc,
+)
 from conch.frontends.operations.operation_table import ENDPOINT_BY_RPC, INFER, STREAM_INFER
 
 PrepareRequest = Callable[[InferenceRequest, RpcCall, int], None]
 """Completes or refuses a decoded request of a call, whose message has so many bytes."""
 
 
-def guard_unary(
-    handlers: Mapping[str, UnaryMethod], guard: AccessGuard, on_refused: OnRefused
-) -> dict[str, UnaryMethod]:
-    """Returns the handlers by method; those of calls that need a role are wrapped."""
+def guard_unary(methods: Iterable[str], guard: AccessGuard, on_refused: OnRefused) -> dict[str, Admit]:
+    """Returns the checks of those methods that need a role."""
 
-    def guarded(method: str, handler: UnaryMethod) -> UnaryMethod:
-        roles, action = _needs(method)
-        if not roles:
+    def check(roles: Roles, action: str) -> Admit:
+        def admit(call: UnaryRpc) -> bool:
+            try:
+                call.access = guard.admit(call, roles, action)
+            except ConchError as error:
+                if roles == INFERS:
+                    on_refused(error, call, 0)  # it may add to the answer
+                call.abort(error.grpc_status, error.message, retry_metadata(error))
+                return False
+            return True
+
+        return admit
+
+    needs = {method: _needs(method) for method in methods}
+    return {method: check(roles, action) for method, (roles, action) in needs.items() if roles}
+
+
+def charge_unary(handlers: Mapping[str, UnaryMethod]) -> dict[str, UnaryMethod]:
+    """Returns the handlers by method; those that `guard_unary` checks charge the message to the principal."""
+
+    def charged(method: str, handler: UnaryMethod) -> UnaryMethod:
+        if not _needs(method)[0]:
             return handler
 
         def handle(call: UnaryRpc, message: bytes) -> None:
-            try:
-                call.access = guard.admit(call, roles, action, len(message))
-            except ConchError as error:
-                if roles == INFERS:
-                    on_refused(error, call, len(message))  # it may add to the answer
-                call.abort(error.grpc_status, error.message, retry_metadata(error))
-            else:
-                handler(call, message)
+            _grant(call).principal.limiter.charge(len(message))
+            handler(call, message)
 
         return handle
 
-    return {method: guarded(method, handler) for method, handler in handlers.items()}
+    return {method: charged(method, handler) for method, handler in handlers.items()}
 
 
 def guard_streams(
     handlers: Mapping[str, StreamMethod], guard: AccessGuard, on_refused: OnRefused
 ) -> dict[str, StreamMethod]:
-    """As `guard_unary`, for streams; checks the caller when a stream opens, which counts as a request."""
+    """Returns the handlers by method; opening a stream counts as its first request."""
 
     def guarded(method: str, handler: StreamMethod) -> StreamMethod:
         roles, action = _needs(method)

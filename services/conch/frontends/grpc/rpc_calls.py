@@ -92,5 +92,8 @@ class StreamRpc(RpcCall, Protocol):
 UnaryMethod = Callable[[UnaryRpc, bytes], None]
 """Handles a unary call and its message."""
 
+Admit = Callable[[UnaryRpc], bool]
+"""Whether a unary call may go on; called before its message is received, and refuses the call if not."""
+
 StreamMethod = Callable[[StreamRpc], None]
 """Handles a stream."""

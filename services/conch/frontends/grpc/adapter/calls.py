@@ -219,6 +219,7 @@ class UnaryCall(Call):
         event: The event with the call.
         handler: Handles the call and its message.
         open_calls: Holds the call while operations may be started on it.
+        admit: Whether the call may go on, see `rpc_calls.Admit`; None if all may.
 
     Attributes:
         watched: True once the C core reports the call's end before it is answered.
@@ -230,7 +231,11 @@ class UnaryCall(Call):
     _trailing: Metadata
 
     def __init__(
-        self, event: Any, handler: Callable[[UnaryCall, bytes], None], open_calls: OpenCalls
+        self,
+        event: Any,
+        handler: Callable[[UnaryCall, bytes], None],
+        open_calls: OpenCalls,
+        admit: Callable[[UnaryCall], bool] | None = None,
     ) -> None:
         self._event = event
         self._open = open_calls
@@ -240,7 +245,8 @@ class UnaryCall(Call):
         self.watched = False
         self._close_due = True  # deleted by the thread that receives the close
         open_calls.add(self)
-        event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_message)
+        if admit is None or admit(self):
+            event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_message)
 
     def _on_message(self, event: Any) -> None:
         message = event.batch_operations[0].message()

@@ -75,6 +75,7 @@ class Server:
         clock: Monotonic time in nanoseconds.
         max_metadata_bytes: Limit of a call's metadata; the C core checks it only for clients that have
             acknowledged its settings.
+        admissions: Checks of unary methods, by name; a call that one refuses has no message received.
     """
 
     def __init__(
@@ -85,11 +86,13 @@ class Server:
         pollers: int = 2,
         clock: Clock = monotonic_ns,
         max_metadata_bytes: int = 16 * 1024,
+        admissions: Mapping[str, Callable[[UnaryCall], bool]] | None = None,
     ) -> None:
         check_grpcio()
         self._max_metadata_bytes = max_metadata_bytes
         self._unary = {name.encode(): handler for name, handler in unary.items()}
         self._streams = {name.encode(): handler for name, handler in streams.items()}
+        self._admissions = {name.encode(): admit for name, admit in (admissions or {}).items()}
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(
             tuple(
@@ -186,7 +189,7 @@ class Server:
         method = event.call_details.method
         handler = self._unary.get(method)
         if handler is not None:
-            UnaryCall(event, handler, self._calls)
+            UnaryCall(event, handler, self._calls, self._admissions.get(method))
             return
         stream_handler = self._streams.get(method)
         if stream_handler is not None:
