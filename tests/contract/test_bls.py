@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.calling import run, write_callers, write_script, write_until_cancelled
-from tests.support.servers import AnyServer, client_of, eventually, serving, tensor, write_model
+from tests.support.servers import WAIT_S, AnyServer, client_of, eventually, serving, tensor, write_model
 from tritonclient.utils import InferenceServerException
 
 NOT_READY = "Failed for execute the inference request. Model '{0}' is not ready."
@@ -21,6 +21,26 @@ DECOUPLED = (
     "for decoupled models.'"
 )
 WRONG = "Model {0} - Error when running inference: {1}"
+RECURSIVE_CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
+    model_transaction_policy { decoupled: true }
+"""
+RECURSIVE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="recursive", requested_output_names=["OUT"], inputs=request.inputs()
+            )
+            async for response in await call.async_exec(decoupled=True):
+                if response.has_error():
+                    request.get_response_sender().send(pb_utils.InferenceResponse(error=response.error()), 1)
+"""
 SCRIPTS = {
     "shown(call('echo', 1, 2).exec())": "[[1.0, 2.0]]",
     "shown(call('echo', 1, outputs=[]).exec())": "[[1.0]]",
@@ -110,6 +130,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_script(
         repository, "short", 'parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "1" } }'
     )
+    write_model(repository, "recursive", RECURSIVE_CONFIG, {"model.py": RECURSIVE})
     # Apart from the others where those run in workers.
     write_script(
         repository, "apart", 'parameters { key: "CONCH_PLACEMENT" value { string_value: "in_process" } }'
@@ -259,6 +280,15 @@ def test_calls_that_nobody_could_serve_fail(
     said = run(client, nested(*models), first)
     assert f"model '{models[-1]}' can't run this call: all of its instances wait" in said
     assert run(client, "result = 1", first) == "1"
+
+
+def test_a_model_that_calls_itself_without_end(client: triton.InferenceServerClient) -> None:
+    inputs = [tensor("IN", np.ones(1, np.float32))]
+    for _ in range(2):
+        with pytest.raises(InferenceServerException) as raised:
+            client.infer("recursive", inputs, client_timeout=WAIT_S)
+        assert "model 'recursive' is called within 100 requests: it calls itself" in raised.value.message()
+        assert run(client, "result = 1") == "1"
 
 
 @pytest.mark.process

@@ -34,6 +34,9 @@ from conch.core.server_stage import ServerStages, Stage
 
 log = logging.getLogger(__name__)
 
+MOST_DEPTH = 100
+"""Most requests around a request: more than models need, few enough to be harmless."""
+
 
 class ExitingError(UnavailableError):
     """A front end that stops refuses the request; HTTP closes the connection with the answer."""
@@ -86,7 +89,7 @@ class Admission:
             model: The version, if the caller has resolved it.
             caller: The call that it came with, for the log.
             bytes_in: Size of the request, for the log.
-            parent: The request for which an ensemble or a model makes this one, if that one is logged.
+            parent: The request for which an ensemble or a model makes this one.
             single: If given, exactly one response is let through; this is the text of the error otherwise.
 
         Returns:
@@ -104,8 +107,8 @@ class Admission:
                 request.region_bindings.attach(request)
             if self._log is not None and self._log.on:
                 self._log.begin(request, model, self._protocol, caller, bytes_in)
-            if parent is not None and parent.watch is not None:
-                parent.watch.step(request, model, self._protocol)
+            if parent is not None:
+                self._nest(request, parent, model)
             if single is not None and model.spec.decoupled:
                 self._expect_single(request, single)
             while True:
@@ -121,6 +124,17 @@ class Admission:
             request.discard()
             self._log_failure(request, error)
             raise
+
+    def _nest(self, request: InferenceRequest, parent: InferenceRequest, model: Servable) -> None:
+        depth = getattr(parent, "depth", 0) + 1
+        if depth > MOST_DEPTH:
+            raise InternalError(
+                f"model '{request.model_name}' is called within {MOST_DEPTH} requests: it calls itself, "
+                f"directly or through other models, without end"
+            )
+        request.depth = depth
+        if parent.watch is not None:
+            parent.watch.step(request, model, self._protocol)
 
     def refuse(
         self,

@@ -228,6 +228,7 @@ class InferenceRequest:
         sequence_start: Whether it opens its sequence.
         sequence_end: Whether it ends its sequence.
         deadline_ns: Monotonic time after which the client no longer waits, or None.
+        depth: How many requests are around it, if a model or an ensemble has made it; else unset.
         empty_final: Whether a decoupled request wants a final response even if it is empty.
         batch_size: Rows it adds to a batch; 1 for models without batching.
         batch_key: Requests share a batch only if their keys are equal.
@@ -266,6 +267,7 @@ class InferenceRequest:
         "context",
         "correlation_id",
         "deadline_ns",
+        "depth",
         "empty_final",
         "failed",
         "id",
@@ -293,6 +295,7 @@ class InferenceRequest:
         "watch",
     )
 
+    depth: int
     failed: bool
     kept: object
     output_start_ns: int

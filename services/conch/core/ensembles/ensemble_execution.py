@@ -189,8 +189,7 @@ class EnsembleExecution:
             self._children[child] = run
         running = EnsembleClaim.current()
         try:
-            parent = self.request if owner.statistics.watched else None
-            claim = owner.admission.admit(child, may_claim or running is not None, model, parent=parent)
+            claim = owner.admission.admit(child, may_claim or running is not None, model, parent=self.request)
         except Exception as error:
             with self._lock:
                 self._children.pop(child, None)
