@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import tarfile
@@ -83,6 +84,27 @@ def test_hostile_archives_are_refused(tmp_path: Path, folder: Path, name: str) -
     assert not (tmp_path / "outside").exists()
     assert not (tmp_path / "inside" / "outside").exists()
     assert not Path("/tmp/conch-hostile").exists()
+
+
+def test_bombs_are_refused_before_they_fill_the_disk(tmp_path: Path, folder: Path) -> None:
+    with tarfile.open(tmp_path / "archive", "w:gz") as tar:
+        for name in ("small", "large", "last"):
+            member = tarfile.TarInfo(name)
+            member.size = (70 << 20) if name == "large" else 1
+            tar.addfile(member, io.BytesIO(bytes(member.size)))
+    with pytest.raises(
+        InvalidArgumentError, match=r"'large' makes it 73400321 bytes large, and \d+ are allowed"
+    ):
+        unpack(tmp_path / "archive", folder, "env")
+    assert [each.name for each in folder.iterdir()] == ["small"]
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_headers_that_would_fill_the_memory_are_refused(tmp_path: Path, folder: Path, form: int) -> None:
+    with tarfile.open(tmp_path / "archive", "w:gz", format=form) as tar:
+        tar.addfile(tarfile.TarInfo("n" * (2 << 20)))
+    with pytest.raises(InvalidArgumentError, match=r"a header of 2097\d{3} bytes is too large"):
+        unpack(tmp_path / "archive", folder, "env")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import hashlib
 import json
 import lzma
 import os
+import shutil
 import sys
 import tarfile
 import threading
@@ -24,6 +25,12 @@ from conch.core.model_control import LoadCancelled, never
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZIP = b"PK"
 _CHUNK = 1 << 20
+_MOST_MEMBERS = 1_000_000
+_MOST_HEADER = 1 << 20  # of long names and extended attributes, which `tarfile` reads into memory
+_MOST_RATIO = 200  # unpacked to packed; environments have 2 to 5
+_SMALL_BYTES = 64 << 20  # unpacked, of which any ratio is harmless
+_SHARE_OF_DISK = 0.9  # of what is free
+_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 def digest(path: Path, memory: Path, stopped: LoadCancelled = never) -> str:
@@ -61,7 +68,7 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
     """Unpacks a tar archive into an empty folder, with its links and permissions.
 
     Raises:
-        InvalidArgumentError: The archive can't be read, or has forbidden members.
+        InvalidArgumentError: The archive can't be read, has forbidden members, or is too large unpacked.
         OSError: The disk is full, for example.
     """
     with archive.open("rb") as file:
@@ -74,8 +81,8 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
     if start[:2] == _ZIP:
         raise InvalidArgumentError(f"{label}: the archive is a zip file; pack it as .tar.gz")
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            checked = _Members(label, archive, stopped).checked(tar)
+        with tarfile.open(archive, "r:*", tarinfo=_Header) as tar:
+            checked = _Members(label, archive, folder, stopped).checked(tar)
             if hasattr(tarfile, "fully_trusted_filter"):
                 tar.extractall(folder, checked, filter="fully_trusted")
             else:  # before Python 3.11.4
@@ -86,6 +93,17 @@ def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = nev
         ) from error
 
 
+class _Header(tarfile.TarInfo):
+    """A header whose size is checked before its content is read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _HEADERS and header.size > _MOST_HEADER:
+            raise ValueError(f"a header of {header.size} bytes is too large")
+        return header
+
+
 class _Members:
     """Checks members; one forbidden member refuses the archive.
 
@@ -93,17 +111,31 @@ class _Members:
     replace one.
     """
 
-    def __init__(self, label: str, archive: Path, stopped: LoadCancelled) -> None:
+    def __init__(self, label: str, archive: Path, folder: Path, stopped: LoadCancelled) -> None:
         self._label = label
         self._archive = archive
         self._stopped = stopped
         self._links: set[PurePosixPath] = set()
         self._files: set[PurePosixPath] = set()
+        self._most_bytes = min(
+            max(archive.stat().st_size * _MOST_RATIO, _SMALL_BYTES),
+            int(shutil.disk_usage(folder).free * _SHARE_OF_DISK),
+        )
 
     def checked(self, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         """Yields the members with reduced permissions."""
-        for member in tar:
+        unpacked = 0
+        for number, member in enumerate(tar):
             _check(self._stopped, self._archive)
+            unpacked += max(member.size, 0)
+            if unpacked > self._most_bytes:
+                raise self._refused(
+                    member,
+                    f"makes it {unpacked} bytes large, and {self._most_bytes} are allowed: {_MOST_RATIO} "
+                    f"times its packed size, and at most {_SHARE_OF_DISK:.0%} of what is free on the disk",
+                )
+            if number >= _MOST_MEMBERS:
+                raise self._refused(member, f"is one more than the {_MOST_MEMBERS} members that are allowed")
             name = self._path(member, member.name)
             if name in self._links:
                 raise self._refused(member, "takes the place of a link")
