@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _ABORT_S = 1.0
-_ENTRY_S = 0.1
-_LOOK_S = 0.02
+_ENTRY_S = 0.1  # for connections that have been accepted, and are not open yet
+_LOOK_S = 0.02  # between looks at requests that a stop waits for; a notice would cost each request a call
 _HANDSHAKE_S = 10.0
 _CROWDED_SHARE = 0.75
 _ACCEPTED_AT_ONCE = 100
