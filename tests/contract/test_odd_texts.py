@@ -28,7 +28,7 @@ from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.process  # logs that are no UTF-8 cannot be in reports of xdist
 
-LONG = 45_000
+LONG = 32_000
 HALF = b"half \xff\xed\xa0\x80 text"
 ESCAPED = r"half \udcff\udced\udca0\udc80 text"
 _CONFIG = """

@@ -97,6 +97,21 @@ def error_of(action: Callable[[], object]) -> ConchError:
     return raised.value
 
 
+def test_calls_whose_message_never_comes_are_no_errors(
+    agent: FakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    never = threading.Event()
+    with served(agent) as (_, target), grpc.insecure_channel(target) as channel:
+        for method in ("Index", "Watch"):
+            call = channel.stream_stream(SERVICE + method)(
+                iter(lambda: never.wait(WAIT_S) and b"", None), timeout=WAIT_S
+            )
+            channel.unary_unary(SERVICE + "Index")(b"", timeout=WAIT_S)  # calls begin in order
+            call.cancel()
+        never.set()
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 def test_the_methods(agent: FakeAgent, client: ModelControlClient) -> None:
     parameters: dict[str, Any] = {"config": "{}", "file:1/model.onnx": b"\0\xff", "b": True, "n": -1}
     client.load("m", parameters)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from conch.core.backend import Backend
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
-from conch.core.file_formats import describe
+from conch.core.file_formats import TREE_FORMATS, describe, identify
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import from_json, to_json
 from conch_control.config.problems import Checked, Problem, Problems, nearest
@@ -78,7 +78,7 @@ def filling_backend(
     """Fills in ``backend``, ``platform`` and ``default_model_filename``, or yields why it can't."""
     if is_ensemble(config):
         return
-    found = _format_of(config, has_file)
+    found = _format_of(config, has_file, version_directory)
     if found is not None:
         config.backend = config.backend or found.backend
         config.platform = config.platform or found.platform
@@ -151,7 +151,9 @@ def _ensemble_problems(config: ModelConfig) -> Problems:
         )
 
 
-def _format_of(config: ModelConfig, has_file: Callable[[str], bool]) -> Format | None:
+def _format_of(
+    config: ModelConfig, has_file: Callable[[str], bool], version_directory: Path | None
+) -> Format | None:
     platform, backend, file = config.platform, config.backend, config.default_model_filename
     formats = [entry for entry in FORMATS if entry.runtime in ("", config.runtime)]
     if platform:
@@ -163,7 +165,15 @@ def _format_of(config: ModelConfig, has_file: Callable[[str], bool]) -> Format |
         named = next((entry for entry in candidates if entry.model_file == file), None)
         # Other file names tell nothing; a given backend still implies its platform.
         return named or (candidates[0] if backend and candidates else None)
-    found = next((entry for entry in candidates if has_file(entry.model_file)), None)
+    found = next(
+        (
+            entry
+            for entry in candidates
+            if has_file(entry.model_file)
+            and (entry not in _OWN_FORMATS or _is_tree_model(version_directory, entry.model_file))
+        ),
+        None,
+    )
     return found or (candidates[0] if backend and candidates else None)
 
 
@@ -213,6 +223,16 @@ def checked_model_file(
             kind=UnavailableError,
         )
     return name
+
+
+def _is_tree_model(version_directory: Path | None, name: str) -> bool:
+    """False for a file of another content: names such as model.json are used by models of all kinds."""
+    if version_directory is None:
+        return True
+    try:
+        return identify(version_directory / name) in TREE_FORMATS
+    except OSError:
+        return True  # its load says why it can't be read
 
 
 def _files_of(version_directory: Path) -> str:

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from conch.access.access_guard import Access
 from conch.access.principals import EVERY_MODEL
 from conch.core.errors import (
+    CancelledError,
     ConchError,
     InternalError,
     InvalidArgumentError,
@@ -191,7 +192,10 @@ class ModelControl:
         with self._tracked():
             caller = self._access.admit(context, name)
             with self._calls.acquire(caller.principal):
-                data = next(messages, None)
+                try:
+                    data = next(messages, None)
+                except grpc.RpcError:
+                    raise CancelledError("the client has cancelled the call") from None
                 if data is None:
                     raise InvalidArgumentError("the method takes exactly one request message, none was sent")
                 caller.received(len(data))

@@ -258,3 +258,12 @@ def test_groups_as_the_core_has_them() -> None:
         ),
         InstanceGroup("", "MODEL", 0, resources=(Resource("R", 1),), priority=1),
     )
+
+
+def test_a_file_of_another_content_tells_no_backend(tmp_path: Path) -> None:
+    """Models of all kinds have files such as model.json."""
+    (tmp_path / "model.json").write_text("{}")
+    config = parse_config("", "c")
+    config.name = "m.suffix"
+    raise_first(filling_backend(config, has("model.json"), tmp_path))
+    assert config.backend == "suffix"

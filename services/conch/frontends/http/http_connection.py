@@ -295,9 +295,10 @@ class Connection(asyncio.Protocol):
             last.keep_alive = False
 
     def begun(self) -> list[HttpExchange]:
-        """Returns the requests that are not answered yet."""
-        current = self._current
-        return [each for each in (current, *self._waiting) if each is not None and not each.done]
+        """Returns the requests that have come whole and are not answered yet."""
+        begun = (self._current, *self._waiting)
+        reading = self._reader.exchange
+        return [each for each in begun if each is not None and each is not reading and not each.done]
 
     def snapshot(self) -> ConnectionSnapshot:
         """Returns the state that timeouts are checked against."""
