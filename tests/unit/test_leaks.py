@@ -40,7 +40,7 @@ def test_process():
     kept.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
 
 def test_file():
-    kept.append(os.open("/dev/null", os.O_RDONLY))
+    kept.append(os.open(__file__, os.O_RDONLY))
 
 def test_socket():
     kept.append(socket.socketpair())
@@ -70,7 +70,7 @@ def test_leaking_tests_fail_in_a_run_of_their_own(tmp_path: Path) -> None:
     for test, what in (
         ("test_thread", "thread 'forgotten'"),
         ("test_process", "child process"),
-        ("test_file", "/dev/null"),
+        ("test_file", "/test_leaky.py"),
         ("test_socket", "socket:["),
     ):
         assert f"::{test}" in run.stdout and what in run.stdout, run.stdout
