@@ -27,7 +27,7 @@ def made_here(names: Iterable[str], pid: int | None = None) -> set[str]:
     """Those of some names that a process or a child of it has made, as far as can be told.
 
     These are names that it has open or mapped, and those with its run's mark. Other programs of the machine
-    make and drop names too, so a name that nobody has open and nothing is known of is not counted.
+    make and drop names too, so a name that no process has open and that has no mark is not counted.
 
     Args:
         names: The names.

@@ -1,4 +1,4 @@
-"""Streams on which more is written than is read: who waits, and until when. The status of their end."""
+"""Streams: how long a writer waits where more is written than read, and the status of their end."""
 
 from __future__ import annotations
 
