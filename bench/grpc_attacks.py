@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import grpc
-from tests.chaos.test_grpc_attacks import STRINGS, STRINGS_CONFIG
+from tests.conch.chaos.test_grpc_attacks import STRINGS, STRINGS_CONFIG
 from tests.support.attacks import INFER, STREAM, health_probe, infer_bodies
 from tests.support.servers import RawClient, ServerProcess, serving_process, write_model
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = {"conch": "services", "conch_control": "control"}
+SOURCES = ("services", "control")
 SETTINGS = "scripts/structure.toml"
 
 
@@ -50,9 +50,9 @@ class Checkout:
     def __init__(self, root: Path) -> None:
         self.settings: dict[str, Any] = tomllib.loads((root / SETTINGS).read_text())
         self.modules: dict[str, Module] = {}
-        for package, folder in SOURCES.items():
+        for folder in SOURCES:
             source = root / folder
-            for path in sorted([*source.glob(f"{package}/**/*.py"), *source.glob("*.py")]):
+            for path in sorted([*source.glob("conch*/**/*.py"), *source.glob("*.py")]):
                 if "_pb2" not in path.name:
                     parts = path.relative_to(source).with_suffix("").parts
                     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -136,18 +136,17 @@ def graph(found: dict[str, Module]) -> dict[str, set[str]]:
     return edges
 
 
-def check_cycles(checkout: Checkout) -> Iterator[str]:
-    """Modules that import each other, directly or by way of others (Tarjan's algorithm)."""
-    edges = graph(checkout.modules)
+def cycles(edges: dict[str, set[str]]) -> Iterator[list[str]]:
+    """Groups of nodes that reach each other (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    cycles: list[list[str]] = []
+    found: list[list[str]] = []
 
     def visit(name: str) -> None:
         index[name] = low[name] = len(index)
         stack.append(name)
-        for other in edges[name]:
+        for other in edges.get(name, ()):
             if other not in index:
                 visit(other)
                 low[name] = min(low[name], low[other])
@@ -160,14 +159,35 @@ def check_cycles(checkout: Checkout) -> Iterator[str]:
                 if cycle[-1] == name:
                     break
             if len(cycle) > 1:
-                cycles.append(sorted(cycle))
+                found.append(sorted(cycle))
 
     sys.setrecursionlimit(10_000)
-    for name in checkout.modules:
+    for name in edges:
         if name not in index:
             visit(name)
-    for cycle in cycles:
+    yield from found
+
+
+def check_cycles(checkout: Checkout) -> Iterator[str]:
+    """Modules, and packages, that import each other, directly or by way of others.
+
+    A package is a folder directly in an import package, such as ``conch.core`` or ``conch_engines.trees``;
+    an import package's own modules are one each.
+    """
+    modules = graph(checkout.modules)
+    for cycle in cycles(modules):
         yield f"import cycle of {', '.join(cycle)}: move what they share into a module that both import"
+    packages: dict[str, set[str]] = defaultdict(set)
+    reasons: dict[tuple[str, str], str] = {}
+    for name, others in modules.items():
+        for other in others:
+            one, two = (".".join(each.split(".")[:2]) for each in (name, other))
+            if one != two and not under(one, two):
+                packages[one].add(two)
+                reasons.setdefault((one, two), f"{name} -> {other}")
+    for cycle in cycles(packages):
+        edges = [reasons[one, two] for one in cycle for two in cycle if (one, two) in reasons]
+        yield f"import cycle of the packages {', '.join(cycle)}: {'; '.join(edges)}"
 
 
 def check_basenames(checkout: Checkout) -> Iterator[str]:

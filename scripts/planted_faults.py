@@ -35,7 +35,11 @@ TABLE = "docs/testing.md"
 BEGIN, END = "<!-- planted faults -->", "<!-- end of planted faults -->"
 LEAST_FAULTS, LEAST_QUICK = 40, 30
 QUICK = ("-m", "not slow and not process")
-MODULES = {"conch": "services", "conch_control": "control", "triton_python_backend_utils": "services"}
+MODULES = {
+    each.name: folder
+    for folder in ("services", "control")
+    for each in sorted((ROOT / folder).glob("conch*/"))
+}
 _TEST_S, _HINTS_S, _WHOLE_S = 30, 120, 3600
 _PASSED, _FAILED, _NONE_SELECTED = 0, 1, 5
 # From the lines of `-v`: a summary is missing where `-x` leaves a server of the session running.

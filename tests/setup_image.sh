@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes what tests/e2e/test_image.py runs the image's steps in: a Debian with Python, and the packages that the
+# Makes what tests/deploy/e2e/test_image.py runs the image's steps in: a Debian with Python, and the packages that the
 # steps install. It needs root, as the test does.
 set -euo pipefail
 target="${CONCH_IMAGE_BASE:-$HOME/.cache/conch-tests/image}"

@@ -9,9 +9,9 @@ from pathlib import Path
 from ray import serve
 from ray.serve.config import gRPCOptions
 
-from conch.ray import ConchDeployment
+from conch_ray import ConchDeployment
 
-SERVICER = "conch.ray.add_GRPCInferenceServiceServicer_to_server"
+SERVICER = "conch_ray.add_GRPCInferenceServiceServicer_to_server"
 
 
 def main() -> None:

@@ -22,7 +22,6 @@ from conch.access.metered_admission import MeteredAdmission
 from conch.access.policy_reload import PolicyReload
 from conch.backends import load_backend
 from conch.caches import fastest_hash, open_cache
-from conch.console.console_options import ConsoleOptions
 from conch.core.admission import Admission
 from conch.core.backend import Backend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
@@ -38,7 +37,6 @@ from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_server import HttpFrontEnd, HttpOptions
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
-from conch.frontends.operations.sagemaker_models import SageMakerModels
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
 from conch.observability.logging.access_log import AccessLog
@@ -59,12 +57,13 @@ from conch.process.banner import (
     security,
     start_announcement,
 )
-from conch.process.console_port import ConsolePort
 from conch.process.exposure import exposure, open_control_warning
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.metrics_port import MetricsPort
 from conch.process.start_diagnostics import Address, SlowLoads, cause_line, check_free, repository_hint
 from conch.server_options import ServerOptions
+from conch_console.console_options import ConsoleOptions
+from conch_console.console_port import ConsolePort
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent, LoadFailure
@@ -72,6 +71,7 @@ from conch_control.planner.planner_loop import Planner, PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions
 from conch_control.remote_api.server import ControlPort
 from conch_control.repository.source import Repository
+from conch_platforms.sagemaker_models import SageMakerModels
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from conch.access.policy_file import read_policy
 from conch.cli.settings.all_settings import Settings
 from conch.cli.settings.pair_options import backend_options, cache_options
 from conch.cli.settings.setting import FlagError
-from conch.console.console_options import ConsoleOptions
 from conch.core.errors import InvalidArgumentError
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.frontends.access_policy import parse_restricted_apis, parse_restricted_protocols
@@ -37,12 +36,13 @@ from conch.observability.otlp.endpoint import (
     signal_endpoint,
 )
 from conch.observability.tracing.trace_options import OLD_FLAGS, TraceOptions, trace_options
-from conch.platform_options import ArchiveOptions, archive_options, platform_ports, with_azureml
-from conch.process.console_settings import console_options
 from conch.process.option_files import contents_of, refuse_without
+from conch_console.console_options import ConsoleOptions
+from conch_console.console_settings import console_options
 from conch_control.control_options import ControlMode, ControlOptions, StorageOptions
 from conch_control.planner.planner_loop import PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, read_token
+from conch_platforms.platform_options import ArchiveOptions, archive_options, platform_ports, with_azureml
 
 _RELOAD_SETTLE_S = 0.2
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^A-Z/?#@\s]+")

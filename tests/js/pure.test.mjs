@@ -1,4 +1,4 @@
-// The pure modules of the console; run by tests/unit/console/test_browser_modules.py.
+// The pure modules of the console; run by tests/conch_console/unit/test_browser_modules.py.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { pathToFileURL } from "node:url";

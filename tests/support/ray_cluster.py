@@ -49,7 +49,7 @@ class RayCluster:
         application = {
             "name": name,
             "route_prefix": f"/{name}",
-            "import_path": "conch.ray:build_app",
+            "import_path": "conch_ray:build_app",
             "args": args,
             "deployments": [{**options, **deployment}],
         }

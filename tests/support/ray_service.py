@@ -16,7 +16,7 @@ from ray import serve
 from ray.serve.config import gRPCOptions
 from ray.serve.schema import ServeDeploySchema
 
-_SERVICER = "conch.ray.add_GRPCInferenceServiceServicer_to_server"
+_SERVICER = "conch_ray.add_GRPCInferenceServiceServicer_to_server"
 
 
 def main(grpc_port: int, http_port: int, folder: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-PROCESS_FOLDERS = ("tests/chaos/", "tests/e2e/")
+PROCESS_FOLDERS = ("/chaos/", "/e2e/")
 PROCESS_FIXTURES = frozenset({"driver"})
 """What starts a process for every test that uses it, such as a compiler."""
 
@@ -53,13 +53,13 @@ def mark(items: list[pytest.Item]) -> None:
         worker = any(value == "worker" for value in values if isinstance(value, str))
         fixtures = PROCESS_FIXTURES & set(getattr(item, "fixturenames", ()))
         outside = any(item.get_closest_marker(name) is not None for name in ("peer", "browser"))
-        if worker or fixtures or outside or item.nodeid.startswith(PROCESS_FOLDERS):
+        if worker or fixtures or outside or any(each in item.nodeid for each in PROCESS_FOLDERS):
             item.add_marker(pytest.mark.process)
 
 
 def order(items: list[pytest.Item]) -> None:
     """Puts the contract tests last: unit tests are to have a process without a server of the session."""
-    items.sort(key=lambda item: item.nodeid.startswith("tests/contract/"))
+    items.sort(key=lambda item: "/contract/" in item.nodeid)
 
 
 def is_quick(item: pytest.Item) -> bool:

@@ -317,7 +317,7 @@ class Server:
     def grpc_methods(self) -> GrpcMethods:
         """Makes handlers of the protocol's RPCs, for a transport of the program instead of the gRPC port.
 
-        They take and return messages as bytes; `conch.ray` is an example. The caller closes them after the
+        They take and return messages as bytes; `conch_ray` is an example. The caller closes them after the
         stop.
 
         Raises:

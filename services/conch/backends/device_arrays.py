@@ -1,7 +1,7 @@
 """Batches for functions that read and write tensors in the memory of their device.
 
 Tensors that are on the device stay there; those in host memory are copied by the framework as usual. Used by:
-`arrays`, `conch.backends.onnxruntime`, `io_binding`.
+`arrays`, `conch_engines.onnxruntime`, `io_binding`.
 """
 
 from __future__ import annotations

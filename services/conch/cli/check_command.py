@@ -19,9 +19,9 @@ from conch.core.errors import ConchError
 from conch.core.execution.placement import Devices
 from conch.process.gpu_discovery import find_gpus
 from conch.workers.supervision.output_pipes import printed
-from conch_control.check.model_checks import Rules
-from conch_control.check.report import as_json, as_text, is_clean
-from conch_control.check.repository_checks import UnknownModelError, check_repositories
+from conch_check.model_checks import Rules
+from conch_check.report import as_json, as_text, is_clean
+from conch_check.repository_checks import UnknownModelError, check_repositories
 from conch_control.control_options import ControlOptions
 from conch_control.repository.storage import open_repository
 

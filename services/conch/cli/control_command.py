@@ -30,10 +30,6 @@ from conch.observability.logging.log_handler import configure, unconfigure
 from conch.observability.logging.log_settings import LogOptions
 from conch.process.banner import table
 from conch_control.control_options import ControlOptions
-from conch_control.fleet.fleet_port import Fleet
-from conch_control.fleet.fleet_server import sight_of
-from conch_control.fleet.placement_file import FleetServer, PlacementRules, read_placement
-from conch_control.fleet.rollout import Rollout
 from conch_control.planner.planner_loop import Planner, PlannerOptions
 from conch_control.port import Index
 from conch_control.remote_api.client import ModelControlClient
@@ -42,6 +38,10 @@ from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.repositories import Repositories, open_repositories
+from conch_fleet.fleet_port import Fleet
+from conch_fleet.fleet_server import sight_of
+from conch_fleet.placement_file import FleetServer, PlacementRules, read_placement
+from conch_fleet.rollout import Rollout
 
 log = logging.getLogger(__name__)
 

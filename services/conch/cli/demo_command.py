@@ -9,7 +9,7 @@ from pathlib import Path
 import conch
 from conch.cli import serve_command
 from conch.cli.settings.setting import FlagError
-from conch.console.console_options import DEFAULT_PORT
+from conch_console.console_options import DEFAULT_PORT
 
 _REPOSITORIES = ("basic", "python")
 # The console listens on this machine only, and takes changes only from its own page.

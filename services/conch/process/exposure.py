@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from conch.console.console_options import ConsoleOptions
 from conch.frontends.access_policy import is_loopback
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.frontends.http.http_server import HttpOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server_options import ServerOptions
+from conch_console.console_options import ConsoleOptions
 from conch_control.control_options import ControlMode
 from conch_control.remote_api.connection_options import ControlPortOptions
 

@@ -29,7 +29,7 @@ class OpenVinoIr(_OnlyFiles):
     file = "model.xml"
 
     def write(self, version: Path, level: float) -> None:
-        from conch.backends.openvino.openvino_engine import import_openvino
+        from conch_engines.openvino.openvino_engine import import_openvino
 
         openvino = import_openvino()
         source = OnnxEngine()

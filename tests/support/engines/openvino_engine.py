@@ -24,7 +24,7 @@ class OpenVinoEngine(OnnxEngine):
         return super().config(name, f'default_model_filename: "{self.file}"\n{more}')
 
     def opened(self, version: Path) -> Callable[[Array], dict[str, Array]]:
-        from conch.backends.openvino.openvino_engine import import_openvino
+        from conch_engines.openvino.openvino_engine import import_openvino
 
         core = import_openvino().Core()
         compiled = core.compile_model(version / self.file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -29,12 +29,12 @@ from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import OnRefused, RouteTable, ignore_refused, restricted_text, route
 from conch.frontends.http.infer.infer_route import InferRoute
 from conch.frontends.http.json_body import error_reply
-from conch.frontends.http.platforms.platform_api import Platform, RestApi
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.operation_table import INFER, path_pattern
+from conch_platforms.platform_api import Platform, RestApi
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5

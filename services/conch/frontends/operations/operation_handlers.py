@@ -16,12 +16,12 @@ from conch.core.registry import parse_version
 from conch.core.servable import Servable
 from conch.core.server_state import EXTENSIONS, ServerState
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.frontends.operations.sagemaker_models import SageMakerModels
 from conch.memory.region import CudaRegion
 from conch.memory.regions import Regions
 from conch.memory.system_region import SystemRegion
 from conch.observability.logging.log_settings import LogControl, Setting
 from conch.observability.tracing.trace_settings import TraceSettings
+from conch_platforms.sagemaker_models import SageMakerModels
 
 SERVICE = "inference.GRPCInferenceService"
 """Name of the protocol's gRPC service."""

@@ -13,7 +13,7 @@ from conch.core.errors import UnavailableError
 from conch.core.server_state import ServerState
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.operation_table import Endpoint, Operation, RunsOn
-from conch.frontends.operations.sagemaker_models import ModelPage, RegisteredModel, SageMakerModels
+from conch_platforms.sagemaker_models import ModelPage, RegisteredModel, SageMakerModels
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
+from conch.core.add_ons import server_packages
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.current_span import span_fields
 from conch.core.errors import message_of, record_message, record_traceback, shortened
@@ -38,7 +39,6 @@ Lines = Iterable[tuple[str, Mapping[str, str]]]
 
 _LINE_BYTES = 64  # overhead of a queued line
 _FLUSH_TIMEOUT_S = 2.0
-_PACKAGES = ("conch", "conch_control")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 # Valid in JSON, but line breaks or control characters to some readers and terminals.
 _BREAKING = re.compile("[\x7f-\x9f\u2028\u2029]")
@@ -124,7 +124,7 @@ class LogHandler(logging.Handler):
             logging.ERROR: options.error,
             logging.CRITICAL: options.error,
         }
-        for package in _PACKAGES:
+        for package in server_packages():
             logging.getLogger(package).setLevel(VERBOSE if options.verbose else logging.INFO)
         REQUESTS.on = options.verbose > 0
 
@@ -167,7 +167,7 @@ class LogHandler(logging.Handler):
 
     def close(self) -> None:
         """Writes queued lines, up to a timeout, and resets the levels of conch's loggers."""
-        for package in _PACKAGES:
+        for package in server_packages():
             logging.getLogger(package).setLevel(logging.NOTSET)
         REQUESTS.on = False
         self._writer.close(_FLUSH_TIMEOUT_S)
@@ -238,7 +238,7 @@ def configure(options: LogOptions, stream: TextIO | None = None) -> LogHandler:
     else:
         as_json = not target.isatty() if options.json is None else options.json
         handler = LogHandler(options, sink_of(target), as_json)
-    for package in _PACKAGES:
+    for package in server_packages():
         logger = logging.getLogger(package)
         logger.addHandler(handler)
         logger.propagate = False
@@ -247,7 +247,7 @@ def configure(options: LogOptions, stream: TextIO | None = None) -> LogHandler:
 
 def unconfigure(handler: logging.Handler) -> None:
     """Removes and closes a handler."""
-    for package in _PACKAGES:
+    for package in server_packages():
         logger = logging.getLogger(package)
         logger.removeHandler(handler)
         logger.propagate = True

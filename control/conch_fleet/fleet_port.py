@@ -1,0 +1,179 @@
+"""Several servers as one agent for the planner: a load returns when the model has been rolled out.
+
+Owns: the rollout's state, and an event log that says which models the fleet serves. Threads: `conch-fleet`
+lets time pass; the members report on theirs; planner threads wait in `load` and `unload`. Locks: `_changed`
+guards everything. Used by: `conch control`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from conch.core.clock import Clock, monotonic_ns, wall_seconds
+from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.model_control import LoadParameter
+from conch_control.events import EventLog
+from conch_control.lifecycle.version_phase import Phase
+from conch_control.port import Index, ModelStatus, VersionStatus
+from conch_control.remote_api.messages import UnreachableError
+from conch_control.remote_api.remote_agent import RemoteAgent
+from conch_fleet.fleet_server import FleetMember
+from conch_fleet.fleet_state import Ended, Sight, Step
+from conch_fleet.placement_file import PlacementRules
+from conch_fleet.rollout import Rollout
+
+log = logging.getLogger(__name__)
+
+_S = 1_000_000_000
+_FIRST_REPORTS_S = 5.0
+"""How long the first index waits for servers that do not answer."""
+_VERSION = 1
+"""In the fleet's events and index a model has one version, which stands for all copies."""
+
+
+class Fleet:
+    """Implements `PlannerPort` for several servers; closes their agents.
+
+    Args:
+        agents: The servers, as `rules.servers`.
+        parts: Composing models of a model, by name.
+        lost_s: Seconds until the models of a lost server are placed elsewhere.
+    """
+
+    def __init__(
+        self,
+        agents: Sequence[RemoteAgent],
+        rules: PlacementRules,
+        parts: Callable[[str], tuple[str, ...]],
+        lost_s: float,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self._parts = parts
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._rollout = Rollout(rules, round(lost_s * _S), clock())
+        self._members = {agent.target: FleetMember(agent, self) for agent in agents}
+        self._unreported = set(self._members)
+        self._stopped = False
+        self._events = EventLog(wall_seconds)
+        self._thread = threading.Thread(target=self._pass_time, name="conch-fleet", daemon=True)
+
+    @property
+    def events(self) -> EventLog:
+        """Which models the fleet serves; another log after a server began with models of its own."""
+        return self._events
+
+    def start(self) -> None:
+        """Starts to follow the servers."""
+        self._thread.start()
+        for member in self._members.values():
+            member.start()
+
+    def stop(self) -> None:
+        """Starts no more steps, and ends the waiting of loads and unloads."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stops following the servers; loads that run there go on."""
+        self.stop()
+        for member in self._members.values():
+            member.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        """Rolls a model out: each of its servers loads it, one after the other.
+
+        Raises:
+            ConchError: A server could not load it, or no server can have it.
+        """
+        if parameters:
+            raise InvalidArgumentError("a fleet loads models as they are in their repositories")
+        parts = self._parts(name)
+        with self._changed:
+            self._act(self._rollout.want(name, parts, self._clock()))
+            self._wait(lambda: self._rollout.load_result(name))
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        """Unloads a model from all servers."""
+        with self._changed:
+            self._act(self._rollout.drop(name, self._clock()))
+            self._wait(lambda: self._rollout.unload_result(name))
+
+    def models(self) -> Index:
+        """The models that the servers serve.
+
+        Raises:
+            UnreachableError: No server can be reached.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unreported or self._stopped, _FIRST_REPORTS_S)
+            if not self._rollout.reached:
+                raise UnreachableError(f"none of the servers can be reached: {', '.join(self._members)}")
+            statuses = [
+                ModelStatus(name, "", (VersionStatus(_VERSION, Phase.READY),))
+                for name in sorted(self._rollout.serving)
+            ]
+            return Index(self._events.epoch, self._events.revision, tuple(statuses))
+
+    def on_seen(self, server: str, sight: Sight, ended: list[Ended]) -> None:
+        """See `Observer`."""
+        with self._changed:
+            self._unreported.discard(server)
+            self._act(self._rollout.seen(server, sight, ended, self._clock()))
+
+    def on_lost(self, server: str, reason: str, ended: list[Ended]) -> None:
+        """See `Observer`."""
+        with self._changed:
+            self._unreported.discard(server)
+            self._act(self._rollout.lost(server, reason, ended, self._clock()))
+
+    def _act(self, steps: Iterable[Step]) -> None:
+        """Carries out what the rollout has decided; the lock is held."""
+        rollout = self._rollout
+        for note in rollout.notes:
+            log.log(note.level, "%s", note.text)
+        rollout.notes.clear()
+        if rollout.strangers:
+            rollout.strangers = False
+            self._events.close()
+            self._events = EventLog(wall_seconds)  # the planner looks at everything anew
+        for change in rollout.changes:
+            phase = Phase.READY if change.serves else Phase.UNLOADED
+            self._events.append(change.model, _VERSION, phase)
+        rollout.changes.clear()
+        for step in steps:
+            if not self._stopped:
+                log.info("server %s: %s model '%s'", step.server, _DOING[step.kind], step.model)
+                self._members[step.server].run(step)
+        self._changed.notify_all()
+
+    def _wait(self, result: Callable[[], ConchError | bool]) -> None:
+        found: ConchError | bool = False
+
+        def ended() -> bool:
+            nonlocal found
+            found = result()
+            return found is not False or self._stopped
+
+        self._changed.wait_for(ended)
+        if isinstance(found, ConchError):
+            raise found
+        if not found:
+            raise UnavailableError("conch control stops; the roll goes on when it is started again")
+
+    def _pass_time(self) -> None:
+        with self._changed:
+            while not self._stopped:
+                now = self._clock()
+                at = self._rollout.wake_at(now)
+                self._changed.wait(None if at is None else (at - now) / _S)
+                if at is not None and self._clock() >= at:
+                    self._act(self._rollout.tick(self._clock()))
+
+
+_DOING = {"load": "loading", "unload": "unloading"}

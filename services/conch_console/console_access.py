@@ -1,0 +1,364 @@
+"""Who may use the console for what: the access policy, sessions, and the checks of every request.
+
+Without ``--access-policy`` the console has a policy of its own: viewer and admin with tokens, or everyone.
+A key or a token is exchanged for a session cookie. Requests that change something must come from the page
+of the console: browsers mark them with `Sec-Fetch-Site` or `Origin`, and it adds a header that no form can.
+
+Owns: the sessions. Threads and locks: event loop only, but `changed`. Used by: `console_routes`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import secrets
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+from typing import Final, NamedTuple, Protocol
+
+from conch.access.access_guard import AUTHORIZATION, SCHEME, Access
+from conch.access.policy_file import Policy, PrincipalEntry
+from conch.access.policy_state import PolicyState
+from conch.access.principals import ANY, CONTROLS, EVERY_MODEL, INFERS, OPEN, READS, Grant, Role, Roles
+from conch.access.request_limits import Limits
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import (
+    ConchError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
+from conch_console.console_options import ConsoleOptions
+
+log = logging.getLogger(__name__)
+
+COOKIE: Final = "conch-console"
+OWN_HEADER: Final = b"x-conch-console"
+READING: Final = "console"
+"""What reading is in the audit log."""
+
+MOST_SESSIONS: Final = 100
+"""Of one principal."""
+
+_SESSION_NS = 12 * 3600 * 10**9
+_WRONG_LOGINS, _LOGINS, _LOGINS_NS = 5, 20, 60 * 10**9
+_MOST_CLIENTS = 1000
+_HOST = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?|([^\[\]:]+)(?::[0-9]+)?")
+
+
+class Need(Enum):
+    """What a route needs: roles of which one suffices."""
+
+    roles: Roles
+
+    NOTHING = "nothing", OPEN
+    """Pages and login."""
+    READ = "read", READS
+    """For all models, as pages show all."""
+    CONTROL = "control", CONTROLS
+    """For the model in the path, or for all; only where the console allows control."""
+    INFER = "infer", INFERS
+    """For the model in the path; only where the console allows requests to models."""
+    SETTINGS = "settings", CONTROLS
+    """For all models, whatever the console allows; nothing is changed."""
+
+    def __new__(cls, name: str, roles: Roles) -> Need:
+        """Adds the roles to a member."""
+        need = object.__new__(cls)
+        need._value_ = name
+        need.roles = roles
+        return need
+
+
+class Visitor(Protocol):
+    """A request, as far as it tells who sends it; `HttpExchange` is one."""
+
+    @property
+    def client(self) -> str:
+        """Address of the client."""
+
+    @property
+    def fields(self) -> Mapping[bytes, bytes]:
+        """Headers, by their names in lower case."""
+
+    def header_values(self, name: str) -> Sequence[str]:
+        """All values of a header, by its name in lower case."""
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body; None if there is none, or in chunks."""
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """Names in the client's certificate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolePeer:
+    """A visitor as the policy identifies it: by the credential of its session, or by its certificate."""
+
+    client: str
+    certificate_names: tuple[str, ...]
+    credential: str = field(repr=False)
+    sent: Sequence[str] = field(default=(), repr=False)
+
+    def header_values(self, name: str) -> Sequence[str]:
+        """The credential as other ports get it; a header of the browser counts for nothing, if it is one."""
+        if self.ambiguous:
+            return self.sent
+        return (f"{SCHEME} {self.credential}",) if name == AUTHORIZATION and self.credential else ()
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether there are several credentials, which all ports refuse."""
+        return len(self.sent) > 1
+
+
+class User(NamedTuple):
+    """The user of a request."""
+
+    name: str
+    """As the log names it."""
+    grant: Grant
+    peer: ConsolePeer
+
+    def allows(self, need: Need, model: str = "") -> bool:
+        """Whether the policy allows it; without a name for any model."""
+        return self.grant.principal.allows(need.roles, model)
+
+
+class MisdirectedError(PermissionDeniedError):
+    """The request is for a host that this console is not."""
+
+    http_status = 421
+
+
+@dataclass(slots=True)
+class _Session:
+    credential: str = field(repr=False)
+    ends_ns: int
+    principal: str
+    subject: str
+
+
+class ConsoleAccess:
+    """The access rules of one console.
+
+    Args:
+        options: Where it listens, and what it allows at all.
+        access: The server's access policy; None for one of the console's own.
+        clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        takes_login: Whether there is anything to log in with.
+    """
+
+    def __init__(
+        self, options: ConsoleOptions, access: Access | None = None, clock: Clock = monotonic_ns
+    ) -> None:
+        self._options = options
+        self._access = Access(PolicyState(_own_policy(options))) if access is None else access
+        self._guard = self._access.guard("console")
+        self._credentials = (
+            "a token of this console" if access is None else "a key or a token of the access policy"
+        )
+        self.takes_login = access is not None or options.tokens is not None
+        self._clock = clock
+        self._hosts = {host.lower() for host in (*options.hosts, options.address, "localhost")}
+        self._sessions: dict[str, _Session] = {}
+        # Times of the last minute: of wrong credentials by address, of logins by address and principal.
+        self._logins: dict[tuple[str, str], deque[int]] = {}
+
+    def check_host(self, fields: Mapping[bytes, bytes]) -> None:
+        """Raises MisdirectedError: the Host header is not an address or a name of this console."""
+        host = fields.get(b"host", b"").decode("latin-1")
+        found = _HOST.fullmatch(host)
+        if found is not None:
+            name = (found[1] or found[2]).lower()
+            if name in self._hosts or _is_address(name):  # an address can't be made to resolve elsewhere
+                return
+        raise MisdirectedError(
+            f"'{host[:100]}' is not a name of this console; add it with --console-host if it is meant to be"
+        )
+
+    def check_origin(self, fields: Mapping[bytes, bytes]) -> None:
+        """Raises PermissionDeniedError: a changing request does not come from the console's page."""
+        site, origin = fields.get(b"sec-fetch-site"), fields.get(b"origin")
+        own = origin is None or origin.partition(b"://")[2].lower() == fields.get(b"host", b"").lower()
+        if site != b"same-origin" and (site is not None or origin is None):
+            own = False
+        if not own or fields.get(OWN_HEADER) != b"1":
+            raise PermissionDeniedError("this may be asked for by the console's own page only")
+
+    def user(self, visitor: Visitor) -> User | None:
+        """The user of a request; None without valid credentials."""
+        peer = self._peer(visitor)
+        try:
+            return _user(peer, self._access.grant(peer))
+        except ConchError:
+            return None
+
+    def admit(self, visitor: Visitor, need: Need, action: str = READING, model: str = "") -> User:
+        """The user of a request that may be answered; the policy's limits count it.
+
+        Args:
+            visitor: The request.
+            need: What the route needs.
+            action: What is asked for, in the audit log.
+            model: The model in its path, which counts for control and inference; empty if there is none.
+
+        Raises:
+            UnauthenticatedError: There is no session, or its credential holds no more.
+            PermissionDeniedError: The user may not do this, or the console allows it to no one.
+            ResourceExhaustedError: The user is over a limit.
+        """
+        size = None if b"transfer-encoding" in visitor.fields else visitor.length or 0
+        peer = self._peer(visitor)
+        if not model or need in (Need.READ, Need.SETTINGS):
+            model = EVERY_MODEL
+        try:
+            user = _user(peer, self._guard.admit(peer, need.roles, action, size, model))
+        except UnauthenticatedError:
+            if peer.ambiguous:
+                raise
+            self._sessions.pop(_cookie_value(visitor.fields), None)
+            raise UnauthenticatedError(f"log in with {self._credentials}") from None
+        if need is Need.CONTROL and not self._options.allow_control:
+            raise PermissionDeniedError(
+                "this console is read-only: the server runs without --console-allow-control"
+            )
+        if need is Need.INFER and not self._options.allow_infer:
+            raise PermissionDeniedError(
+                "this console sends no requests to models: the server runs without --console-allow-infer"
+            )
+        return user
+
+    def renew(self, visitor: Visitor, user: User) -> User:
+        """The user of a live stream that goes on. Raises ConchError: the user may not read any more."""
+        if user.peer.credential and self._session(visitor.fields) is None:
+            raise UnauthenticatedError("the session has ended")
+        grant = self._guard.renew(user.peer, user.grant, READS, READING)
+        self._guard.check(user.peer, grant, READS, EVERY_MODEL, READING)
+        return user._replace(grant=grant)
+
+    def changed(self, user: User, action: str, model: str, error: ConchError | None) -> None:
+        """Audits a change that was admitted, with its error if it failed; any thread."""
+        self._guard.changed(user.peer, user.grant, action, model or EVERY_MODEL, error)
+
+    def log_in(self, visitor: Visitor, credential: str) -> str:
+        """Exchanges a key or a token for a session; returns the value of the Set-Cookie header.
+
+        Raises:
+            ResourceExhaustedError: There were too many wrong ones, or too many logins.
+            UnauthenticatedError: It is wrong.
+            PermissionDeniedError: It is valid, but has no role.
+        """
+        now = self._clock()
+        address = visitor.client.rpartition(":")[0]
+        wrong = self._last_logins(address, "", now)
+        if len(wrong) >= _WRONG_LOGINS:
+            raise _too_many("wrong tokens", wrong[0], now)
+        try:
+            if not credential or not self.takes_login:
+                raise UnauthenticatedError("no credential")
+            grant = self._guard.open(ConsolePeer(visitor.client, (), credential), ANY, "log_in")
+        except UnauthenticatedError:
+            wrong.append(now)
+            log.warning("console: a wrong token from %s", visitor.client)
+            raise UnauthenticatedError(f"this is not {self._credentials}") from None
+        logins = self._last_logins(address, grant.name, now)
+        if len(logins) >= _LOGINS:
+            raise _too_many("logins", logins[0], now)
+        logins.append(now)
+        self._make_room(grant, now)
+        name = secrets.token_urlsafe(32)
+        self._sessions[name] = _Session(credential, now + _SESSION_NS, grant.name, grant.subject)
+        return self._cookie(name, _SESSION_NS // 10**9)
+
+    def _make_room(self, grant: Grant, now: int) -> None:
+        """Ends sessions that are over; of a principal with too many its oldest, the caller's own first."""
+        for name, session in list(self._sessions.items()):
+            if session.ends_ns <= now:
+                del self._sessions[name]
+        own = [name for name, session in self._sessions.items() if session.principal == grant.name]
+        if len(own) >= MOST_SESSIONS:
+            oldest = (name for name in own if self._sessions[name].subject == grant.subject)
+            del self._sessions[next(oldest, own[0])]
+
+    def log_out(self, fields: Mapping[bytes, bytes]) -> str:
+        """Ends a session; returns the value of the Set-Cookie header that removes its cookie."""
+        self._sessions.pop(_cookie_value(fields), None)
+        return self._cookie("", 0)
+
+    def _session(self, fields: Mapping[bytes, bytes]) -> _Session | None:
+        session = self._sessions.get(_cookie_value(fields))
+        return None if session is None or session.ends_ns <= self._clock() else session
+
+    def _peer(self, visitor: Visitor) -> ConsolePeer:
+        session = self._session(visitor.fields)
+        credential = "" if session is None else session.credential
+        sent = visitor.header_values(AUTHORIZATION)
+        return ConsolePeer(visitor.client, visitor.certificate_names, credential, sent)
+
+    def _last_logins(self, address: str, principal: str, now: int) -> deque[int]:
+        """Times of an address' logins as a principal in the last minute; of wrong ones without a name."""
+        if len(self._logins) >= _MOST_CLIENTS:
+            self._logins = {
+                client: times
+                for client, times in self._logins.items()
+                if times and now - times[-1] < _LOGINS_NS
+            }
+        times = self._logins.setdefault((address, principal), deque())
+        while times and now - times[0] >= _LOGINS_NS:
+            times.popleft()
+        return times
+
+    def _cookie(self, value: str, seconds: int) -> str:
+        secure = "" if self._options.tls is None else "; Secure"
+        return f"{COOKIE}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _too_many(what: str, first: int, now: int) -> ResourceExhaustedError:
+    error = ResourceExhaustedError(f"too many {what}; try again in a minute")
+    error.retry_after_ms = max((first + _LOGINS_NS - now) // 10**6, 1)
+    return error
+
+
+def _user(peer: ConsolePeer, grant: Grant) -> User:
+    return User(f"{grant.name}@{peer.client.rpartition(':')[0]}", grant, peer)
+
+
+def _own_policy(options: ConsoleOptions) -> Policy:
+    """The policy of a console without one: its tokens, or everyone who reaches it."""
+    tokens = options.tokens
+    if tokens is None:
+        return Policy((_entry("certificate" if options.mutual else "local", "", Role),))
+    entries = (("viewer", tokens.viewer, (Role.READ,)), ("admin", tokens.admin, Role))
+    return Policy(tuple(_entry(name, token, roles) for name, token, roles in entries if token))
+
+
+def _entry(name: str, token: str, roles: Iterable[Role]) -> PrincipalEntry:
+    """A principal with roles for all models; anonymous without a token."""
+    keys = (sha256(token.encode()).digest(),) if token else ()
+    return PrincipalEntry(name, keys, {}, (), not token, dict.fromkeys(roles, (EVERY_MODEL,)), Limits())
+
+
+def _cookie_value(fields: Mapping[bytes, bytes]) -> str:
+    try:
+        morsel = SimpleCookie(fields.get(b"cookie", b"").decode("latin-1")).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if morsel is None else morsel.value
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,163 @@
+"""The route that sends a request to a model for the page, and its responses back as server-sent events.
+
+The body is that of the REST port's infer route: JSON, followed by binary tensors. Every model is answered
+with a stream: an event for each response, and one with the times at the end. Admission is the server's own.
+
+Threads and locks: event loop; `respond` runs on any thread. Used by: `console_routes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import orjson
+
+from conch.core.admission import Admission
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import ConchError, ResourceExhaustedError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.response_errors import unsendable
+from conch.core.server_state import ServerState
+from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
+from conch.frontends.http.http_exchange import Headers, HttpExchange
+from conch.frontends.http.http_pools import result_of
+from conch.frontends.http.infer.infer_headers import HEAD_LENGTH, check_head, head_length
+from conch.frontends.http.infer.infer_request import RequestDecoder
+from conch.frontends.http.json_body import read_body
+from conch.frontends.thread_pool import ThreadPool
+from conch.frontends.unread_bytes import UnreadBytes
+from conch.memory.regions import Regions
+from conch_console.try_outputs import response_object
+from conch_console.try_watch import TimedRequests, timing
+
+EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
+NOT_KEPT: Final = (b"cache-control", b"no-store")
+_COMMENT: Final = b":\n\n"
+MOST_TRIES: Final = 32
+"""Requests of one principal that run at a time."""
+
+_MOST_RESPONSES: Final = 100_000
+
+
+class TryRoute:
+    """Sends requests of the page to models.
+
+    Args:
+        core: The server core.
+        pool: Decodes bodies.
+        most_bytes: Largest body.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(
+        self, core: ServerState, pool: ThreadPool, most_bytes: int, clock: Clock = monotonic_ns
+    ) -> None:
+        # Regions of its own, which are empty: the page has no shared memory.
+        self._decode = RequestDecoder(most_bytes, Regions(False))
+        self._admission = core.admission("console", TimedRequests(core.request_log))
+        self._pool = pool
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._running: Counter[str] = Counter()
+        self._unread = UnreadBytes()
+
+    async def __call__(self, exchange: HttpExchange, principal: str, model: str, version: str = "") -> None:
+        """Answers one request. Raises ConchError: it is malformed, or the model does not take it."""
+        received = self._clock()
+        self._admission.check_open()
+        head = head_length(exchange.fields[HEAD_LENGTH]) if HEAD_LENGTH in exchange.fields else None
+        body = await read_body(exchange, self._most_bytes)
+        check_head(head, len(body), self._most_bytes)
+        if self._running[principal] >= MOST_TRIES:
+            raise ResourceExhaustedError(
+                f"{MOST_TRIES} requests of pages of '{principal}' run already; try again"
+            )
+        self._running[principal] += 1  # once the body is there: a slow one has no place
+        call = TryCall(self._admission, self._clock, self._unread)
+        exchange.on_disconnect = call.end
+        try:
+            decode = partial(self._decode, (model, version), body, head, call.respond, received)
+            try:
+                request = await result_of(
+                    lambda: self._pool.submit(_begin, decode, call, self._admission, exchange)
+                )
+            except ConchError as error:
+                self._admission.refuse(call.request, error, exchange, len(body), received)
+                raise
+            headers: Headers = [EVENTS, NOT_KEPT, (b"x-accel-buffering", b"no")]
+            exchange.begin_response(200, headers, _COMMENT)
+            await call.send_all(exchange, request)
+            if not exchange.lost:
+                exchange.end()
+        finally:
+            self._running[principal] -= 1
+            call.end()
+
+
+def _begin(
+    decode: Callable[[], tuple[InferenceRequest, object]],
+    call: TryCall,
+    admission: Admission,
+    exchange: HttpExchange,
+) -> InferenceRequest:
+    """Decodes and submits a request, on the pool."""
+    request, _ = decode()
+    call.request = request
+    request.empty_final = False
+    admission.admit(request, False, None, exchange, exchange.size)
+    return request
+
+
+class TryCall:
+    """One request of a page and its responses.
+
+    Attributes:
+        request: The request, once it is decoded.
+    """
+
+    def __init__(self, admission: Admission, clock: Clock, unread: UnreadBytes) -> None:
+        self._admission = admission
+        self._clock = clock
+        self._responses = ResponseQueue(asyncio.get_running_loop(), unread)
+        self.request: InferenceRequest | None = None
+        self._ended_ns = 0
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        """Queues a response, on the model's thread; waits while the page is far behind."""
+        now = self._clock()
+        body = None
+        if response is not None:
+            try:
+                found = response_object(response)
+            except Exception as error:
+                found = {"error": unsendable(request.model_name, response, error).message, "code": "INTERNAL"}
+            found["at_us"] = (now - request.received_ns) / 1000
+            body = b"event: response\ndata: %b\n\n" % orjson.dumps(found, default=str)
+        if final:
+            self._ended_ns = now
+        if request.watch is not None:
+            request.watch.bytes_out += len(body or b"")
+        self._responses.put(Item(body, 200, final))
+
+    async def send_all(self, exchange: HttpExchange, request: InferenceRequest) -> None:
+        """Sends the responses as they come, and the times behind the last one."""
+        for _ in range(_MOST_RESPONSES):
+            item = await self._responses.take()
+            if item is None or exchange.lost:
+                return
+            if item.body is not None:
+                await exchange.send(item.body)
+            if item.final:
+                end = orjson.dumps(timing(request, self._ended_ns))
+                await exchange.send(b"event: end\ndata: %b\n\n" % end)
+                return
+
+    def end(self) -> None:
+        """Takes no more responses, and cancels the request if it still runs."""
+        self._responses.close()
+        if self.request is not None and not self.request.completed:
+            self._admission.cancel(self.request)

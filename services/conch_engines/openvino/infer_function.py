@@ -1,0 +1,247 @@
+"""Runs one instance of an OpenVINO model: an infer request with its tensors.
+
+Runs that take long are started and completed by OpenVINO's callback, on a thread of its streams. Short ones
+run on the thread that starts them: waking another thread takes longer than they do.
+
+OpenVINO does not call back for a run that failed; `FailureWatch` finds these.
+Used by: `openvino_backend`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from conch.backends.arrays import ArrayResults, OnResults
+from conch.core.clock import monotonic_ns
+from conch.core.execution.inline_execution import FAST_NS
+from conch.core.tensor import Array
+from conch_engines.openvino.openvino_engine import engine_error, raise_engine_error
+from conch_engines.openvino.request_tensors import InputTensor, OutputTensor
+
+_RUNNING = "running inference"
+
+_WATCH_S = 0.05
+"""How long a run that failed is not noticed."""
+
+_IDLE_ROUNDS = 20
+"""Rounds without runs after which the watch sleeps."""
+
+_CLOSE_S = 0.0005
+_MOST_CLOSE_NS = 5 * 10**9
+
+
+class InferFunction:
+    """An `AsyncArrayFunction`: one infer request.
+
+    Args:
+        ov: The `openvino` package.
+        request: The infer request.
+        inputs: The inputs by name.
+        outputs: The outputs by name.
+        watch: Finds runs that failed.
+    """
+
+    def __init__(
+        self,
+        ov: Any,
+        request: Any,
+        inputs: Mapping[str, InputTensor],
+        outputs: Mapping[str, OutputTensor],
+        watch: FailureWatch,
+    ) -> None:
+        self._request = request
+        self._inputs = inputs
+        self._outputs = outputs
+        self._watch = watch
+        # The methods of the class itself convert arrays, which takes as long as a small model.
+        base = ov.InferRequest.__base__
+        self._infer, self._start_async = base.infer, base.start_async
+        self._done: OnResults | None = None  # of a started run
+        self._wanted: tuple[str, ...] = ()
+        self._lent: list[InputTensor | OutputTensor] = []  # what has memory of others for the run
+        self._started_ns = 0
+        self._short = False
+        # OpenVINO would convert strings in place to arrays that nothing needs, with a warning.
+        self._may_be_short = not any(output.is_text for output in outputs.values())
+        on_completed = self._on_completed
+
+        def callback(_: object) -> None:
+            on_completed()
+
+        self._callback = weakref.ref(callback)
+        request.set_callback(callback, None)
+        watch.add(self)
+
+    def start(
+        self,
+        inputs: dict[str, Array],
+        outputs: tuple[str, ...],
+        places: Mapping[str, Array] | None,
+        done: OnResults,
+    ) -> ArrayResults | None:
+        """Runs the model once; see `AsyncArrayFunction`."""
+        self._wanted = outputs
+        try:
+            for name, array in inputs.items():
+                tensor = self._inputs[name]
+                if tensor.set(array):
+                    self._lent.append(tensor)
+            if places is not None:
+                for name, place in places.items():
+                    self._outputs[name].write_to(place)
+                    self._lent.append(self._outputs[name])
+            self._started_ns = monotonic_ns()
+            if self._short:
+                values = self._infer(self._request, {}, True, False).values()
+                return self._results(list(values))
+            self._done = done
+            self._start_async(self._request, {}, None)
+        except Exception as error:
+            self._done = None
+            self._let_go()
+            raise_engine_error(_RUNNING, error)
+        if not self._watch.awake:
+            self._watch.wake()
+        return None
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is started and not completed."""
+        return self._done is not None
+
+    def check(self) -> None:
+        """Completes a run that failed; called by the watch."""
+        try:
+            self._request.wait_for(0)
+        except Exception as error:
+            done, self._done = self._done, None
+            if done is not None:
+                self._let_go()
+                done(engine_error(_RUNNING, error))
+
+    def close(self) -> None:
+        """Frees the request once OpenVINO's threads need the interpreter's lock no more.
+
+        1. The last callback of a stream's thread has completed its batch, and the model is closed.
+        2. The thread drops the callback, which takes the lock if nothing else refers to it.
+        3. The compiled model goes; it holds the lock and waits for the thread to end.
+
+        So 3 must not come before 2.
+        """
+        self._watch.remove(self)
+        request = self._request
+        try:
+            request.wait()
+        except Exception:  # of the last run, which is complete
+            pass
+        request.set_callback(_ignore, None)
+        end_ns = monotonic_ns() + _MOST_CLOSE_NS
+        # Polled, as an event at the callback's end would be set before the thread is through with it.
+        pause = threading.Event()
+        while self._callback() is not None and monotonic_ns() < end_ns:
+            pause.wait(_CLOSE_S)
+        del self._request, self._inputs, self._outputs
+
+    def _on_completed(self) -> None:
+        """OpenVINO's callback."""
+        done, self._done = self._done, None
+        if done is None:
+            return
+        results: ArrayResults | BaseException
+        try:
+            results = self._results()
+        except Exception as error:
+            results = engine_error(_RUNNING, error)
+        done(results)
+
+    def _results(self, values: list[Array] | None = None) -> ArrayResults:
+        """Copies the outputs, as the next run overwrites their memory; see `OutputTensor.read`."""
+        self._short = self._may_be_short and monotonic_ns() - self._started_ns < FAST_NS
+        try:
+            outputs = self._outputs
+            return {name: outputs[name].read(values) for name in self._wanted}
+        finally:
+            if self._lent:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Drops the memory of requests and clients."""
+        for tensor in self._lent:
+            tensor.let_go()
+        self._lent.clear()
+
+
+class FailureWatch:
+    """Completes runs that failed, which OpenVINO does not call back for.
+
+    Its thread starts with the first run. It looks at the runs every `_WATCH_S` while there are some, and
+    sleeps otherwise.
+
+    Args:
+        name: The model's name, for the thread.
+
+    Attributes:
+        awake: Whether the thread looks at runs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()  # guards all but `awake`, which runs read without it
+        self._functions: list[InferFunction] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self.awake = False
+
+    def add(self, function: InferFunction) -> None:
+        """Looks at the runs of an instance from now on."""
+        with self._changed:
+            self._functions.append(function)
+
+    def remove(self, function: InferFunction) -> None:
+        """Looks at them no more."""
+        with self._changed:
+            self._functions.remove(function)
+
+    def wake(self) -> None:
+        """Has the thread look at runs; called after a run has started while it sleeps."""
+        with self._changed:
+            self.awake = True
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._look, name=f"conch-{self._name}-watch", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends the thread; called when nothing runs."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        idle = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, _WATCH_S)
+                while not (self._closed or self.awake):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                running = [function for function in self._functions if function.running]
+                idle = 0 if running else idle + 1
+                if idle > _IDLE_ROUNDS:
+                    # A run that starts now either reads this or is seen here.
+                    self.awake = False
+                    self.awake = any(function.running for function in self._functions)
+            for function in running:
+                function.check()
+
+
+def _ignore(_: object) -> None:
+    """Called back by no run: the instance is closed."""

@@ -1,0 +1,187 @@
+"""`OpenVinoBackend`: completes, checks and loads OpenVINO models.
+
+A version is compiled once; each instance has an infer request of it. Owns: per version, the compiled model
+and the watch over its runs.
+Used by: backend loading.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conch.backends.arrays import AsyncArrayInstance, PaddedFunction
+from conch.backends.signature import Signature, complete, made_tensors, scalar_dims, validate
+from conch.core.backend import Backend, BackendInstance, BackendModel
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.execution.placement import Placement, place
+from conch.core.spec import ModelSpec
+from conch_engines.openvino.infer_function import FailureWatch, InferFunction
+from conch_engines.openvino.openvino_engine import Engine, engine_errors, import_openvino
+from conch_engines.openvino.openvino_model import ELEMENT_TYPES, ModelGraph, model_path
+from conch_engines.openvino.openvino_settings import PARAMETERS, OpenVinoSettings
+from conch_engines.openvino.request_tensors import InputTensor, OutputTensor
+
+log = logging.getLogger(__name__)
+
+
+class OpenVinoBackend(Backend):
+    """The backend ``openvino``."""
+
+    default_model_file = "model.xml"
+    parameters = PARAMETERS
+    passes_parameters = False
+
+    def __init__(self) -> None:
+        self._ov = import_openvino()
+
+    @property
+    def uses_gpus(self) -> bool:
+        """False: OpenVINO uses no NVIDIA GPUs, so KIND_AUTO is the CPU."""
+        return False
+
+    def complete_config(
+        self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Takes inputs, outputs and batching from the model unless the config has both inputs and outputs."""
+        name = config.get("name", "")
+        if config.get("input") and config.get("output"):
+            log.info(
+                "skipping model configuration auto-complete for '%s': inputs and outputs already specified",
+                name,
+            )
+            return config
+        path = model_path(
+            version_directory, config.get("default_model_filename") or self.default_model_file, name
+        )
+        parameters = config.get("parameters") or {}
+        extension = str(parameters.get("CPU_EXTENSION_PATH", {}).get("string_value", ""))
+        engine = Engine(self._ov, OpenVinoSettings("CPU", {}, extension, False))
+        size = int(config.get("max_batch_size") or 0)
+        return complete(config, self._signature(engine, path, name, size), options)
+
+    def _signature(self, engine: Engine, path: Path, name: str, size: int) -> Signature:
+        """The model's signature; the batch dimension is variable if it is to be and can be.
+
+        A model that needs batches of one size, that of the config, batches too: its runs are padded.
+        """
+        graph = ModelGraph(self._ov, engine, path, name)
+        if not (size or graph.has_batch_layout):
+            return graph.signature()
+        for batch in (0, size) if size else (0,):
+            inputs = range(len(graph.model.inputs))
+            try:
+                if batch:
+                    graph.fix_batch(inputs, batch)
+                else:
+                    graph.free_batch(inputs)
+            except InternalError:  # its operations rely on a size
+                log.debug("the batch dimension of model '%s' can't vary", name, exc_info=True)
+            if graph.signature().supports_batching:
+                return graph.signature()
+            graph = ModelGraph(self._ov, engine, path, name)
+        return graph.signature()
+
+    def check(self, spec: ModelSpec) -> None:
+        """Compares the config with the model."""
+        settings = OpenVinoSettings.of(spec)
+        self._graph(spec, settings, Engine(self._ov, settings))
+
+    def load(self, spec: ModelSpec) -> BackendModel:
+        """Compiles a model version."""
+        settings = OpenVinoSettings.of(spec)
+        engine = Engine(self._ov, settings)
+        graph = self._graph(spec, settings, engine)
+        return _OpenVinoModel(self._ov, spec, graph, engine.compile(graph.model, spec.name))
+
+    def _graph(self, spec: ModelSpec, settings: OpenVinoSettings, engine: Engine) -> ModelGraph:
+        """The model as the config wants it, checked against it."""
+        if any(group.kind != "CPU" for group in spec.instance_groups):
+            raise InvalidArgumentError(
+                f"unable to load model '{spec.name}', Triton OpenVINO backend supports only Kind CPU and AUTO"
+            )
+        path = model_path(spec.version_directory, spec.model_file, spec.name)
+        graph = ModelGraph(self._ov, engine, path, spec.name)
+        if graph.keeps_state and (spec.max_batch_size > 0 or len(place(spec.instance_groups)) > 1):
+            raise InvalidArgumentError(
+                f"unable to load model '{spec.name}', its operations ReadValue and Assign keep state in the "
+                f"instance from one request to the next: set max_batch_size to 0 and have one instance, or "
+                f"export the state as inputs and outputs"
+            )
+        try:
+            return self._adapted(graph, spec, settings, 0)
+        except ConchError as error:
+            if not _may_pad(spec):
+                raise
+            try:
+                graph = ModelGraph(self._ov, engine, path, spec.name)
+                padded = self._adapted(graph, spec, settings, spec.max_batch_size)
+            except ConchError:
+                raise error from None
+        log.info(
+            "the operations of model '%s' rely on batches of %d: smaller ones are padded",
+            spec.name,
+            spec.max_batch_size,
+        )
+        return padded
+
+    @staticmethod
+    def _adapted(graph: ModelGraph, spec: ModelSpec, settings: OpenVinoSettings, batch: int) -> ModelGraph:
+        graph.adapt(spec, settings.reshapes, batch)
+        validate(spec, graph.signature(spec), ELEMENT_TYPES)
+        return graph
+
+
+def _may_pad(spec: ModelSpec) -> bool:
+    """Whether all inputs of a batch can be padded with rows: each has one for each row of the requests."""
+    ragged = any(tensor.ragged for tensor in spec.inputs)
+    return spec.max_batch_size > 0 and not (ragged or spec.batch_outputs or made_tensors(spec))
+
+
+class _OpenVinoModel(BackendModel):
+    """A loaded version: the compiled model, which instances share."""
+
+    def __init__(self, ov: Any, spec: ModelSpec, graph: ModelGraph, compiled: Any) -> None:
+        self._ov = ov
+        self._spec = spec
+        self._compiled = compiled
+        self._watch = FailureWatch(spec.name)
+        self._batch = graph.batch
+        signature = graph.signature(spec)
+        dims_in = {each.name: each.dims for each in signature.inputs}
+        dims_out = {each.name: each.dims for each in signature.outputs}
+        inputs = {each.name: each for each in (*spec.model_inputs, *made_tensors(spec))}
+        outputs = {each.name: each for each in spec.model_outputs}
+        # Of each tensor: its index, its datatype, and the config's dims of a scalar.
+        self._inputs = {
+            name: (index, inputs[name].datatype, scalar_dims(spec, inputs[name], dims_in[name]))
+            for name, index in graph.input_places(inputs).items()
+        }
+        self._outputs = {
+            name: (index, outputs[name].datatype, scalar_dims(spec, outputs[name], dims_out[name]))
+            for name, index in graph.output_places(outputs).items()
+        }
+
+    def create_instance(self, placement: Placement) -> BackendInstance:
+        with engine_errors("creating infer request object"):
+            request = self._compiled.create_infer_request()
+        ov = self._ov
+        function = InferFunction(
+            ov,
+            request,
+            {name: InputTensor(ov, request, *each) for name, each in self._inputs.items()},
+            {name: OutputTensor(ov, request, *each) for name, each in self._outputs.items()},
+            self._watch,
+        )
+        return AsyncArrayInstance(
+            self._spec, PaddedFunction(function, self._batch) if self._batch else function
+        )
+
+    def close(self) -> None:
+        """Ends the watch and frees the compiled model with its threads."""
+        self._watch.close()
+        del self._compiled
+        gc.collect()

@@ -1,0 +1,95 @@
+"""The backend ``lightgbm``: LightGBM's own results by name. Used by: the entry point ``lightgbm``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conch.core.errors import UnavailableError
+from conch.core.tensor import Array
+from conch_engines.trees.boosters import lightgbm_contributions, open_lightgbm, threads_for
+from conch_engines.trees.lightgbm_text import read_lightgbm
+from conch_engines.trees.model_files import LIGHTGBM, DamagedError, unreadable
+from conch_engines.trees.named_outputs import (
+    CONTRIBUTIONS,
+    INPUT,
+    LEAF,
+    MARGIN,
+    PREDICT,
+    PREDICT_PROBA,
+    NamedFunction,
+    NamedOutputsBackend,
+    Offer,
+    contribution_dims,
+)
+
+
+class LightgbmBackend(NamedOutputsBackend):
+    """Boosters of trees, linear trees included."""
+
+    kinds = (LIGHTGBM,)
+    file_names = ("lightgbm.txt",)
+
+    def __init__(self) -> None:
+        # Imported late, and here so that a missing package is an error of the backend.
+        import lightgbm  # noqa: F401
+
+    def describe(self, path: Path, kind: str, model: str) -> Offer:
+        """Reads and checks the text."""
+        try:
+            header = read_lightgbm(path.read_bytes())
+        except DamagedError as error:
+            raise unreadable(path, kind, model, str(error)) from error
+        except OSError as error:
+            raise UnavailableError(
+                f"unable to read '{path}' for model '{model}': {error.strerror}"
+            ) from error
+        outputs: dict[str, tuple[str, tuple[int, ...]]] = {
+            PREDICT: ("INT64" if header.classifies else "FP64", (1,)),
+            MARGIN: ("FP64", (header.outputs,)),
+            LEAF: ("INT32", (header.trees,)),
+            CONTRIBUTIONS: ("FP64", contribution_dims(header.outputs, header.features)),
+        }
+        if header.classifies:
+            outputs[PREDICT_PROBA] = "FP64", (max(header.outputs, 2),)
+        return Offer(header.features, "FP64", outputs, {})
+
+    def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
+        """Opens the booster."""
+        return _LightgbmFunction(open_lightgbm(path, model), threads, offer)
+
+
+class _LightgbmFunction:
+    def __init__(self, booster: Any, threads: int, offer: Offer) -> None:
+        self._predict = booster.predict
+        self._threads = threads
+        self._classifies = PREDICT_PROBA in offer.outputs
+        self._dims = offer.outputs[CONTRIBUTIONS][1]
+        self._contributions = lightgbm_contributions(booster, threads)
+
+    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
+        rows = inputs[INPUT]
+        count = len(rows)
+        threads = threads_for(rows, self._threads)
+        found: dict[str, Array] = {}
+        if PREDICT in outputs or PREDICT_PROBA in outputs:
+            values = self._predict(rows, num_threads=threads).reshape(count, -1)
+            if not self._classifies:
+                found[PREDICT] = values
+            elif values.shape[1] == 1:
+                found[PREDICT] = (values > 0.5).astype(np.int64)
+                found[PREDICT_PROBA] = np.concatenate((1 - values, values), axis=1)
+            else:
+                found[PREDICT] = np.argmax(values, axis=1).reshape(-1, 1)
+                found[PREDICT_PROBA] = values
+        if MARGIN in outputs:
+            found[MARGIN] = self._predict(rows, raw_score=True, num_threads=threads).reshape(count, -1)
+        if LEAF in outputs:
+            found[LEAF] = self._predict(rows, pred_leaf=True, num_threads=threads).astype(
+                np.int32, copy=False
+            )
+        if CONTRIBUTIONS in outputs:
+            found[CONTRIBUTIONS] = self._contributions(rows).reshape(count, *self._dims)
+        return found

@@ -1,0 +1,206 @@
+"""Base of the backends that give each library's results by name, such as ``predict_proba`` or ``margin``.
+
+A backend describes what a model file offers, and opens it as a function that computes the outputs which are
+requested and no others. Threads and locks: none; instances share one function. Used by: `xgboost_backend`,
+`lightgbm_backend`, `sklearn_backend`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from conch.backends.signature import ModelTensor, Signature, validate
+from conch.core.backend import Backend, BackendModel
+from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.tensor import NUMPY_DTYPES, Array
+from conch_engines.trees.fil_parameters import CPU_THREADS, cpu_threads
+from conch_engines.trees.model_files import find_model, wrong_kind
+from conch_engines.trees.shared_model import SharedModel, check_rows, complete_batching, complete_tensors
+
+log = logging.getLogger(__name__)
+
+INPUT = "input"
+PREDICT = "predict"
+PREDICT_PROBA = "predict_proba"
+MARGIN = "margin"
+LEAF = "leaf"
+CONTRIBUTIONS = "contributions"
+
+_FLOATS = ("FP32", "FP64")
+_DATATYPES = frozenset({"FP32", "FP64", "INT32", "INT64", "BOOL", "BYTES"})
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a model file offers.
+
+    Attributes:
+        features: Columns of the input.
+        datatype: Datatype of the input, unless the config names the other kind of float.
+        outputs: Datatype and dims per row of each output, by name; a config may name the other kind of float.
+        optional: The same of inputs that a config may add.
+        columns: Datatypes of the columns by name, unless the config names others. Each may be an input.
+        rows: Whether the columns may come as rows of one input.
+    """
+
+    features: int
+    datatype: str
+    outputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    optional: Mapping[str, tuple[str, tuple[int, ...]]]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    rows: bool = True
+
+    def widths(self, inputs: Iterable[str]) -> dict[str, int]:
+        """Columns of each input, of a config with these inputs: all in one, unless the config names them."""
+        if not self.rows or not self.columns.keys().isdisjoint(inputs):
+            return dict.fromkeys(self.columns, 1)
+        return {INPUT: self.features}
+
+    def signature(self, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> Signature:
+        """Its tensors, for the datatypes of a config."""
+        offered = {
+            name: (_chosen(inputs, name, self.columns[name], _DATATYPES), (1,))
+            if name in self.columns
+            else (_chosen(inputs, name, self.datatype, _FLOATS), (width,))
+            for name, width in self.widths(inputs).items()
+        }
+        results = {
+            name: (_chosen(outputs, name, datatype, _FLOATS) if datatype in _FLOATS else datatype, dims)
+            for name, (datatype, dims) in self.outputs.items()
+        }
+        return Signature(tuple(_tensors(offered)), tuple(_tensors(results)), tuple(_tensors(self.optional)))
+
+
+class NamedFunction(Protocol):
+    """Computes outputs of one model, on several threads at the same time."""
+
+    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...], /) -> dict[str, Array]:
+        """The requested outputs; inputs as for `ArrayFunction`, of the model's number of features."""
+
+
+class NamedOutputsBackend(Backend):
+    """A library's models with outputs by name.
+
+    Attributes:
+        kinds: File types that it serves, in the order in which their default names are looked for.
+        file_names: Further default names.
+    """
+
+    default_model_file = ""
+    parameters = (CPU_THREADS,)
+    passes_parameters = False
+    kinds: ClassVar[tuple[str, ...]]
+    file_names: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def uses_gpus(self) -> bool:
+        """False: the engines run on the CPU."""
+        return False
+
+    @abstractmethod
+    def describe(self, path: Path, kind: str, model: str) -> Offer:
+        """Checks a model file and says what it offers.
+
+        Raises:
+            ConchError: It can't be served.
+        """
+
+    @abstractmethod
+    def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
+        """Opens a model file that was described.
+
+        Raises:
+            ConchError: The library can't open it.
+        """
+
+    def complete_config(
+        self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Takes batching, inputs and outputs that are left out from the model."""
+        name = config.get("name", "")
+        offer = self.describe(
+            *self._find(version_directory, config.get("default_model_filename", ""), name), name
+        )
+        complete_batching(config)
+        names = [each.get("name", "") for each in config.get("input") or ()]
+        signature = offer.signature(dict.fromkeys(names, ""), {})
+        complete_tensors(config, "input", (*signature.inputs, *signature.initialized), offer.widths(names))
+        by_default = [name for name in (PREDICT, PREDICT_PROBA) if name in offer.outputs]
+        complete_tensors(config, "output", signature.outputs, by_default)
+        return config
+
+    def check(self, spec: ModelSpec) -> None:
+        """Compares the config with what the file offers."""
+        self._describe(spec)
+
+    def load(self, spec: ModelSpec) -> BackendModel:
+        """Opens the model, which all instances share."""
+        path, kind, offer = self._describe(spec)
+        threads = cpu_threads(spec)
+        function = _RowFunction(self.open_model(path, kind, spec.name, threads, offer), spec, offer)
+        log.info("model '%s': up to %d threads in each instance", spec.name, threads)
+        return SharedModel(spec, function, function.release)
+
+    def _describe(self, spec: ModelSpec) -> tuple[Path, str, Offer]:
+        path, kind = self._find(spec.version_directory, spec.model_file, spec.name)
+        offer = self.describe(path, kind, spec.name)
+        validate(spec, offer.signature(_by_name(spec.inputs), _by_name(spec.outputs)), _DATATYPES)
+        return path, kind, offer
+
+    def _find(self, directory: Path, file_name: str, model: str) -> tuple[Path, str]:
+        path, kind = find_model(directory, file_name, self.kinds, model, self.file_names)
+        if kind not in self.kinds:
+            raise wrong_kind(
+                path, kind, model, "which another backend serves; backend 'fil' reads all of them"
+            )
+        return path, kind
+
+
+class _RowFunction:
+    """Checks the rows before the library sees them, and gives results the config's kind of float."""
+
+    def __init__(self, function: NamedFunction, spec: ModelSpec, offer: Offer) -> None:
+        self._function: NamedFunction | None = function
+        self._widths = offer.widths(_by_name(spec.inputs))
+        self._other_floats = {
+            each.name: NUMPY_DTYPES[each.datatype]
+            for each in spec.outputs
+            if each.datatype != offer.outputs[each.name][0]
+        }
+
+    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
+        for name, width in self._widths.items():
+            check_rows(name, inputs[name], width)
+        assert self._function is not None, "closed functions are not called"
+        found = self._function(inputs, outputs)
+        for name, dtype in self._other_floats.items():
+            if name in found:
+                found[name] = found[name].astype(dtype)
+        return found
+
+    def release(self) -> None:
+        """Frees the model; not called `close`, as instances would call that."""
+        self._function = None
+
+
+def _by_name(tensors: Iterable[TensorSpec]) -> dict[str, str]:
+    return {each.name: each.datatype for each in tensors}
+
+
+def _chosen(given: Mapping[str, str], name: str, offered: str, allowed: Container[str]) -> str:
+    """The config's datatype if it may differ so, else the one offered."""
+    return given[name] if given.get(name) in allowed else offered
+
+
+def _tensors(described: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterable[ModelTensor]:
+    return (ModelTensor(name, datatype, (-1, *dims)) for name, (datatype, dims) in described.items())
+
+
+def contribution_dims(classes: int, features: int) -> tuple[int, ...]:
+    """Dims per row of contributions: a column for each feature, and one for the bias."""
+    return (features + 1,) if classes == 1 else (classes, features + 1)

@@ -1,0 +1,202 @@
+"""The backend ``sklearn``: scikit-learn's own results by name. Used by: the entry point ``sklearn``.
+
+Serves every estimator, trees or not, that skops opens without running code of the file. One that was fitted
+on a DataFrame and selects columns by name gets a DataFrame again, of an input for each column.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.tensor import Array
+from conch_engines.trees.model_files import SKLEARN
+from conch_engines.trees.named_outputs import (
+    INPUT,
+    LEAF,
+    MARGIN,
+    PREDICT,
+    PREDICT_PROBA,
+    NamedFunction,
+    NamedOutputsBackend,
+    Offer,
+)
+from conch_engines.trees.skops_file import missing_package, open_estimator
+
+_METHODS = {PREDICT: "predict", PREDICT_PROBA: "predict_proba", MARGIN: "decision_function", LEAF: "apply"}
+_DATATYPES = {"f": "FP64", "i": "INT64", "u": "INT64", "b": "BOOL", "U": "BYTES", "S": "BYTES", "O": "BYTES"}
+"""Datatype of results by numpy's kind."""
+_DTYPES = {"FP64": np.float64, "INT64": np.int64, "BOOL": np.bool_}
+
+
+class SklearnBackend(NamedOutputsBackend):
+    """Estimators with a ``predict``."""
+
+    kinds = (SKLEARN,)
+
+    def __init__(self) -> None:
+        # Imported late, and here so that a missing package is an error of the backend.
+        import skops.io  # noqa: F401
+
+    def describe(self, path: Path, kind: str, model: str) -> Offer:
+        """Opens the estimator and predicts a row of zeros, as estimators do not say what they return."""
+        estimator = open_estimator(path, model)
+        features = getattr(estimator, "n_features_in_", None)
+        if features is None or not hasattr(estimator, "predict"):
+            raise InvalidArgumentError(
+                f"unable to load model '{model}': {type(estimator).__name__} of '{path}' is not fitted, or "
+                f"has no 'predict'"
+            )
+        values = _column_values(estimator)
+        columns = {name: _DATATYPES[np.asarray(value).dtype.kind] for name, value in values.items()}
+        rows: Any = np.zeros((1, features))
+        by_rows = not values or _predicts(estimator, rows)
+        if not by_rows:
+            rows = _frame({name: np.array([value]) for name, value in values.items()}, model)
+        outputs: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for name, function in _functions(estimator).items():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of rows without the names of a DataFrame
+                    array = np.asarray(function(rows))
+            except Exception as error:
+                if name == PREDICT:
+                    what = f"{features} numbers" if by_rows else f"the columns {', '.join(columns)}"
+                    raise InvalidArgumentError(
+                        f"unable to load model '{model}': {type(estimator).__name__} of '{path}' can't "
+                        f"predict a row of {what}: {error}"
+                    ) from error
+                continue  # such as probabilities of a model trained without them
+            if len(array) == 1 and array.dtype.kind in _DATATYPES:
+                outputs[name] = _DATATYPES[array.dtype.kind], (max(array.size, 1),)
+        return Offer(int(features), "FP64", outputs, {}, columns, by_rows)
+
+    def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
+        """Opens the estimator with one thread: instances share the cores, and joblib's pools are slow."""
+        estimator = open_estimator(path, model)
+        jobs = [name for name in estimator.get_params() if name.split("__")[-1] == "n_jobs"]
+        estimator.set_params(**dict.fromkeys(jobs, 1))
+        return _SklearnFunction(_functions(estimator), offer, model)
+
+
+class _SklearnFunction:
+    def __init__(self, functions: dict[str, Callable[[Any], Any]], offer: Offer, model: str) -> None:
+        self._functions = functions
+        self._columns = tuple(offer.columns)
+        self._model = model
+        self._datatypes = {name: datatype for name, (datatype, _) in offer.outputs.items()}
+
+    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
+        rows: Any = inputs.get(INPUT)
+        if rows is None or INPUT in self._columns:
+            rows = _frame({name: _column(inputs[name]) for name in self._columns}, self._model)
+        return {
+            name: _converted(self._functions[name](rows), self._datatypes[name]).reshape(len(rows), -1)
+            for name in outputs
+        }
+
+
+def _functions(estimator: Any) -> dict[str, Callable[[Any], Any]]:
+    return {name: getattr(estimator, key) for name, key in _METHODS.items() if hasattr(estimator, key)}
+
+
+def _predicts(estimator: Any, rows: Any) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            estimator.predict(rows)
+    except Exception:  # scikit-learn raises whatever its estimators raise
+        return False
+    return True
+
+
+def _frame(columns: Mapping[str, Array], model: str) -> Any:
+    """A DataFrame. Raises UnavailableError: pandas is not installed."""
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        purpose = "a scikit-learn model with columns by name"
+        raise missing_package(error, model, purpose, "pandas") from error
+    return pd.DataFrame(dict(columns))
+
+
+def _column(array: Array) -> Array:
+    """An input as a column; texts become `str`, as scikit-learn compares them with those of the training."""
+    column: Array = array[:, 0]
+    if column.dtype.kind != "O":
+        return column
+    texts = np.empty(len(column), object)
+    texts[:] = [each.decode(errors="replace") for each in column.tolist()]
+    return texts
+
+
+def _column_values(estimator: Any) -> dict[str, Any]:
+    """A value that may come for each column of the training's DataFrame; empty if there was none.
+
+    The file has no types of columns: those of categories and texts are known, all others count as numbers.
+    """
+    names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    return {**dict.fromkeys(names, 0.0), **_known_values(estimator, names)}
+
+
+def _known_values(transformer: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Values of the columns that a fitted transformer knows from its training."""
+    if hasattr(transformer, "transformers_"):  # ColumnTransformer
+        return _merged(
+            _known_values(part, _selected(columns, names)) for _, part, columns in transformer.transformers_
+        )
+    if hasattr(transformer, "transformer_list"):  # FeatureUnion
+        return _merged(_known_values(part, names) for _, part in transformer.transformer_list)
+    if hasattr(transformer, "steps"):  # Pipeline
+        found: dict[str, Any] = {}
+        for _, step in transformer.steps:
+            found |= _known_values(step, names)
+            if not hasattr(step, "statistics_"):  # only imputers keep the columns
+                break
+        return found
+    if hasattr(transformer, "vocabulary_"):
+        return {name: next(iter(transformer.vocabulary_)) for name in names}
+    known = getattr(transformer, "categories_", None)
+    if known is None:
+        statistics = np.asarray(getattr(transformer, "statistics_", ()))
+        known = [[each] for each in statistics.tolist()] if statistics.dtype.kind == "O" else []
+    return {
+        name: next((each for each in values if not _is_missing(each)), "")
+        for name, values in zip(names, known, strict=False)
+    }
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and np.isnan(value))
+
+
+def _merged(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {name: value for each in found for name, value in each.items()}
+
+
+def _selected(columns: Any, names: Sequence[str]) -> list[str]:
+    """Names of a ColumnTransformer's selection: a name, names, numbers, a mask or a slice."""
+    if isinstance(columns, str):
+        return [columns]
+    if isinstance(columns, slice) and isinstance(columns.start or columns.stop, str):
+        start, stop = columns.start, columns.stop
+        return list(names[names.index(start) if start else 0 : names.index(stop) + 1 if stop else None])
+    if not isinstance(columns, slice) and all(isinstance(each, str) for each in columns):
+        return list(columns)
+    return [str(each) for each in np.atleast_1d(np.asarray(names, object)[columns])]
+
+
+def _converted(values: Any, datatype: str) -> Array:
+    array = np.asarray(values)
+    if datatype != "BYTES":
+        return array.astype(_DTYPES[datatype], copy=False)
+    texts = np.empty(array.shape, object)
+    texts.reshape(-1)[:] = [
+        each if isinstance(each, bytes) else str(each).encode() for each in array.reshape(-1).tolist()
+    ]
+    return texts

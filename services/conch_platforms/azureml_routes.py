@@ -1,0 +1,69 @@
+"""Azure ML: further paths for probes and inference, besides all of REST.
+
+Used by: `platform_options`; bound by `http_server`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conch.core.errors import ConchError
+from conch.core.server_state import ServerState
+from conch.frontends.http.http_connection import Handler
+from conch.frontends.http.http_exchange import HttpExchange
+from conch.frontends.http.json_body import error_reply
+from conch.frontends.operations import operation_table as table
+from conch_platforms.platform_api import (
+    Answering,
+    PrepareRequest,
+    RestApi,
+    alias,
+    check_loaded,
+    only_model,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AzureMlPlatform:
+    """Further paths on the REST port; empty for none.
+
+    Attributes:
+        scoring_route: Path of inference with the default model.
+        liveness_route: Path that tells whether the server is live.
+        readiness_route: Path that tells whether it is ready.
+        default_model: Model of the scoring route; empty for the only one.
+    """
+
+    scoring_route: str = ""
+    liveness_route: str = ""
+    readiness_route: str = ""
+    default_model: str = ""
+    title: str = "HTTP"
+    prepare: PrepareRequest | None = None
+
+    def check(self, core: ServerState) -> None:
+        """See `Platform`: a default model that is named must be loaded."""
+        if self.default_model:
+            check_loaded(core, self.default_model)
+
+    def bind(self, api: RestApi) -> Handler:
+        """See `Platform`."""
+        probes = {
+            self.liveness_route: table.SERVER_LIVE.paths[0],
+            self.readiness_route: table.SERVER_READY.paths[0],
+        }
+        probes.pop("", None)
+
+        def answer(exchange: HttpExchange) -> Answering:
+            path = exchange.path
+            if path in probes:
+                return alias(api, exchange, probes[path])
+            if path == self.scoring_route:
+                try:
+                    path = f"/v2/models/{self.default_model or only_model(api.core)}/infer"
+                except ConchError as error:
+                    exchange.respond(*error_reply(error))
+                    return None
+            return alias(api, exchange, path)
+
+        return answer

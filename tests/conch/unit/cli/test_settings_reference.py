@@ -1,0 +1,123 @@
+"""What follows from the definitions of settings: options, help, `conch config`, docs/settings.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conch.cli import config_command
+from conch.cli.settings.all_settings import SETTINGS, Settings, Source
+from conch.cli.settings.settings_reader import read_flags, read_keywords
+from conch.cli.settings.settings_reference import docs_text, help_parser, keywords_text
+from conch.frontends.grpc.grpc_front_end import GrpcOptions
+from conch.frontends.http.http_server import HttpOptions
+from conch.observability.logging.log_settings import LogOptions
+from conch.observability.metrics.metrics_options import MetricsOptions
+from conch.server_options import ServerOptions, build_options
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def test_generated_files_are_current() -> None:
+    assert (ROOT / "docs/settings.md").read_text() == docs_text(), "run scripts/generate_settings.py"
+    assert (ROOT / "services/conch/api/server_keywords.py").read_text() == keywords_text(), "run it"
+
+
+def test_defaults_of_settings_are_those_of_the_options() -> None:
+    options = build_options(read_flags([], {}))
+    assert options.server == ServerOptions()
+    assert options.grpc == GrpcOptions()
+    assert options.http == HttpOptions()
+    assert options.metrics == MetricsOptions()
+    assert options.log == LogOptions()
+    assert (options.planner, options.control_port, options.access_log) == (None, None, None)
+
+
+def test_each_value_has_a_source(tmp_path: Path) -> None:
+    file = tmp_path / "conch.toml"
+    file.write_text('id = "f"\ngrpc_port = 1\nhttp-port = 2\n')
+    arguments = ["--http-po=5", f"--config-file={file}"]
+    settings = read_flags(arguments, {"CONCH_GRPC_PORT": "3"})
+    assert settings.source(Settings.id) == Source("file", f"{file}:id")
+    assert settings.source(Settings.grpc_port) == Source("environment", "CONCH_GRPC_PORT")
+    assert settings.source(Settings.http_port) == Source("flag", "--http-port")
+    assert settings.source(Settings.metrics_port) == Source("default")
+    assert read_keywords({"id": "x"}).source(Settings.id) == Source("keyword", "id")
+    assert (settings.id, settings.grpc_port, settings.http_port, settings.metrics_port) == ("f", 3, 5, 8002)
+
+
+def test_the_help_is_grouped_with_types_choices_units_and_defaults() -> None:
+    text = " ".join(help_parser("conch serve").format_help().split())
+    for part in (
+        "gRPC TLS: --grpc-use-ssl [BOOL] serve gRPC over TLS (default: false)",
+        "--model-control-mode {none,explicit,poll,watch} none: load all",
+        "--exit-timeout-secs SECONDS time that open requests may take after that (default: 30)",
+        "--grpc-server-key FILE PEM file of the server's key --grpc-root-cert",
+        "--model-store LOCATION deprecated: use --model-repository",
+    ):
+        assert part in text
+    assert "None" not in text and "[]" not in text and "(default: )" not in text
+    assert "host-policy" not in text and "--sagemaker-models-root" not in text
+
+
+def test_every_listed_setting_is_described() -> None:
+    for each in SETTINGS:
+        assert bool(each.help or each.replaced_by) == each.listed, each.name
+        assert (each.scope == "process") == each.name.startswith(("log-", "otlp-logs-", "platform"))
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for each in SETTINGS:
+        monkeypatch.delenv(each.variable, raising=False)
+    return monkeypatch
+
+
+FLAGS = [
+    "--cache-config=redis,password=hush",
+    "--cache-config=redis,host=h",
+    "--http-restricted-api=inference:key=hush",
+    "--grpc-restricted-protocol=inference:key=hush",
+    "--backend-config=python,api-token=hush",
+    "--model-repository=/m",
+    "--model-repository=s3://user:hush@host/m",
+]
+
+
+def test_config_prints_values_with_sources(
+    clean: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clean.setenv("CONCH_GRPC_PORT", "9")
+    assert config_command.run(FLAGS) == 0
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
+    ]
+    assert ["grpc-port", "9", "CONCH_GRPC_PORT"] in lines
+    assert ["http-port", "8000", "default"] in lines
+    assert ["cache-config", "redis,password=***;redis,host=h", "--cache-config"] in lines
+
+
+def test_config_prints_json_without_secrets(
+    clean: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config_command.run([*FLAGS, "--json"]) == 0
+    output = capsys.readouterr().out
+    assert "hush" not in output
+    found = json.loads(output)
+    assert found["grpc-port"] == {"value": 8001, "source": "default", "from": ""}
+    assert found["model-repository"] == {
+        "value": ["/m", "s3://user:***"],
+        "source": "flag",
+        "from": "--model-repository",
+    }
+    assert found["http-restricted-api"]["value"] == ["inference:key=***"]
+    assert "model-store" not in found and "host-policy" not in found
+
+
+def test_config_refuses_what_serve_refuses(
+    clean: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config_command.run(["--grpc-prt=1"]) == 1
+    assert "did you mean '--grpc-port'?" in capsys.readouterr().err

@@ -1,0 +1,8 @@
+"""Models run without a server, and a CUDA driver that is none."""
+
+from __future__ import annotations
+
+from tests.support.backend_fixtures import harness, placement
+from tests.support.cuda_fixtures import cuda, devices, driver
+
+__all__ = ["cuda", "devices", "driver", "harness", "placement"]

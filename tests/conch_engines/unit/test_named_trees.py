@@ -1,0 +1,309 @@
+"""Backends `xgboost`, `lightgbm` and `sklearn`: outputs by name, each as the library itself returns it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conch_engines.unit.test_trees import config_of, spec_of
+from tests.support.backend_harness import Harness, tensor_specs
+from tests.support.tree_models import FEATURES, lightgbm_model, samples, sklearn_model, xgboost_model
+
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
+from conch.core.model_version import Model
+from conch.core.tensor import NUMPY_DTYPES, Array
+from conch_engines.trees.lightgbm_backend import LightgbmBackend
+from conch_engines.trees.named_outputs import NamedOutputsBackend
+from conch_engines.trees.sklearn_backend import SklearnBackend
+from conch_engines.trees.xgboost_backend import XgboostBackend
+
+CLEAN = np.nan_to_num(samples())
+
+
+def load(harness: Harness, backend: NamedOutputsBackend, *outputs: str, **parameters: str) -> Model:
+    directory = harness.root / "m" / "1"
+    completed = backend.complete_config(config_of(*outputs, **parameters), directory, {})
+    spec = spec_of(harness, completed)
+    backend.check(spec)
+    return harness.load(backend, spec)
+
+
+def answers(harness: Harness, model: Model, rows: Array) -> dict[str, Array]:
+    response = harness.infer(model, {"input": rows}).one
+    assert response.error is None, response.error
+    return {each.name: each.numpy() for each in response.outputs}
+
+
+@pytest.mark.parametrize("kind", ["binary", "multi", "regression"])
+def test_xgboost(harness: Harness, kind: str) -> None:
+    import xgboost
+
+    objective = {"objective": "multi:softmax"} if kind == "multi" else {}
+    booster = xgboost_model(kind, harness.directory("m", {}) / "1" / "xgboost.ubj", **objective)
+    names = ["predict", "margin", "leaf", "contributions"] + ["predict_proba"] * (kind != "regression")
+    found = answers(harness, load(harness, XgboostBackend(), *names, cpu_nthread="2"), samples())
+    matrix = xgboost.DMatrix(samples())
+    count = len(samples())
+    np.testing.assert_array_equal(
+        found["margin"], booster.predict(matrix, output_margin=True).reshape(count, -1)
+    )
+    np.testing.assert_array_equal(found["leaf"], booster.predict(matrix, pred_leaf=True))
+    np.testing.assert_array_equal(found["contributions"], booster.predict(matrix, pred_contribs=True))
+    own = booster.predict(matrix)
+    if kind == "multi":
+        np.testing.assert_array_equal(found["predict"][:, 0], own)  # class ids, as its objective is softmax
+        assert found["predict_proba"].shape == (count, 3)
+        np.testing.assert_allclose(found["predict_proba"].sum(1), 1, 1e-6)
+    elif kind == "binary":
+        np.testing.assert_array_equal(found["predict_proba"][:, 1], own)
+        np.testing.assert_array_equal(found["predict"][:, 0], own > 0.5)
+    else:
+        np.testing.assert_array_equal(found["predict"][:, 0], own)
+
+
+def test_a_base_margin_is_an_input_where_the_config_has_it(harness: Harness) -> None:
+    booster = xgboost_model("binary", harness.directory("m", {}) / "1" / "model.json")
+    backend = XgboostBackend()
+    config = config_of("margin") | {"input": [{"name": "input"}, {"name": "base_margin"}]}
+    model = harness.load(
+        backend, spec_of(harness, backend.complete_config(config, harness.root / "m" / "1", {}))
+    )
+    base = np.linspace(-1, 1, len(samples()), dtype=np.float32).reshape(-1, 1)
+    found = harness.infer(model, {"input": samples(), "base_margin": base}).array("margin")
+    expected = booster.inplace_predict(samples(), predict_type="margin", base_margin=base)
+    np.testing.assert_array_equal(found[:, 0], expected)
+
+
+@pytest.mark.parametrize("kind", ["binary", "multi", "regression", "linear"])
+def test_lightgbm(harness: Harness, kind: str) -> None:
+    linear = {"linear_tree": True} if kind == "linear" else {}
+    kind = "regression" if linear else kind
+    booster = lightgbm_model(kind, harness.directory("m", {}) / "1" / "model.txt", **linear)
+    names = ["predict", "margin", "leaf"] + ["predict_proba"] * (kind != "regression")
+    names += [] if linear else ["contributions"]
+    found = answers(harness, load(harness, LightgbmBackend(), *names), samples().astype(np.float64))
+    rows, count = samples(), len(samples())
+    np.testing.assert_array_equal(found["margin"], booster.predict(rows, raw_score=True).reshape(count, -1))
+    np.testing.assert_array_equal(found["leaf"], booster.predict(rows, pred_leaf=True))
+    if not linear:
+        own = booster.predict(rows, pred_contrib=True)
+        np.testing.assert_array_equal(found["contributions"].reshape(count, -1), own)
+    own = booster.predict(rows)
+    if kind == "multi":
+        np.testing.assert_array_equal(found["predict_proba"], own)
+        np.testing.assert_array_equal(found["predict"][:, 0], own.argmax(1))
+    elif kind == "binary":
+        np.testing.assert_array_equal(found["predict_proba"][:, 1], own)
+        np.testing.assert_array_equal(found["predict"][:, 0], own > 0.5)
+    else:
+        np.testing.assert_array_equal(found["predict"][:, 0], own)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("RandomForestClassifier", "multi"),
+        ("GradientBoostingClassifier", "binary"),
+        ("RandomForestRegressor", "regression"),
+    ],
+)
+def test_sklearn(harness: Harness, name: str, kind: str) -> None:
+    jobs = {"n_jobs": 2} if name.startswith("Random") else {}
+    estimator = sklearn_model(name, kind, harness.directory("m", {}) / "1" / "model.skops", **jobs)
+    methods = {
+        "predict": "predict",
+        "predict_proba": "predict_proba",
+        "margin": "decision_function",
+        "leaf": "apply",
+    }
+    offered = {key: method for key, method in methods.items() if hasattr(estimator, method)}
+    found = answers(harness, load(harness, SklearnBackend(), *offered), CLEAN.astype(np.float64))
+    for key, method in offered.items():
+        own = getattr(estimator, method)(CLEAN).reshape(len(CLEAN), -1)
+        np.testing.assert_array_equal(found[key], own)
+
+
+def test_sklearn_serves_what_is_no_tree_and_labels_that_are_texts(harness: Harness) -> None:
+    import skops.io
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    names = np.array(["no", "yes"])[(CLEAN[:, 0] > 0).astype(int)]
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(CLEAN, names)
+    skops.io.dump(pipeline, harness.directory("m", {}) / "1" / "model.skops")
+    rows = CLEAN[:5].astype(np.float64)
+    found = answers(harness, load(harness, SklearnBackend()), rows)
+    assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(rows)]
+    np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(rows))
+
+
+def data_frame_pipeline(harness: Harness, selector: bool) -> tuple[Any, Any]:
+    """A pipeline that selects columns of a DataFrame by name, saved for model `m`, and the DataFrame."""
+    import pandas as pd
+    import skops.io
+    from sklearn.compose import ColumnTransformer, make_column_selector
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
+
+    table = pd.DataFrame(
+        {
+            "age of client": [20, 30, 40, 50],
+            "income": [1.5, np.nan, 3, 4],
+            "city": ["Köln", "Bonn", None, "Köln"],
+            "floor": [1, 2, 2, 1],
+            "note": ["late", "on time", "late", "on time"],
+            "member": [True, False, True, True],
+        }
+    )
+    numbers = make_pipeline(SimpleImputer(), StandardScaler())
+    cities = make_pipeline(SimpleImputer(strategy="constant", fill_value="?"), OneHotEncoder())
+    chosen = make_column_selector("age|income") if selector else ["age of client", "income"]
+    parts = [
+        ("numbers", numbers, chosen),
+        ("cities", cities, ["city"]),
+        ("floors", OrdinalEncoder(), slice("floor", "floor")),
+        ("notes", TfidfVectorizer(), "note"),
+    ]
+    pipeline = make_pipeline(ColumnTransformer(parts, remainder="passthrough"), LogisticRegression())
+    pipeline.fit(table, np.array(["stays", "goes", "stays", "goes"]))
+    skops.io.dump(pipeline, harness.directory("m", {}) / "1" / "model.skops")
+    return pipeline, table
+
+
+@pytest.mark.parametrize("selector", [False, True])
+def test_a_pipeline_of_a_data_frame_has_an_input_for_each_column(harness: Harness, selector: bool) -> None:
+    pipeline, table = data_frame_pipeline(harness, selector)
+    completed = SklearnBackend().complete_config({"name": "m"}, harness.root / "m" / "1", {})
+    assert {each["name"]: each["data_type"] for each in completed["input"]} == {
+        "age of client": "TYPE_FP64",
+        "income": "TYPE_FP64",
+        "city": "TYPE_STRING",
+        "floor": "TYPE_INT64",
+        "note": "TYPE_STRING",
+        "member": "TYPE_FP64",
+    }
+    assert all(each["dims"] == [1] for each in completed["input"])
+    model = load(harness, SklearnBackend())
+    known = table.fillna({"city": "?"})
+    rows: dict[str, Any] = {
+        name: np.array(
+            [[each.encode() if isinstance(each, str) else each] for each in known[name]],
+            object if each["data_type"] == "TYPE_STRING" else NUMPY_DTYPES[each["data_type"][5:]],
+        )
+        for name, each in ((each["name"], each) for each in completed["input"])
+    }
+    response = harness.infer(model, rows).one
+    assert response.error is None, response.error
+    found = {each.name: each.numpy() for each in response.outputs}
+    assert found["predict"].ravel().tolist() == [each.encode() for each in pipeline.predict(known)]
+    np.testing.assert_array_equal(found["predict_proba"], pipeline.predict_proba(known))
+
+
+def test_columns_of_numbers_come_as_rows_unless_the_config_names_them(harness: Harness) -> None:
+    import pandas as pd
+    import skops.io
+    from sklearn.linear_model import LinearRegression
+
+    table = pd.DataFrame({"a": [1.0, 2, 3], "b": [1.0, 0, 1]})
+    model = LinearRegression().fit(table, [1.0, 2, 3])
+    skops.io.dump(model, harness.directory("m", {}) / "1" / "model.skops")
+    directory = harness.root / "m" / "1"
+    completed = SklearnBackend().complete_config({"name": "m"}, directory, {})
+    assert completed["input"] == [{"name": "input", "data_type": "TYPE_FP64", "dims": [2]}]
+    named = {"name": "m", "input": [{"name": "a", "data_type": "TYPE_INT32"}, {"name": "b"}]}
+    completed = SklearnBackend().complete_config(named, directory, {})
+    assert completed["input"] == [
+        {"name": "a", "data_type": "TYPE_INT32", "dims": [1]},
+        {"name": "b", "data_type": "TYPE_FP64", "dims": [1]},
+    ]
+    loaded = harness.load(SklearnBackend(), spec_of(harness, completed))
+    rows: dict[str, Any] = {"a": np.array([[5]], np.int32), "b": np.array([[0.5]])}
+    expected = model.predict(pd.DataFrame({"a": [5], "b": [0.5]}))
+    np.testing.assert_array_equal(harness.infer(loaded, rows).array("predict"), expected[:, None])
+
+
+def test_a_pipeline_of_a_data_frame_needs_pandas(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_frame_pipeline(harness, False)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        UnavailableError, match=r"columns by name needs the Python package 'pandas', .* `pip install pandas`"
+    ):
+        load(harness, SklearnBackend())
+
+
+def test_a_config_may_have_the_other_kind_of_float(harness: Harness) -> None:
+    estimator = sklearn_model(
+        "GradientBoostingClassifier", "binary", harness.directory("m", {}) / "1" / "model.skops"
+    )
+    config = config_of() | {
+        "input": [{"name": "input", "data_type": "TYPE_FP32"}],
+        "output": [{"name": "predict_proba", "data_type": "TYPE_FP32"}, {"name": "margin"}],
+    }
+    backend = SklearnBackend()
+    completed = backend.complete_config(config, harness.root / "m" / "1", {})
+    found = answers(harness, harness.load(backend, spec_of(harness, completed)), CLEAN)
+    np.testing.assert_array_equal(found["predict_proba"], estimator.predict_proba(CLEAN).astype(np.float32))
+    assert [found[name].dtype.name for name in ("predict_proba", "margin")] == ["float32", "float64"]
+
+
+def test_only_requested_outputs_are_computed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lightgbm
+
+    lightgbm_model("binary", harness.directory("m", {}) / "1" / "model.txt")
+    calls: list[dict[str, Any]] = []
+    predict: Any = lightgbm.Booster.predict
+
+    def counted(self: Any, rows: Array, **options: Any) -> Array:
+        calls.append(options)
+        found: Array = predict(self, rows, **options)
+        return found
+
+    monkeypatch.setattr(lightgbm.Booster, "predict", counted)
+    model = load(harness, LightgbmBackend(), "predict", "predict_proba", "leaf", "contributions")
+    rows = samples()[:1].astype(np.float64)
+    harness.infer(model, {"input": rows}, requested=frozenset({"leaf"})).array("leaf")
+    assert calls == [{"pred_leaf": True, "num_threads": 1}]
+    harness.infer(model, {"input": rows}, requested=frozenset({"predict", "predict_proba"})).array("predict")
+    assert calls[1:] == [{"num_threads": 1}]
+
+
+def test_completion(harness: Harness) -> None:
+    directory = harness.directory("m", {}) / "1"
+    xgboost_model("multi", directory / "xgboost.json")
+    assert XgboostBackend().complete_config({"name": "m"}, directory, {}) == {
+        "name": "m",
+        "max_batch_size": 32768,
+        "dynamic_batching": {},
+        "input": [{"name": "input", "data_type": "TYPE_FP32", "dims": [FEATURES]}],
+        "output": [
+            {"name": "predict", "data_type": "TYPE_INT64", "dims": [1]},
+            {"name": "predict_proba", "data_type": "TYPE_FP32", "dims": [3]},
+        ],
+    }
+
+
+def test_what_is_refused(harness: Harness) -> None:
+    import skops.io
+    from sklearn.linear_model import LinearRegression
+
+    directory = harness.directory("m", {}) / "1"
+    lightgbm_model("binary", directory / "xgboost.json")
+    with pytest.raises(InvalidArgumentError, match=r"is a LightGBM model, which another backend serves"):
+        load(harness, XgboostBackend())
+    xgboost_model("regression", directory / "xgboost.json", booster="gblinear", max_depth=None)
+    with pytest.raises(InternalError, match="can't be read as an XGBoost model in JSON"):
+        load(harness, XgboostBackend())
+    skops.io.dump(LinearRegression(), directory / "model.skops")
+    with pytest.raises(InvalidArgumentError, match=r"LinearRegression of '.*' is not fitted, or"):
+        load(harness, SklearnBackend())
+    lightgbm_model("binary", directory / "model.txt")
+    tensors = tensor_specs(input=("FP32", (FEATURES,))), tensor_specs(probability=("FP64", (1,)))
+    spec = harness.spec("m", *tensors, "", backend="lightgbm")
+    with pytest.raises(InvalidArgumentError, match="allowed outputs are: contributions, leaf, margin"):
+        LightgbmBackend().check(spec)

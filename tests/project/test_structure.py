@@ -1,0 +1,81 @@
+"""Each check of the structure finds what it is for, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripts import check_structure as structure
+
+SETTINGS = """
+[words]
+banned = ["whoever"]
+[tests]
+privates = ["os._exit"]
+[packages]
+whole = ["conch.wire"]
+[[imports]]
+module = "conch.core"
+allowed = ["conch.core", "numpy"]
+[[imports]]
+module = "conch"
+allowed = ["conch"]
+lazy = ["torch"]
+"""
+CLEAN = {
+    "services/conch/core/request.py": '"""Requests."""\nimport numpy\n',
+    "services/conch/server.py": "#\nfrom conch.core import request\ndef f():\n    import torch\n",
+    "services/conch/wire/__init__.py": "#\nfrom conch.wire.part import A\n",
+    "services/conch/wire/part.py": "#\nA = 1\n",
+    "tests/test_it.py": "class A:\n    def f(self):\n        self._own = 1\n\na = A()\na._own\nos._exit\n",
+}
+
+
+def problems(root: Path, files: dict[str, str]) -> dict[str, list[str]]:
+    """What each check finds in a checkout of these files."""
+    for name, text in {structure.SETTINGS: SETTINGS, **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    checkout = structure.Checkout(root)
+    found = {check.__name__: list(check(checkout)) for check in structure.CHECKS}
+    return {name: texts for name, texts in found.items() if texts}
+
+
+def test_nothing_is_wrong(tmp_path: Path) -> None:
+    assert problems(tmp_path, CLEAN) == {}
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "text", "says"),
+    [
+        ("check_directions", "services/conch/core/a.py", "#\nimport conch.wire\n", "imports conch.wire"),
+        ("check_directions", "services/conch/a.py", "#\nimport conch_console\n", "imports conch_console"),
+        ("check_directions", "services/conch/a.py", "#\nimport torch\n", "imports torch"),
+        ("check_directions", "services/other.py", "#\nimport os\n", "no rule for other"),
+        ("check_directions", "services/conch/core/a.py", "#\nfrom . import b\n", "imports .b"),
+        ("check_directions", "services/conch/a.py", "#\nimport conch.wire.part\n", "as a whole"),
+        ("check_clocks", "services/conch/a.py", "from time import time as t\nt()\n", "a.py:2: time.time"),
+        ("check_clocks", "services/conch/a.py", "import time as t\nt.sleep(1)\n", "a.py:2: time.sleep"),
+        ("check_cycles", "services/conch/core/a.py", "#\nimport conch.core.a.b\n", ""),
+        (
+            "check_cycles",
+            "services/conch/wire/part.py",
+            "#\nfrom conch import server\n",
+            "import cycle of the packages conch.core, conch.server, conch.wire",
+        ),
+        ("check_basenames", "services/conch/api/server.py", "#\n#\n", "server.py occurs 2 times"),
+        ("check_words", "services/conch/a.py", '#\n"""Tells\nwhoever asks."""\n', "a.py:3: 'whoever'"),
+        ("check_words", "services/conch/a.py", "#\n# Whoever asks.\n", "a.py:2: 'Whoever'"),
+        ("check_privates", "tests/test_b.py", "#\nserver._core.model\n", "server._core is private"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, check: str, name: str, text: str, says: str) -> None:
+    files = {**CLEAN, name: text}
+    if check == "check_cycles":
+        files = {**CLEAN, "services/conch/core/a.py": "#\nimport conch.core.b\n"}
+        files["services/conch/core/b.py"] = "#\ndef f():\n    from conch.core import a\n"
+        says = "import cycle of conch.core.a, conch.core.b"
+    found = problems(tmp_path, files)
+    assert list(found) == [check]
+    (one,) = found[check]
+    assert says in one

@@ -1,0 +1,24 @@
+"""What gRPC keeps from its first call on, which is no leak of the test that makes that call."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grpc_is_warm() -> None:
+    """Has gRPC open what it keeps for the life of the process, also for coroutines."""
+    channel = grpc.insecure_channel("127.0.0.1:1")
+    with pytest.raises(grpc.RpcError):
+        channel.unary_unary("/warm/up")(b"", timeout=5)
+    channel.close()
+
+    async def warm_up() -> None:
+        async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.unary_unary("/warm/up")(b"", timeout=5)
+
+    asyncio.run(warm_up())
