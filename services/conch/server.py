@@ -71,7 +71,6 @@ from conch_control.planner.planner_loop import Planner, PlannerOptions
 from conch_control.remote_api.connection_options import ControlPortOptions
 from conch_control.remote_api.server import ControlPort
 from conch_control.repository.source import Repository
-from conch_platforms.sagemaker_models import SageMakerModels
 
 log = logging.getLogger(__name__)
 
@@ -210,9 +209,7 @@ class Server:
             self.logs,
             self.traces,
             guarded_agent.check_changes,
-            None
-            if options.archives is None
-            else SageMakerModels(self.agent.archives, options.archives.root, options.archives.main),
+            self.agent.archives,
             lambda: next((each.url for each in self.endpoints if each.service == "Console"), ""),
         )
         self._control = None if control_port is None else ControlPort(self.agent, control_port, access=access)

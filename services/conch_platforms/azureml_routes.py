@@ -1,30 +1,22 @@
-"""Azure ML: further paths for probes and inference, besides all of REST.
-
-Used by: `platform_options`; bound by `http_server`.
-"""
+"""Azure ML: further paths for probes and inference, besides all of REST."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from conch.core.errors import ConchError
 from conch.core.server_state import ServerState
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.json_body import error_reply
+from conch.frontends.http.route_provider import Answering, RestApi, RouteProvider
 from conch.frontends.operations import operation_table as table
-from conch_platforms.platform_api import (
-    Answering,
-    PrepareRequest,
-    RestApi,
-    alias,
-    check_loaded,
-    only_model,
-)
+from conch_platforms.default_models import check_loaded, only_model
 
 
 @dataclass(frozen=True, slots=True)
-class AzureMlPlatform:
+class AzureMlPlatform(RouteProvider):
     """Further paths on the REST port; empty for none.
 
     Attributes:
@@ -38,16 +30,15 @@ class AzureMlPlatform:
     liveness_route: str = ""
     readiness_route: str = ""
     default_model: str = ""
-    title: str = "HTTP"
-    prepare: PrepareRequest | None = None
+    title: ClassVar[str] = "HTTP"
 
     def check(self, core: ServerState) -> None:
-        """See `Platform`: a default model that is named must be loaded."""
+        """Checks that a default model that is named is loaded."""
         if self.default_model:
             check_loaded(core, self.default_model)
 
     def bind(self, api: RestApi) -> Handler:
-        """See `Platform`."""
+        """Returns REST's handler with the further paths."""
         probes = {
             self.liveness_route: table.SERVER_LIVE.paths[0],
             self.readiness_route: table.SERVER_READY.paths[0],
@@ -57,13 +48,13 @@ class AzureMlPlatform:
         def answer(exchange: HttpExchange) -> Answering:
             path = exchange.path
             if path in probes:
-                return alias(api, exchange, probes[path])
+                return api.alias(exchange, probes[path])
             if path == self.scoring_route:
                 try:
                     path = f"/v2/models/{self.default_model or only_model(api.core)}/infer"
                 except ConchError as error:
                     exchange.respond(*error_reply(error))
                     return None
-            return alias(api, exchange, path)
+            return api.alias(exchange, path)
 
         return answer

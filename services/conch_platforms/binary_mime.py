@@ -1,7 +1,4 @@
-"""Binary tensors where a platform strips headers: the length of the JSON is part of the Content-Type.
-
-Used by: `sagemaker_routes`, `vertex_ai_routes`.
-"""
+"""Binary tensors where a platform strips headers: the length of the JSON is part of the Content-Type."""
 
 from __future__ import annotations
 

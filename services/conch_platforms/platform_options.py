@@ -96,6 +96,7 @@ def _sagemaker(settings: Settings) -> SageMakerPlatform:
         settings.sagemaker_default_model or "",
         settings.sagemaker_ping_mode,
         kind,
+        settings.sagemaker_models_root if settings.sagemaker_multi_model else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 Statuses are SageMaker's contract: 409 for a name that is loaded, 507 where memory runs out, so that SageMaker
 unloads other models and tries again. Owns: the table of names. Threads and locks: any thread; one lock, never
-held while loading. Used by: `platform_table`, `sagemaker_routes`.
+held while loading.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """SageMaker: ``/ping``, ``/invocations``, and ``/models`` of multi-model endpoints.
 
-Pings and inference are aliases of REST; loads and unloads are operations of `platform_table`. Used by:
-`platform_options`; bound by `http_server`.
+Pings and inference are aliases of REST.
 """
 
 from __future__ import annotations
@@ -10,17 +9,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 import orjson
 
-from conch.core.errors import ConchError, InvalidArgumentError
-from conch.core.server_state import ServerState
+from conch.access.principals import CONTROLS, INFERS, OPEN, READS
+from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.request import InferenceRequest
 from conch.core.tensor import Buffer
 from conch.frontends.http.flow_control import Body
 from conch.frontends.http.http_connection import Handler
-from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
+from conch.frontends.http.http_exchange import ExchangeHooks, Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.http_routing import Route, RouteTable, route
 from conch.frontends.http.json_body import (
@@ -33,12 +34,10 @@ from conch.frontends.http.json_body import (
 )
 from conch.frontends.http.jsontext.json_scanner import JsonSyntaxError
 from conch.frontends.http.jsontext.json_values import text
-from conch.frontends.operations import platform_table as table
-from conch.frontends.operations.operation_table import Endpoint, Operation, path_pattern
-from conch.frontends.operations.platform_table import RegisterRequest
+from conch.frontends.http.route_provider import Answering, RestApi, RouteProvider
+from conch.frontends.operations.operation_table import Endpoint, RunsOn, path_pattern
 from conch_platforms.binary_mime import BinaryMime
-from conch_platforms.platform_api import Answering, PrepareRequest, RestApi, alias
-from conch_platforms.sagemaker_models import RegisteredModel, is_memory_error
+from conch_platforms.sagemaker_models import RegisteredModel, SageMakerModels, is_memory_error
 from conch_platforms.sagemaker_sessions import (
     CLOSED_HEADER,
     NEW,
@@ -58,67 +57,129 @@ _MOST_SESSION_BODY = 1024
 _ERROR_BYTES = 64 * 1024
 
 
+_MODEL = "/models/{model}"
+PING = Endpoint(
+    "sagemaker_ping", "health", "Whether the server is ready or live", paths=("/ping",), roles=OPEN
+)
+INVOCATIONS = Endpoint(
+    "sagemaker_invocations",
+    "inference",
+    "Run the default model",
+    http_method="POST",
+    paths=("/invocations",),
+    roles=INFERS,
+)
+INVOKE = Endpoint(
+    "sagemaker_invoke",
+    "inference",
+    "Run a model",
+    http_method="POST",
+    paths=(_MODEL + "/invoke",),
+    roles=INFERS,
+)
+LIST_MODELS = Endpoint(
+    "sagemaker_list_models", "model-repository", "Loaded models", paths=("/models",), roles=READS
+)
+GET_MODEL = Endpoint(
+    "sagemaker_get_model", "model-repository", "A loaded model", paths=(_MODEL,), roles=READS
+)
+LOAD_MODEL = Endpoint(
+    "sagemaker_load_model",
+    "model-repository",
+    "Load a model",
+    http_method="POST",
+    paths=("/models",),
+    roles=CONTROLS,
+)
+UNLOAD_MODEL = Endpoint(
+    "sagemaker_unload_model",
+    "model-repository",
+    "Unload a model",
+    http_method="DELETE",
+    paths=(_MODEL,),
+    roles=CONTROLS,
+)
+ENDPOINTS = (PING, INVOCATIONS, INVOKE, LIST_MODELS, GET_MODEL, LOAD_MODEL, UNLOAD_MODEL)
+"""SageMaker's calls, as entries like those of the table of operations."""
+
+
 @dataclass(frozen=True, slots=True)
-class SageMakerPlatform:
+class SageMakerPlatform(RouteProvider):
     """Settings of the port.
 
     Attributes:
+        sessions: Stateful sessions.
         default_model: Model of ``/invocations``; empty for none.
         ping_mode: ``ready`` or ``live``.
         inference_type: ``infer``, ``generate`` or ``generate_stream``.
-        sessions: Stateful sessions.
+        models_root: Directory in which SageMaker puts models; None if this is no multi-model endpoint.
     """
 
     sessions: SageMakerSessions
     default_model: str = ""
     ping_mode: str = "ready"
     inference_type: str = "infer"
-    title: str = "SageMaker"
-
-    @property
-    def prepare(self) -> PrepareRequest | None:
-        """See `Platform`: sessions are sequences."""
-        return self.sessions.prepare
-
-    def check(self, core: ServerState) -> None:
-        """See `Platform`: SageMaker learns by its pings what is loaded."""
+    models_root: Path | None = None
+    title: ClassVar[str] = "SageMaker"
 
     def bind(self, api: RestApi) -> Handler:
-        """See `Platform`."""
-        return _SageMakerHandlers(self, api).table()
+        """Returns the table of SageMaker's routes; other paths get Triton's empty 400."""
+        handlers = _SageMakerHandlers(self, api)
+        routes = [
+            _route(handlers.ping, PING),
+            _route(handlers.invocations, INVOCATIONS),
+            _route(handlers.invoke, INVOKE),
+            _route(handlers.models, LIST_MODELS, LOAD_MODEL),
+            _route(handlers.model, GET_MODEL, UNLOAD_MODEL),
+        ]
+        return RouteTable(routes, api.restrictions, api.refusals, unmatched=empty_reply(400))
+
+
+class _Hooks(ExchangeHooks):
+    """Sessions are sequences; responses are as SageMaker's contract has them."""
+
+    def __init__(self, sessions: SageMakerSessions) -> None:
+        self._sessions = sessions
+
+    def prepare(self, request: InferenceRequest, exchange: HttpExchange) -> None:
+        self._sessions.prepare(request, exchange)
+
+    def translate(
+        self, exchange: HttpExchange, status: int, headers: Headers, body: Body
+    ) -> tuple[int, Headers]:
+        if status == 200:
+            return status, _MIME.headers(headers)
+        self._sessions.failed(exchange)
+        if status == 501 and any(name == _ACCEPT_ENCODING for name, _ in headers):
+            return 415, headers
+        # Errors of the client have its own words in their texts.
+        error = body[:_ERROR_BYTES] if status >= 500 and isinstance(body, bytes) else b""
+        if is_memory_error(error.decode(errors="replace")):
+            return 507, headers
+        return status, headers
 
 
 class _SageMakerHandlers:
     def __init__(self, platform: SageMakerPlatform, api: RestApi) -> None:
         self._platform = platform
         self._api = api
+        self._hooks = _Hooks(platform.sessions)
+        root, archives = platform.models_root, api.services.archives
+        self._loaded: SageMakerModels | None = None
+        if root is not None and archives is not None:
+            self._loaded = SageMakerModels(archives, root, platform.default_model)
 
-    def table(self) -> RouteTable:
-        """The routes; other paths get Triton's empty 400."""
-        routes = [
-            _route(table.SAGEMAKER_PING, self._ping),
-            _route(table.SAGEMAKER_INVOCATIONS, self._invocations),
-            _route(table.SAGEMAKER_INVOKE, self._invoke),
-            _route(table.SAGEMAKER_LIST_MODELS, self._models, table.SAGEMAKER_LOAD_MODEL),
-            _route(table.SAGEMAKER_GET_MODEL, self._model, table.SAGEMAKER_UNLOAD_MODEL),
-        ]
-        api = self._api
-        return RouteTable(routes, api.restrictions, api.refused, unmatched=empty_reply(400))
+    def ping(self, exchange: HttpExchange) -> Answering:
+        return self._api.alias(exchange, f"/v2/health/{self._platform.ping_mode}")
 
-    def _ping(self, exchange: HttpExchange) -> Answering:
-        return alias(self._api, exchange, f"/v2/health/{self._platform.ping_mode}")
-
-    def _invocations(self, exchange: HttpExchange) -> Any:
+    def invocations(self, exchange: HttpExchange) -> Any:
         model = self._platform.default_model or UNSPECIFIED_MODEL
         path = f"/v2/models/{model}/{self._platform.inference_type}"
-        return self._inference(exchange, lambda: alias(self._api, exchange, path))
+        return self._inference(exchange, lambda: self._api.alias(exchange, path))
 
-    def _invoke(self, exchange: HttpExchange, model: str) -> Any:
-        models = self._api.services.sagemaker_models
+    def invoke(self, exchange: HttpExchange, model: str) -> Any:
         try:
-            if models is None:
-                return self._run(table.SAGEMAKER_GET_MODEL, model)  # says why there are none
-            identifier = models.identifier(model)
+            identifier = self._registry.identifier(model)
         except ConchError as error:
             exchange.respond(*error_reply(error))
             return None
@@ -132,7 +193,7 @@ class _SageMakerHandlers:
         except ConchError as error:
             exchange.respond(*error_reply(error))
             return None
-        exchange.translate = partial(_translated, self._platform.sessions, exchange)
+        exchange.hooks = self._hooks
         if SESSION not in exchange.fields:
             return begin()
         if self._platform.inference_type != "infer":
@@ -162,14 +223,21 @@ class _SageMakerHandlers:
         except ConchError as error:
             exchange.respond(*error_reply(error))
 
-    def _models(self, exchange: HttpExchange) -> Any:
+    @property
+    def _registry(self) -> SageMakerModels:
+        """The loaded models. Raises UnavailableError: this is no multi-model endpoint."""
+        if self._loaded is None:
+            raise UnavailableError("this is no multi-model endpoint: --sagemaker-multi-model makes it one")
+        return self._loaded
+
+    def models(self, exchange: HttpExchange) -> Any:
         if exchange.method == "GET":
             (token,) = parse_qs(exchange.query).get("next_page_token", [""])[:1]
             return self._list(token)
         return self._load(exchange)
 
     async def _list(self, token: str) -> Reply:
-        page = await self._run(table.SAGEMAKER_LIST_MODELS, token)
+        page = self._registry.page(token)
         body: dict[str, Any] = {"models": [_model_object(each) for each in page.models]}
         if page.next_token:
             body["nextPageToken"] = page.next_token
@@ -183,34 +251,39 @@ class _SageMakerHandlers:
             raise InvalidArgumentError(error.message) from None
         name, url = (_text_of(body, field) for field in ("model_name", "url"))
         log.info("Loading SageMaker TargetModel: %s", exchange.header(_TARGET_MODEL) or name)
-        await self._run(table.SAGEMAKER_LOAD_MODEL, RegisterRequest(name, url))
+        await self._change(lambda: self._registry.load(name, url))
         return empty_reply()
 
-    def _model(self, exchange: HttpExchange, model: str) -> Any:
+    def model(self, exchange: HttpExchange, model: str) -> Any:
         if exchange.method == "GET":
             return self._get(model)
         log.info("Unloading SageMaker TargetModel: %s", exchange.header(_TARGET_MODEL) or model)
         return self._unload(model)
 
     async def _get(self, model: str) -> Reply:
-        return json_reply(_model_object(await self._run(table.SAGEMAKER_GET_MODEL, model)))
+        return json_reply(_model_object(self._registry.get(model)))
 
     async def _unload(self, model: str) -> Reply:
-        await self._run(table.SAGEMAKER_UNLOAD_MODEL, model)
+        await self._change(lambda: self._registry.unload(model))
         return empty_reply()
 
-    async def _run(self, operation: Operation[Any, Any], request: Any) -> Any:
-        api = self._api
-        pool = api.pools.operations.choose(operation.runs_on, api.core)
-        if pool is None:
-            return operation.handler(api.core, api.services, request)
-        return await result_of(partial(pool.submit, operation.handler, api.core, api.services, request))
+    async def _change(self, change: Callable[[], None]) -> None:
+        """Loads or unloads on the pool for loads: an unload waits for requests in flight."""
+
+        def work() -> None:
+            self._api.services.check_changes()
+            change()
+
+        pool = self._api.pools.operations[RunsOn.LOAD]
+        await result_of(partial(pool.submit, work))
 
 
-def _route(endpoint: Endpoint, handler: Callable[..., Any], *others: Endpoint) -> Route:
+def _route(handler: Callable[..., Any], *endpoints: Endpoint) -> Route:
     """The route of endpoints with one path."""
-    methods = [each.http_method for each in (endpoint, *others)]
-    return route(path_pattern(endpoint.paths[0]), methods, endpoint.access, handler)
+    first = endpoints[0]
+    return route(
+        path_pattern(first.paths[0]), [each.http_method for each in endpoints], first.access, handler
+    )
 
 
 def _text_of(body: Any, field: str) -> str:
@@ -232,19 +305,3 @@ def _request_type(body: Buffer) -> str:
         return ""
     kind = found.get("requestType") if isinstance(found, dict) else None
     return kind if isinstance(kind, str) else ""
-
-
-def _translated(
-    sessions: SageMakerSessions, exchange: HttpExchange, status: int, headers: Headers, body: Body
-) -> tuple[int, Headers]:
-    """Status and headers of an inference response, as SageMaker's contract has them."""
-    if status == 200:
-        return status, _MIME.headers(headers)
-    sessions.failed(exchange)
-    if status == 501 and any(name == _ACCEPT_ENCODING for name, _ in headers):
-        return 415, headers
-    # Errors of the client have its own words in their texts.
-    error = body[:_ERROR_BYTES] if status >= 500 and isinstance(body, bytes) else b""
-    if is_memory_error(error.decode(errors="replace")):
-        return 507, headers
-    return status, headers

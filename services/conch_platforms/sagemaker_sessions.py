@@ -3,8 +3,7 @@
 A session begins with ``NEW_SESSION`` in place of its id. Its first inference request starts the sequence; one
 with ``sequence_end``, or a request to close it, ends both.
 
-Owns: the open sessions. Threads and locks: any thread, as large bodies are decoded in a pool; one lock. Used
-by: `sagemaker_routes`.
+Owns: the open sessions. Threads and locks: any thread, as large bodies are decoded in a pool; one lock.
 """
 
 from __future__ import annotations

@@ -1,29 +1,22 @@
-"""Vertex AI: one health route, one predict route, and a header that redirects predictions to REST paths.
-
-Used by: `platform_options`; bound by `http_server`.
-"""
+"""Vertex AI: one health route, one predict route, and a header that redirects predictions to REST paths."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from conch.core.errors import ConchError
 from conch.core.server_state import ServerState
+from conch.frontends.http.flow_control import Body
 from conch.frontends.http.http_connection import Handler
-from conch.frontends.http.http_exchange import Headers, HttpExchange
+from conch.frontends.http.http_exchange import ExchangeHooks, Headers, HttpExchange
 from conch.frontends.http.json_body import empty_reply, error_reply, text_error
+from conch.frontends.http.route_provider import Answering, RestApi, RouteProvider
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import Endpoint, Operation, path_pattern
 from conch_platforms.binary_mime import BinaryMime
-from conch_platforms.platform_api import (
-    Answering,
-    PrepareRequest,
-    RestApi,
-    alias,
-    check_loaded,
-    only_model,
-)
+from conch_platforms.default_models import check_loaded, only_model
 
 _MIME = BinaryMime("application/vnd.vertex-ai-triton.binary+json;json-header-size=")
 _REDIRECT = b"x-vertex-ai-triton-redirect"
@@ -57,7 +50,7 @@ _PATTERNS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class VertexAiPlatform:
+class VertexAiPlatform(RouteProvider):
     """Settings of the port.
 
     Attributes:
@@ -69,15 +62,14 @@ class VertexAiPlatform:
     predict_route: str
     health_route: str
     default_model: str = ""
-    title: str = "Vertex AI"
-    prepare: PrepareRequest | None = None
+    title: ClassVar[str] = "Vertex AI"
 
     def check(self, core: ServerState) -> None:
-        """See `Platform`: the default model must be loaded."""
+        """Checks that the default model is loaded."""
         check_loaded(core, self.default_model or only_model(core))
 
     def bind(self, api: RestApi) -> Handler:
-        """See `Platform`."""
+        """Returns the handler of the two routes."""
         return _VertexAiHandler(self, api)
 
 
@@ -90,7 +82,7 @@ class _VertexAiHandler:
         """Answers a request; other paths than the two get Triton's empty 400."""
         platform = self._platform
         if exchange.path == platform.health_route:
-            return alias(self._api, exchange, table.SERVER_READY.paths[0])
+            return self._api.alias(exchange, table.SERVER_READY.paths[0])
         if exchange.path != platform.predict_route:
             exchange.respond(*empty_reply(400))
             return None
@@ -113,8 +105,8 @@ class _VertexAiHandler:
         except ConchError as error:
             exchange.respond(*error_reply(error))
             return None
-        exchange.translate = _translated
-        return alias(self._api, exchange, path)
+        exchange.hooks = _HOOKS
+        return self._api.alias(exchange, path)
 
     def _redirected(self, exchange: HttpExchange, path: str) -> Answering:
         """Answers a prediction as a request for another path, unless that changes the server."""
@@ -134,9 +126,15 @@ class _VertexAiHandler:
             return None
         if endpoint is table.INFER:
             return self._infer(exchange, path)
-        return alias(self._api, exchange, path, endpoint.http_method)
+        return self._api.alias(exchange, path, endpoint.http_method)
 
 
-def _translated(status: int, headers: Headers, body: object) -> tuple[int, Headers]:
-    # Vertex AI drops the length's own header; clients that call the container directly read it.
-    return status, _MIME.headers(headers, keep_length=True)
+class _Hooks(ExchangeHooks):
+    def translate(
+        self, exchange: HttpExchange, status: int, headers: Headers, body: Body
+    ) -> tuple[int, Headers]:
+        # Vertex AI drops the length's own header; clients that call the container directly read it.
+        return status, _MIME.headers(headers, keep_length=True)
+
+
+_HOOKS = _Hooks()

@@ -1,12 +1,11 @@
 """Routes under an access policy: identifies callers, and checks the model in the path, before a body is read.
 
 Every route is wrapped, and has to be in the table of operations. Threads and locks: event loop only.
-Used by: `http_server`, the metrics port.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Container, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +14,9 @@ from conch.access.principals import INFERS, Roles
 from conch.core.errors import ConchError
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange, Reply
-from conch.frontends.http.http_routing import Route, RouteHandler
+from conch.frontends.http.http_routing import RefusalLog, Route, RouteHandler
 from conch.frontends.http.json_body import error_reply
 from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path_pattern
-
-OnRefused = Callable[[HttpExchange, str, str, ConchError], None]
-"""Called with exchange, model, version and error of a refused inference request."""
 
 _ENDPOINTS: Mapping[tuple[str, str], Endpoint] = {
     (path_pattern(template), endpoint.http_method): endpoint
@@ -29,12 +25,12 @@ _ENDPOINTS: Mapping[tuple[str, str], Endpoint] = {
 }
 
 
-def guard_routes(routes: Sequence[Route], guard: AccessGuard, on_refused: OnRefused) -> list[Route]:
+def guard_routes(routes: Sequence[Route], guard: AccessGuard, refusals: RefusalLog) -> list[Route]:
     """Returns the routes with handlers that check the caller first."""
-    return [replace(route, handler=_guarded(route, guard, on_refused)) for route in routes]
+    return [replace(route, handler=_guarded(route, guard, refusals)) for route in routes]
 
 
-def _guarded(route: Route, guard: AccessGuard, on_refused: OnRefused) -> RouteHandler:
+def _guarded(route: Route, guard: AccessGuard, refusals: RefusalLog) -> RouteHandler:
     endpoints = {method: _ENDPOINTS[route.pattern.pattern, method] for method in route.methods}
     handler = route.handler
 
@@ -44,7 +40,8 @@ def _guarded(route: Route, guard: AccessGuard, on_refused: OnRefused) -> RouteHa
             error = _refusal(exchange, guard, endpoint.entry_roles, endpoint.name, path.get("model", ""))
             if error is not None:
                 if endpoint.roles == INFERS and "model" in path:
-                    on_refused(exchange, path["model"], path["version"], error)  # it may add to the answer
+                    # Before the answer, to which it may add.
+                    refusals.add(exchange, path["model"], path["version"], error)
                 exchange.respond(*error_reply(error))
                 return None
         return handler(exchange, **path)

@@ -4,8 +4,7 @@ A handler gets the exchange once the headers are complete. It may read the body,
 (`respond`) or in pieces (`begin_response`, `send`, `end`). A response to a client that has disconnected goes
 nowhere.
 
-Threads and locks: event loop only; other threads go through `ResponseMailbox`.
-Used by: `http_connection`, all handlers, the metrics port.
+Threads and locks: event loop only; other threads go through a mailbox.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 from conch.access.principals import Grant
+from conch.core.request import InferenceRequest
 from conch.core.tensor import Buffer
 from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
@@ -55,6 +55,21 @@ class Reply(NamedTuple):
 
 class ClientDisconnectError(Exception):
     """The client disconnected; its handler ends without a response."""
+
+
+class ExchangeHooks:
+    """What a provider of routes changes in a request and its response; nothing by default."""
+
+    __slots__ = ()
+
+    def prepare(self, request: InferenceRequest, exchange: HttpExchange) -> None:
+        """Completes a decoded request before it is admitted; any thread. Raises ConchError to refuse it."""
+
+    def translate(
+        self, exchange: HttpExchange, status: int, headers: Headers, body: Body
+    ) -> tuple[int, Headers]:
+        """Returns status and headers of a whole response."""
+        return status, headers
 
 
 class ExchangeConnection(Protocol):
@@ -113,7 +128,7 @@ class HttpExchange:
         done: True once the response is complete.
         filler: Bytes that clients ignore within the response, sent as a probe.
         unsent: Bytes of the response not yet passed to the transport.
-        translate: Changes status and headers of a whole response for a platform; None for none.
+        hooks: A provider's changes of the request and its response; None for none.
     """
 
     __slots__ = (
@@ -131,6 +146,7 @@ class HttpExchange:
         "filler",
         "headers",
         "held",
+        "hooks",
         "keep_alive",
         "late_headers",
         "length",
@@ -142,7 +158,6 @@ class HttpExchange:
         "read_ns",
         "size",
         "then",
-        "translate",
         "unread",
         "unsent",
         "version",
@@ -181,7 +196,7 @@ class HttpExchange:
         self.unread = self.began = self.done = self.complete = self.held = self._chunked = False
         self.collected: RequestBody | None = None
         self.then: Callable[[], None] | None = None
-        self.translate: Callable[[int, Headers, Body], tuple[int, Headers]] | None = None
+        self.hooks: ExchangeHooks | None = None
 
     def header(self, name: str) -> str:
         """The last value of a header, by its name in lower case; empty without it."""
@@ -305,8 +320,8 @@ class HttpExchange:
             return
         if closes:
             self.keep_alive = False
-        if self.translate is not None:
-            status, headers = self.translate(status, headers, body)
+        if self.hooks is not None:
+            status, headers = self.hooks.translate(self, status, headers, body)
         size = len(body) if type(body) is bytes else body_size(body)
         self.began = True
         lines: list[Buffer] = [STATUS_LINES[status]]

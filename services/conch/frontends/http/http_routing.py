@@ -3,7 +3,7 @@
 Checks, in order: known path, CORS, restrictions, origin, method. Paths are matched as in Triton: raw, neither
 decoded nor normalised.
 
-Threads and locks: event loop only. Used by: `http_server`, `api_routes`, `generate_route`.
+Threads and locks: event loop only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from functools import partial
 from hmac import compare_digest
 from typing import Any
 
-from conch.core.errors import ConchError
+from conch.core.clock import Clock
+from conch.core.errors import ConchError, UnauthenticatedError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions
 from conch.frontends.http.cors import CrossOriginInference, cross_origin_reason
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
@@ -32,16 +35,27 @@ A plain function responds by itself, now or later. A coroutine runs as a task; i
 None if it has responded by itself. Its errors become responses.
 """
 
-OnRefused = Callable[[HttpExchange, str, str], None]
-"""Called with exchange, model and version of a refused inference request."""
-
-
 NOT_FOUND = text_error("Not Found", 404)
 """Triton's response for unknown paths."""
 
 
-def ignore_refused(exchange: HttpExchange, model: str, version: str) -> None:
-    """Does nothing."""
+class RefusalLog:
+    """Logs inference requests that are refused before they are decoded."""
+
+    def __init__(self, core: ServerState, clock: Clock) -> None:
+        self._core = core
+        self._clock = clock
+
+    def add(self, exchange: HttpExchange, model: str, version: str, error: ConchError) -> None:
+        """Logs a request with the model and version of its path; may add headers to the answer."""
+        if self._core.request_log is not None:
+            now = self._clock()
+            request = InferenceRequest(model, version, {}, _ignore_response, now)
+            self._core.request_log.refuse(request, error, "http", exchange, 0, now)
+
+
+def _ignore_response(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """The responder of a request that is never submitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +80,13 @@ def route(pattern: str, methods: Sequence[str], category: str, handler: RouteHan
     return Route(re.compile(pattern), tuple(methods), category, handler)
 
 
-def restricted_text(key: str) -> str:
-    """Returns the error text for a missing header."""
-    return f"This API is restricted, expecting header '{key}'"
-
-
 class RouteTable:
     """Handles requests by a table; the first matching pattern wins.
 
     Args:
         routes: The table.
         restrictions: Categories that need a secret.
-        refused: Told of inference requests without it.
+        refusals: Logs inference requests without it; None for no log.
         cors: Opens inference to pages of other origins; None for none.
         unmatched: Response for unknown paths.
         reports: Adds load reports to the responses of inference requests that ask for them; None for none.
@@ -88,7 +97,7 @@ class RouteTable:
         self,
         routes: Sequence[Route],
         restrictions: Restrictions | None = None,
-        refused: OnRefused = ignore_refused,
+        refusals: RefusalLog | None = None,
         cors: CrossOriginInference | None = None,
         unmatched: Reply = NOT_FOUND,
         reports: LoadReports | None = None,
@@ -97,7 +106,7 @@ class RouteTable:
         self._checks_origin = checks_origin
         self._routes = tuple(routes)
         self._restrictions = restrictions or {}
-        self._refused = refused
+        self._refusals = refusals
         self._cors = cors
         self._unmatched = unmatched
         self._reports = reports
@@ -117,9 +126,12 @@ class RouteTable:
         if inference and self._cors is not None and self._cors.answer(exchange):
             return None
         if target.category in self._restrictions and not self._admits(exchange, target.category):
-            if inference:  # it may add to the answer
-                self._refused(exchange, groups.get("model", ""), groups.get("version", ""))
-            exchange.respond(*text_error(restricted_text(self._restrictions[target.category][0]), 403))
+            key, _ = self._restrictions[target.category]
+            text = f"This API is restricted, expecting header '{key}'"
+            if inference and self._refusals is not None:  # before the answer, to which it may add
+                model, version = groups.get("model", ""), groups.get("version", "")
+                self._refusals.add(exchange, model, version, UnauthenticatedError(text))
+            exchange.respond(*text_error(text, 403))
             return None
         if inference and ASKED in exchange.fields and self._reports is not None:
             exchange.late_headers = partial(self._reports.header, exchange.fields[ASKED])

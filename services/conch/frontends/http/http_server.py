@@ -1,23 +1,18 @@
-"""The REST front end: options, composition, start and stop.
-
-Used by: `conch.server`.
-"""
+"""The REST front end: options, composition, start and stop."""
 
 from __future__ import annotations
 
 import ssl
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from conch.access.access_guard import Access
 from conch.core.admission import ExitingError
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import ConchError, UnauthenticatedError, UnavailableError
+from conch.core.errors import UnavailableError
 from conch.core.process_setup import HTTP_SHARES, most_descriptors
-from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.http.cors import CrossOriginInference
@@ -26,15 +21,15 @@ from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.http_pools import Pools
-from conch.frontends.http.http_routing import OnRefused, RouteTable, ignore_refused, restricted_text, route
+from conch.frontends.http.http_routing import RefusalLog, RouteTable, route
 from conch.frontends.http.infer.infer_route import InferRoute
 from conch.frontends.http.json_body import error_reply
+from conch.frontends.http.route_provider import RestApi, RouteProvider
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.operation_table import INFER, path_pattern
-from conch_platforms.platform_api import Platform, RestApi
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
@@ -83,7 +78,7 @@ class HttpOptions:
         header_forward_pattern: Which headers become request parameters; empty for none.
         allow_model_upload: Whether clients of other machines may load models of files that they bring.
         cors_origins: Origins whose web pages may run models; `ANY_ORIGIN` for any.
-        platform: Platform whose routes are served; None for REST alone.
+        platform: Adds its routes to those of REST; None for REST alone.
     """
 
     address: str = "0.0.0.0"
@@ -97,7 +92,7 @@ class HttpOptions:
     header_forward_pattern: str = ""
     allow_model_upload: bool = False
     cors_origins: frozenset[str] = frozenset()
-    platform: Platform | None = None
+    platform: RouteProvider | None = None
 
     @property
     def title(self) -> str:
@@ -149,7 +144,6 @@ class HttpFrontEnd:
             most_bytes,
             options.header_forward_pattern,
             self._admission,
-            None if platform is None else platform.prepare,
         )
         identified = options.mutual or "model-repository" in options.restrictions or guard is not None
         uploads = UploadRule(options.allow_model_upload or identified)
@@ -157,27 +151,26 @@ class HttpFrontEnd:
             route(path_pattern(INFER.paths[0]), [INFER.http_method], INFER.access, infer),
             *api_routes(core, services, self._pools, most_bytes, clock, self._admission, uploads, guard),
         ]
-        log_refused = _refusal_log(core, clock)
+        refusals = RefusalLog(core, clock)
         if guard is not None:
-            routes = guard_routes(routes, guard, log_refused)
-        refused = _restriction_log(options.restrictions, log_refused)
+            routes = guard_routes(routes, guard, refusals)
         table = RouteTable(
             routes,
             options.restrictions,
-            refused,
+            refusals,
             CrossOriginInference(options.cors_origins) if options.cors_origins else None,
             reports=reports,
         )
         self._handler: Handler = table
         if platform is not None:
-            rules = options.restrictions, refused
+            rules = options.restrictions, refusals
             self._handler = platform.bind(
                 RestApi(core, services, self._pools, table, infer, *rules, most_bytes, metrics)
             )
         self._listener: Listener | None = None
 
     def check(self) -> None:
-        """Checks the loaded models. Raises InvalidArgumentError: the platform can't call them."""
+        """Checks the loaded models. Raises InvalidArgumentError: the port's provider can't serve them."""
         if self._options.platform is not None:
             self._options.platform.check(self._core)
 
@@ -237,32 +230,6 @@ class HttpFrontEnd:
             never.wait(_QUIET_S)
 
 
-def _refusal_log(core: ServerState, clock: Clock) -> Callable[[HttpExchange, str, str, ConchError], None]:
-    """Returns a callback that logs refused inference requests."""
-
-    def log_refused(exchange: HttpExchange, model: str, version: str, error: ConchError) -> None:
-        if core.request_log is not None:
-            now = clock()
-            request = InferenceRequest(model, version, {}, _ignore_response, now)
-            core.request_log.refuse(request, error, "http", exchange, 0, now)
-
-    return log_refused
-
-
-def _restriction_log(
-    restrictions: Restrictions, log_refused: Callable[[HttpExchange, str, str, ConchError], None]
-) -> OnRefused:
-    """Returns a callback that logs inference requests without the header that they need."""
-    if "inference" not in restrictions:
-        return ignore_refused
-    error = UnauthenticatedError(restricted_text(restrictions["inference"][0]))
-    return lambda exchange, model, version: log_refused(exchange, model, version, error)
-
-
 def _refuse_exiting(exchange: HttpExchange) -> None:
     """Answers requests of connections that are opened while the server stops."""
     exchange.respond(*error_reply(ExitingError("Server exiting")))
-
-
-def _ignore_response(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-    """Responder of a refused request."""

@@ -1,7 +1,6 @@
 """Handlers of the operations: each maps a plain request to a plain result.
 
-Threads and locks: any thread; no state.
-Used by: the table of operations; the front ends build the requests and convert the results.
+The front ends build the requests and convert the results. Threads and locks: any thread; no state.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnsupportedError
-from conch.core.model_control import IndexEntry, LoadParameter
+from conch.core.model_control import ArchiveControl, IndexEntry, LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.registry import parse_version
 from conch.core.servable import Servable
@@ -21,7 +20,6 @@ from conch.memory.regions import Regions
 from conch.memory.system_region import SystemRegion
 from conch.observability.logging.log_settings import LogControl, Setting
 from conch.observability.tracing.trace_settings import TraceSettings
-from conch_platforms.sagemaker_models import SageMakerModels
 
 SERVICE = "inference.GRPCInferenceService"
 """Name of the protocol's gRPC service."""
@@ -43,7 +41,7 @@ class Services:
         logs: Log settings.
         traces: Trace settings.
         check_changes: Raises if clients may not load and unload models.
-        sagemaker_models: Models of a SageMaker multi-model endpoint; None elsewhere.
+        archives: Loads models from directories that a provider of routes names; None for none.
         console_url: Gives the console's URL; empty while it is not open.
     """
 
@@ -51,7 +49,7 @@ class Services:
     logs: LogControl
     traces: TraceSettings
     check_changes: Callable[[], None] = _allow
-    sagemaker_models: SageMakerModels | None = None
+    archives: ArchiveControl | None = None
     console_url: Callable[[], str] = str
 
 

@@ -15,7 +15,6 @@ from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.operation_table import ENDPOINTS, Operation, RunsOn
-from conch.frontends.operations.platform_table import PLATFORM_ENDPOINTS
 from conch.frontends.thread_pool import OperationPools
 from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions
@@ -34,15 +33,6 @@ def test_every_constant_is_listed_once() -> None:
     assert len({each.name for each in ENDPOINTS}) == len(ENDPOINTS)
     rpcs = [each.grpc_method for each in ENDPOINTS if each.rpc]
     assert len(set(rpcs)) == len(rpcs)
-
-
-def test_platforms_have_entries_of_their_own_with_the_same_categories() -> None:
-    names = [each.name for each in (*ENDPOINTS, *PLATFORM_ENDPOINTS)]
-    assert len(set(names)) == len(names)
-    for each in PLATFORM_ENDPOINTS:
-        assert each.access in table.ACCESS_CATEGORIES and each.paths
-        changes = isinstance(each, Operation) and each.mutates
-        assert changes == (each.name in ("sagemaker_load_model", "sagemaker_unload_model"))
 
 
 def test_the_access_categories_are_tritons() -> None:

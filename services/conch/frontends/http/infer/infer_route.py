@@ -130,7 +130,6 @@ class InferRoute:
         most_bytes: Largest JSON, raw or decompressed body.
         forward_pattern: Headers to forward as parameters; empty for none.
         admission: Admission of the front end; None for a new one.
-        prepare: Adds what a platform's headers say to a decoded request; None for nothing.
     """
 
     def __init__(
@@ -143,10 +142,8 @@ class InferRoute:
         most_bytes: int,
         forward_pattern: str = "",
         admission: Admission | None = None,
-        prepare: Callable[[InferenceRequest, HttpExchange], None] | None = None,
     ) -> None:
         self._admission = admission or core.admission("http")
-        self._prepare = prepare
         self._workers = workers
         self._clock = clock
         self._most_bytes = most_bytes
@@ -270,8 +267,8 @@ class InferRoute:
             request.context = call
             if self._forward is not None:
                 self._forward(request, exchange.headers)
-            if self._prepare is not None:
-                self._prepare(request, exchange)
+            if exchange.hooks is not None:
+                exchange.hooks.prepare(request, exchange)
             # With a correlation id, a draining version may have the sequence.
             model = None if request.correlation_id else call.model
             self._admission.admit(request, False, model, exchange, exchange.size, single=DECOUPLED)
