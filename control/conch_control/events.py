@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from conch.core.errors import OutOfRangeError
-from conch_control.lifecycle.version_phase import Phase
+from conch_control.version_phase import Phase
 
 KEPT = 10_000
 """Default capacity of the log."""

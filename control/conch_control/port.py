@@ -14,7 +14,7 @@ from typing import Protocol
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from conch.core.model_control import LoadParameter
 from conch_control.events import EventLog
-from conch_control.lifecycle.version_phase import Phase
+from conch_control.version_phase import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from conch.core.errors import (
 )
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import to_json
-from conch_control.repository.layout import stays_within
+from conch_control.config.named_files import stays_within
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadParameter
 from conch_control.events import EventLog
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import Index, ModelStatus, VersionStatus
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
+from conch_control.version_phase import Phase
 from conch_fleet.fleet_server import FleetMember
 from conch_fleet.fleet_state import Ended, Sight, Step
 from conch_fleet.placement_file import PlacementRules

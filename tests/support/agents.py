@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from conch.core.errors import NotFoundError
 from conch.core.model_control import LoadParameter
 from conch_control.events import EventLog
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
+from conch_control.version_phase import Phase
 
 
 class FakeAgent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.errors import InvalidArgumentError
 from conch.core.padding import Padding
 from conch.core.spec import DynamicBatching, ModelSpec, QueuePolicy, SequenceBatching, TensorSpec
 from conch.protocol.model_config_pb2 import (
@@ -24,12 +23,12 @@ from conch.protocol.model_config_pb2 import (
 from conch_control.config.ensembles import scheduling_of
 from conch_control.config.instance_groups import read_groups
 from conch_control.config.json_format import to_json
+from conch_control.config.named_files import read_error, stays_within
 from conch_control.config.padding import checked_padding
 from conch_control.config.problems import Checked, Problem, attempt, entry_path, result_or_raise
 from conch_control.config.ragged import batch_inputs, batch_outputs
 from conch_control.config.schema import WIRE_NAMES
 from conch_control.config.sequences import checked_sequences
-from conch_control.repository.layout import stays_within
 
 _TTL = "CONCH_CACHE_TTL"
 _NS_PER_S = 1_000_000_000
@@ -188,8 +187,7 @@ def _labels(tensor: ModelOutput, model: str, directory: Path) -> tuple[str, ...]
     try:
         return tuple(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InternalError(f"failed to open text file for read {path}: {reason}") from error
+        raise read_error(path, error) from error
     except ValueError as error:  # not UTF-8, or no valid path
         raise InvalidArgumentError(f"label file '{name}' of output '{tensor.name}': {error}") from error
 

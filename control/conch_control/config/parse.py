@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from google.protobuf import text_format
 
-from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.errors import InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.named_files import read_error
 from conch_control.config.problems import with_suggestion
 from conch_control.config.schema import leaves
 from conch_control.config.sequences import normalize_sequences
@@ -66,8 +66,7 @@ def read_config(path: Path, most: int = MOST_CONFIG_BYTES) -> ModelConfig:
         check_config_size(path.stat().st_size, most, str(path))
         content = path.read_bytes()
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InternalError(f"failed to open text file for read {path}: {reason}") from error
+        raise read_error(path, error) from error
     return decode_config(content, str(path), most)
 
 

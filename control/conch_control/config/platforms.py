@@ -16,8 +16,8 @@ from conch.core.errors import InternalError, InvalidArgumentError, UnavailableEr
 from conch.core.file_formats import TREE_FORMATS, describe, identify
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import from_json, to_json
+from conch_control.config.named_files import stays_within
 from conch_control.config.problems import Checked, Problem, Problems, nearest
-from conch_control.repository.layout import stays_within
 
 ENSEMBLE = "ensemble"
 _MOST_FILES = 20

@@ -6,15 +6,15 @@ Rules and texts are Triton's; a load fails here also where Triton fails later or
 
 from __future__ import annotations
 
-import os
 from math import prod
 from pathlib import Path
 from typing import Literal
 
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ControlTensor, SequenceBatching, StateSpec
 from conch.core.tensor import ELEMENT_SIZES, decode_bytes
 from conch.protocol.model_config_pb2 import ModelConfig, ModelSequenceBatching
+from conch_control.config.named_files import read_error, stays_within
 from conch_control.config.problems import (
     Checked,
     Problem,
@@ -22,7 +22,6 @@ from conch_control.config.problems import (
     attempt,
 )
 from conch_control.config.schema import WIRE_NAMES
-from conch_control.repository.layout import stays_within
 
 _IDLE_US = 1_000_000
 _FOLDER = "initial_state"
@@ -400,7 +399,6 @@ def _read(file: str, name: str, folder: Path) -> bytes:
         with path.open("rb") as opened:
             return opened.read(_LARGEST_STATE)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InternalError(f"failed to open text file for read {path}: {reason}") from error
+        raise read_error(path, error) from error
     except ValueError as error:  # no valid path
         raise InvalidArgumentError(f"file '{file}' of state input '{name}': {error}") from error

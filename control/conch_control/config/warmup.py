@@ -6,13 +6,13 @@ import os
 from math import prod
 from pathlib import Path
 
-from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.errors import InvalidArgumentError
 from conch.core.spec import WarmupInput, WarmupSample
 from conch.core.tensor import ELEMENT_SIZES
 from conch.protocol.model_config_pb2 import ModelConfig, ModelWarmup
+from conch_control.config.named_files import read_error, stays_within
 from conch_control.config.problems import Checked, Problem, attempt, entry_path, result_or_raise
 from conch_control.config.schema import WIRE_NAMES
-from conch_control.repository.layout import stays_within
 
 _FOLDER = "warmup"
 
@@ -111,7 +111,6 @@ def _read(file: str, expected: int | None, name: str, prefix: str, folder: Path)
                 )
             return opened.read() if expected is None else opened.read(expected)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InternalError(f"{prefix} failed to open text file for read {path}: {reason}") from error
+        raise read_error(path, error, f"{prefix} ") from error
     except ValueError as error:  # no valid path
         raise InvalidArgumentError(f"{prefix} file '{file}' of input '{name}': {error}") from error

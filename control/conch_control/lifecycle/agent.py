@@ -34,7 +34,7 @@ from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent, ModelFacingAgent
 from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies, LoadOne
 from conch_control.lifecycle.ensemble_loader import EnsembleError
-from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides, remove_abandoned
+from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides
 from conch_control.lifecycle.model_archives import ModelArchives
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
@@ -44,6 +44,7 @@ from conch_control.lifecycle.version_states import UNFINISHED, VersionStates
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.repository.repositories import open_repositories
 from conch_control.repository.source import ModelSource, Repository, Scan, without_incomplete
+from conch_control.repository.uploads import remove_abandoned
 
 log = logging.getLogger(__name__)
 

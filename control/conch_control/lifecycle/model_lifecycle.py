@@ -33,11 +33,11 @@ from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.staging import Fetcher, Lease, read_fingerprint
 from conch_control.lifecycle.version_builder import BuiltVersions, VersionBuilder, with_code
 from conch_control.lifecycle.version_diff import Origin, clear_stale, diff_versions, on_failure, on_success
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, VersionStates
 from conch_control.repository.layout import select_versions
 from conch_control.repository.namespaces import Namespaced, namespace_of, unwrapped
 from conch_control.repository.source import ModelSource, Renamed
+from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
 

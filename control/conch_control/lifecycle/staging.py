@@ -31,11 +31,11 @@ from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
 from conch_control.lifecycle.memory_usage import gc_frozen
 from conch_control.lifecycle.model_definition import PollError
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import UNFINISHED, Change, VersionStates
 from conch_control.repository.dependency_graph import config_content
 from conch_control.repository.layout import Fingerprint, of_configs, select_versions, versions_in
 from conch_control.repository.source import ModelSource, Progress, Staged
+from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from conch_control.lifecycle.memory_usage import MemoryMeter, log_taken
 from conch_control.lifecycle.model_definition import Definition
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.version_diff import VersionAction
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, Change, VersionStates
+from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from enum import Enum
 
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.lifecycle.model_definition import Definition
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, Statuses
 from conch_control.repository.layout import (
     Fingerprint,
@@ -23,6 +22,7 @@ from conch_control.repository.layout import (
     of_version,
     split_markers,
 )
+from conch_control.version_phase import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from conch.core.errors import (
 from conch.core.model_control import LoadParameter
 from conch_control.control_options import MOST_CONFIG_BYTES, ControlOptions
 from conch_control.events import Event, EventLog
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.planner.plan import Operation, Outcome, Plan
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.planner.watcher import ChangedModels, Watcher
@@ -33,6 +32,7 @@ from conch_control.repository.local import LocalModel
 from conch_control.repository.namespaces import unwrapped
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource, SelfManaged
+from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from conch.core.errors import (
 from conch.core.model_control import LoadParameter
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
+from conch_control.version_phase import Phase
 
 _TO_PHASE: Mapping[Phase, pb.Phase] = {phase: getattr(pb, f"PHASE_{phase.value}") for phase in Phase}
 _FROM_PHASE: Mapping[int, Phase] = {number: phase for phase, number in _TO_PHASE.items()}

@@ -14,9 +14,9 @@ from typing import NoReturn
 from conch.core.errors import ConchError, OutOfRangeError
 from conch.core.model_control import LoadParameter
 from conch_control.events import KEPT, Event, EventLog, never
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
+from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import InvalidArgumentError, OutOfRangeError, UnavailableError
 from conch.protocol import model_control_pb2 as pb
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import AgentPort, ModelStatus
 from conch_control.remote_api.messages import event_message, index_message, status_message
+from conch_control.version_phase import Phase
 
 STOPPED = "Server exiting"
 """Error text of changes and watches when the server stops."""

@@ -170,19 +170,6 @@ def select_versions(config: ModelConfig, available: Collection[int]) -> list[int
     return selected
 
 
-def stays_within(directory: Path, relative: str) -> bool:
-    """True if a path is relative and textually stays in a directory.
-
-    Links are not checked, as operators use them to share files. The text may be a client's, so nothing is
-    looked up: a refusal tells nothing about the file system.
-    """
-    if os.path.isabs(relative):
-        return False
-    root = os.path.abspath(directory)
-    path = os.path.abspath(os.path.join(root, relative))
-    return os.path.commonpath([root, path]) == root
-
-
 _MOST_SHOWN = 3
 
 # Vim tests write permission with a file 4913; Emacs locks files with links named .#*.

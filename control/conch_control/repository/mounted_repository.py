@@ -18,11 +18,11 @@ from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch_control.lifecycle.load_overrides import UploadDirectory
 from conch_control.repository.directory_layout import DirectoryLayout, LayoutKind, find_layout
 from conch_control.repository.layout import Fingerprint, fingerprint
 from conch_control.repository.local import LocalModel, LocalRepository
 from conch_control.repository.source import ModelSource, Progress
+from conch_control.repository.uploads import UploadDirectory
 
 log = logging.getLogger(__name__)
 

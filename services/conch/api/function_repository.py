@@ -16,8 +16,8 @@ from google.protobuf import text_format
 from conch.api.decorators import Function
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig as ConfigMessage
-from conch_control.lifecycle.load_overrides import UploadedModel
 from conch_control.repository.source import ModelSource
+from conch_control.repository.uploads import UploadedModel
 
 FILE = "function"
 """The file in a version that holds the key of its functions."""

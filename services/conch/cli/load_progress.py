@@ -9,8 +9,8 @@ from typing import TextIO
 
 from conch.cli.models_output import staged
 from conch.core.errors import ConchError
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient, Update, WatchCall
+from conch_control.version_phase import Phase
 
 _EVERY_MS = 500
 _OPEN_TIMEOUT_S = 5.0

@@ -36,9 +36,9 @@ from conch.cli.models_output import (
 )
 from conch.core.errors import ConchError
 from conch.core.model_control import LoadParameter
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import ModelStatus
 from conch_control.remote_api.client import After, ModelControlClient
+from conch_control.version_phase import Phase
 
 _MOST_BYTES = 2**31 - 2**16
 """Limit of all files in one load, which is one gRPC message."""

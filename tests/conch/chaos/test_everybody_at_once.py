@@ -18,9 +18,9 @@ from tests.support.servers import WAIT_S, RawClient, ServerProcess, eventually, 
 from tritonclient.grpc import service_pb2
 
 from conch.core.errors import ConchError
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
+from conch_control.version_phase import Phase
 
 OUTDATED = "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 ASKED = "model 'm' is new or has changed: loading it"

@@ -17,9 +17,9 @@ from tests.support.servers import WAIT_S, RawClient, ServerProcess, client_of, e
 from tests.support.steered import Steering, answer_of, steered_inputs
 from tritonclient.utils import InferenceServerException
 
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions
+from conch_control.version_phase import Phase
 
 MODELS = ("far", "near")
 MODES = {

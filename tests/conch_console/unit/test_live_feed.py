@@ -14,7 +14,7 @@ from conch_console.live_feed import LiveFeed
 from conch_console.log_ring import LogRing
 from conch_console.machine_state import MachineState
 from conch_control.events import EventLog
-from conch_control.lifecycle.version_phase import Phase
+from conch_control.version_phase import Phase
 
 
 def run(test: Callable[[LiveFeed, EventLog, LogRing], Awaitable[None]]) -> None:

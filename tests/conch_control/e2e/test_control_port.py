@@ -29,9 +29,9 @@ from tests.support.servers import (
 
 from conch.cli.control_command import run
 from conch.core.errors import ConchError, InvalidArgumentError
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ClientTls, ConnectionOptions
+from conch_control.version_phase import Phase
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.protocol import model_control_pb2 as pb
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
 from conch_control.remote_api.connection_options import (
     ClientTls,
@@ -38,6 +37,7 @@ from conch_control.remote_api.connection_options import (
 )
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.server import ControlPort
+from conch_control.version_phase import Phase
 
 SERVICE = "/conch.control.v1.ModelControl/"
 

@@ -12,12 +12,12 @@ from tests.support.agents import FakeAgent
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import NotFoundError, OutOfRangeError
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import AgentPort
 from conch_control.remote_api.client import After, ModelControlClient, WatchCall
 from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
 from conch_control.remote_api.messages import UnreachableError
 from conch_control.remote_api.remote_agent import RemoteAgent
+from conch_control.version_phase import Phase
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from conch.core.errors import (
 )
 from conch.core.model_control import IndexEntry, ModelControl
 from conch_control.lifecycle.access_policy import GuardedAgent
-from conch_control.lifecycle.version_phase import Phase
+from conch_control.version_phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable

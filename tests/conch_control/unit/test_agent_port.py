@@ -18,8 +18,8 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import AgentPort, InstanceStatus
+from conch_control.version_phase import Phase
 
 if TYPE_CHECKING:
     from tests.support.sites import Site

@@ -8,8 +8,8 @@ from conch.core.errors import ConchError
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, QueuePolicy, TensorSpec
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.model_spec import build_spec
+from conch_control.config.named_files import stays_within
 from conch_control.config.parse import parse_config
-from conch_control.repository.layout import stays_within
 
 
 def spec(text: str, directory: Path) -> ModelSpec:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
 from conch_control.remote_api.messages import (
     description_message,
@@ -24,6 +23,7 @@ from conch_control.remote_api.messages import (
     load_request,
     status_message,
 )
+from conch_control.version_phase import Phase
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from conch.core.errors import OutOfRangeError
 from conch_control.events import Event, EventLog
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.remote_agent import EventMirror
+from conch_control.version_phase import Phase
 
 
 def event(revision: int) -> Event:

@@ -8,7 +8,7 @@ import pytest
 
 from conch.core.errors import OutOfRangeError
 from conch_control.events import KEPT, Event, EventLog
-from conch_control.lifecycle.version_phase import Phase
+from conch_control.version_phase import Phase
 
 
 def test_events_are_numbered_and_read_from_anywhere() -> None:

@@ -35,8 +35,8 @@ from conch_control.lifecycle import draining
 from conch_control.lifecycle.load_queue import SupersededError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import ModelLoader
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import FORGOTTEN, StatesSnapshot, VersionStates
+from conch_control.version_phase import Phase
 
 WAIT_S = 30.0
 WAIT_A_MOMENT_S = 0.005

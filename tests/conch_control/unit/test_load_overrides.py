@@ -19,16 +19,15 @@ from hypothesis import strategies as st
 
 from conch.core.errors import CancelledError, ConchError, InternalError, InvalidArgumentError
 from conch.core.model_control import IndexEntry
-from conch_control.lifecycle.load_overrides import (
-    Overrides,
+from conch_control.lifecycle.load_overrides import Overrides, read_overrides
+from conch_control.repository.layout import fingerprint
+from conch_control.repository.uploads import (
     UploadDirectory,
     UploadedModel,
     normalized_files,
     normalized_path,
-    read_overrides,
     remove_abandoned,
 )
-from conch_control.repository.layout import fingerprint
 
 if TYPE_CHECKING:
     from tests.support.sites import Site
@@ -235,7 +234,7 @@ def test_a_disk_that_is_full_leaves_nothing() -> None:
 @pytest.mark.process
 def test_the_end_of_the_process_removes_what_was_not_released(tmp_path: Path) -> None:
     program = (
-        "from conch_control.lifecycle.load_overrides import UploadDirectory\n"
+        "from conch_control.repository.uploads import UploadDirectory\n"
         "kept = UploadDirectory(())\nprint(kept.directory.is_dir())"
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "temporary")}
@@ -247,7 +246,7 @@ def test_the_end_of_the_process_removes_what_was_not_released(tmp_path: Path) ->
 
 FORKING = """
 import multiprocessing
-from conch_control.lifecycle.load_overrides import UploadDirectory
+from conch_control.repository.uploads import UploadDirectory
 
 folder = UploadDirectory(())
 child = multiprocessing.get_context("fork").Process(target=folder.release)
@@ -270,7 +269,7 @@ def test_a_process_that_was_forked_removes_nothing() -> None:
 @pytest.mark.process
 def test_what_a_killed_process_has_left_is_removed(folders: Path) -> None:
     program = (
-        "import os, signal\nfrom conch_control.lifecycle.load_overrides import UploadDirectory\n"
+        "import os, signal\nfrom conch_control.repository.uploads import UploadDirectory\n"
         "kept = UploadDirectory(())\n"
         "(kept.directory / 'x').touch()\nos.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -19,7 +19,6 @@ from tests.support.servers import eventually
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.planner.plan import Operation, Outcome
 from conch_control.planner.planner_loop import Planner, PlannerOptions, outcome_of
 from conch_control.remote_api.watch_stream import Watch
@@ -34,6 +33,7 @@ from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
 from conch_control.repository.storage.stager import Stager
 from conch_control.repository.storage.stores import StoredObject, contents_of
+from conch_control.version_phase import Phase
 
 if TYPE_CHECKING:
     from tests.support.sites import Site

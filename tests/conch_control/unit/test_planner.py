@@ -18,7 +18,6 @@ from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadParameter
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.planner import planner_loop as driver_module
 from conch_control.planner.plan import Outcome
 from conch_control.planner.planner_loop import Planner, PlannerOptions, outcome_of
@@ -29,6 +28,7 @@ from conch_control.port import Index, ModelStatus, VersionStatus
 from conch_control.repository.local import LocalModel, LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
+from conch_control.version_phase import Phase
 
 WAIT_S = 20.0
 SETTLE_S = 0.25

@@ -24,8 +24,8 @@ from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.version_diff import STALE
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import VersionStates
+from conch_control.version_phase import Phase
 
 if TYPE_CHECKING:
     from tests.support.sites import Site

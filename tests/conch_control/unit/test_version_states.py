@@ -9,8 +9,8 @@ import pytest
 from conch.core.registry import Registry, VersionState
 from conch.core.servable import Servable
 from conch_control.events import EventLog
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import FORGOTTEN, UNLOADED, Change, VersionStates
+from conch_control.version_phase import Phase
 
 MODEL = cast(Servable, object())
 

@@ -33,9 +33,9 @@ from tritonclient.utils import InferenceServerException
 from conch.cli.control_command import run
 from conch.core.errors import ConchError
 from conch_control.events import Event
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
+from conch_control.version_phase import Phase
 
 MODEL = """
 import os, time

@@ -19,9 +19,9 @@ from conch.cli.models_output import (
     staged,
 )
 from conch_control.events import Event
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.remote_api.client import Update
+from conch_control.version_phase import Phase
 
 
 @pytest.mark.parametrize(

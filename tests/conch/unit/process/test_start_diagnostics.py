@@ -13,8 +13,8 @@ import pytest
 from tests.support.servers import eventually
 
 from conch.process.start_diagnostics import SlowLoads, cause_line, hint_for, listener_of, repository_hint
-from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import ModelStatus, VersionStatus
+from conch_control.version_phase import Phase
 
 
 def test_slow_loads_say_what_they_are_doing(caplog: pytest.LogCaptureFixture) -> None:
