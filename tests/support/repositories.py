@@ -13,8 +13,8 @@ from tests.support.emulators import Bucket, Emulator
 from tests.support.faulty_proxy import FaultyProxy, faulty_proxy
 
 from conch_control.control_options import StorageOptions
+from conch_control.repository.repository_kinds import open_repository
 from conch_control.repository.source import ModelSource
-from conch_control.repository.storage import open_repository
 from conch_control.repository.storage.objects import ObjectRepository
 from conch_control.repository.storage.stager import StagedModel
 

@@ -22,8 +22,8 @@ from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.lister import Lister, Listing, Ticket, reason_of
 from conch_control.repository.mounted_repository import MountedRepository
 from conch_control.repository.namespaces import ReadComposingModels, namespaced
+from conch_control.repository.repository_kinds import open_repository
 from conch_control.repository.source import ModelSource, Repository, Scan
-from conch_control.repository.storage import open_repository
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from conch_check.model_checks import Rules
 from conch_check.report import as_json, as_text, is_clean
 from conch_check.repository_checks import UnknownModelError, check_repositories
 from conch_control.control_options import ControlOptions
-from conch_control.repository.storage import open_repository
+from conch_control.repository.repository_kinds import open_repository
 
 CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2
 """Exit codes."""

@@ -33,7 +33,7 @@ BLOCKS = 6
 STAGE = """
 import sys
 from pathlib import Path
-from conch_control.repository.storage import open_repository
+from conch_control.repository.repository_kinds import open_repository
 from conch_control.control_options import StorageOptions
 
 repository = open_repository(sys.argv[1], StorageOptions(Path(sys.argv[2]), timeout_s=60))

@@ -22,7 +22,7 @@ from tests.support.repositories import Place, Told, place_in, stage, tree_of
 from conch.core.errors import InvalidArgumentError
 from conch_control.control_options import StorageOptions
 from conch_control.repository.layout import version_numbers
-from conch_control.repository.storage import open_repository
+from conch_control.repository.repository_kinds import open_repository
 
 pytestmark = pytest.mark.process
 

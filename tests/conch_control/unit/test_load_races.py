@@ -24,8 +24,8 @@ from conch_control.planner.planner_loop import Planner, PlannerOptions, outcome_
 from conch_control.remote_api.watch_stream import Watch
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
+from conch_control.repository.repository_kinds import open_repository
 from conch_control.repository.source import ModelSource
-from conch_control.repository.storage import open_repository
 from conch_control.repository.storage.cache import ModelCache
 from conch_control.repository.storage.connection import Connection, StoreTimeouts
 from conch_control.repository.storage.credentials import CredentialReader

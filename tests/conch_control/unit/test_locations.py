@@ -1,8 +1,6 @@
-"""How `--model-repository` is read."""
+"""How the URLs of object stores are read."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -58,12 +56,9 @@ HOSTS = st.one_of(NAMES, st.ip_addresses(v=4).map(str), st.ip_addresses(v=6).map
             "as://account/container/a/b/",
             Location("as", "as://account/container/a/b", "container", "a/b/", account="account"),
         ),
-        ("/models", Path("/models")),
-        ("models", Path("models")),
-        ("C:/models", Path("C:/models")),
     ],
 )
-def test_spellings(text: str, expected: Location | Path) -> None:
+def test_spellings(text: str, expected: Location) -> None:
     assert parse_location(text) == expected
 
 
@@ -79,9 +74,6 @@ def test_spellings(text: str, expected: Location | Path) -> None:
         ("gs://bucket/a\nb", "its path is not text"),
         ("as://account", "the name of the container is missing or wrong; write as://account/container/path"),
         ("as:///container", "the name of the account is missing"),
-        ("hdfs://host/path", "scheme 'hdfs' is not known; known are s3://, gs://, as:// and local paths"),
-        ("S3://bucket", "scheme 'S3' is not known"),
-        ("file:///models", "scheme 'file' is not known"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, reason: str) -> None:
@@ -92,17 +84,15 @@ def test_what_is_wrong_is_said(text: str, reason: str) -> None:
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:
-    for text in ("s3://key:hush-hush@host:9000/bucket", "ftp://key:hush-hush@host/x"):
-        with pytest.raises(InvalidArgumentError) as caught:
-            parse_location(text)
-        assert "hush-hush" not in caught.value.message
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_location("s3://key:hush-hush@host:9000/bucket")
+    assert "hush-hush" not in caught.value.message
 
 
 @given(NAMES, PARTS, st.sampled_from(["s3", "gs"]))
 def test_bucket_and_path_are_found_again(bucket: str, parts: list[str], scheme: str) -> None:
     path = "/".join(parts)
     location = parse_location(f"{scheme}://{bucket}/{path}")
-    assert isinstance(location, Location)
     assert (location.scheme, location.bucket, location.endpoint) == (scheme, bucket, "")
     assert location.prefix == (f"{path}/" if parts else "")
     assert parse_location(location.text) == location
@@ -111,7 +101,6 @@ def test_bucket_and_path_are_found_again(bucket: str, parts: list[str], scheme: 
 @given(NAMES, NAMES, PARTS)
 def test_account_and_container_are_found_again(account: str, container: str, parts: list[str]) -> None:
     location = parse_location("/".join([f"as://{account}", container, *parts]))
-    assert isinstance(location, Location)
     assert (location.account, location.bucket) == (account, container)
     assert location.prefix == "".join(f"{part}/" for part in parts)
 
@@ -121,18 +110,16 @@ def test_the_endpoint_is_found_again(
     protocol: str, host: str, port: int, bucket: str, parts: list[str]
 ) -> None:
     location = parse_location("/".join([f"s3://{protocol}{host}:{port}", bucket, *parts]))
-    assert isinstance(location, Location)
     assert location.endpoint == f"{protocol or 'http://'}{host}:{port}"
     assert (location.bucket, location.prefix) == (bucket, "".join(f"{part}/" for part in parts))
 
 
-@given(st.text())
-def test_anything_is_read_or_refused(text: str) -> None:
+@given(st.sampled_from(["s3", "gs", "as"]), st.text())
+def test_anything_is_read_or_refused(scheme: str, rest: str) -> None:
     try:
-        location = parse_location(text)
-    except InvalidArgumentError:
-        assert "://" in text
+        location = parse_location(f"{scheme}://{rest}")
+    except InvalidArgumentError as error:
+        assert "model repository '" in error.message
     else:
-        if isinstance(location, Location):
-            assert ".." not in location.prefix.split("/")
-            assert not location.prefix.startswith("/")
+        assert ".." not in location.prefix.split("/")
+        assert not location.prefix.startswith("/")

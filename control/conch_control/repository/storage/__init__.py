@@ -1,4 +1,4 @@
-"""Repositories in object stores; opens repositories of any kind."""
+"""Repositories in object stores: S3, Google Cloud Storage and Azure Blob Storage."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
 from conch_control.control_options import StorageOptions
-from conch_control.repository.local import LocalRepository
 from conch_control.repository.source import Repository
 from conch_control.repository.storage.cache import ModelCache
 from conch_control.repository.storage.connection import Connection, StoreTimeouts
 from conch_control.repository.storage.credentials import CredentialReader
 from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
-from conch_control.repository.storage.stores import find_store
+from conch_control.repository.storage.stores import OpenStore
 
 _MOUNTS = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY",
@@ -24,26 +23,36 @@ _MOUNTS = {
 }
 
 
-def open_repository(
-    location: str | Path,
-    options: StorageOptions | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> Repository:
-    """Opens the repository at a location without accessing it; see `Repository.check`.
+def open_s3(text: str, options: StorageOptions) -> Repository:
+    """Opens a repository in S3 or a compatible store; a `RepositoryKind`."""
+    location = parse_location(text)
+    from conch_control.repository.storage.s3 import open_store  # the store's packages are an extra
 
-    Raises:
-        InvalidArgumentError: The location is malformed.
-        UnsupportedError: The package for its kind is not installed.
-    """
-    options = options or StorageOptions()
-    parsed = parse_location(location)
-    if isinstance(parsed, Path):
-        return LocalRepository(parsed)
-    connection = Connection(
-        parsed, find_store(parsed), CredentialReader(environment), StoreTimeouts.of(options.timeout_s)
+    return _open(location, open_store, options)
+
+
+def open_gcs(text: str, options: StorageOptions) -> Repository:
+    """Opens a repository in Google Cloud Storage; a `RepositoryKind`."""
+    location = parse_location(text)
+    from conch_control.repository.storage.gcs import open_store
+
+    return _open(location, open_store, options)
+
+
+def open_azure(text: str, options: StorageOptions) -> Repository:
+    """Opens a repository in Azure Blob Storage; a `RepositoryKind`."""
+    location = parse_location(text)
+    from conch_control.repository.storage.azure import open_store
+
+    return _open(location, open_store, options)
+
+
+def _open(location: Location, open_store: OpenStore, options: StorageOptions) -> Repository:
+    credentials = CredentialReader(os.environ)
+    connection = Connection(location, open_store, credentials, StoreTimeouts.of(options.timeout_s))
+    return ObjectRepository(
+        connection, ModelCache(cache_directory(location, options, os.environ), options.cache_bytes)
     )
-    cache = ModelCache(cache_directory(parsed, options, environment), options.cache_bytes)
-    return ObjectRepository(connection, cache)
 
 
 def cache_directory(location: Location, options: StorageOptions, environment: Mapping[str, str]) -> Path:

@@ -1,13 +1,13 @@
-"""Parses ``--model-repository`` locations: local paths and object store URLs."""
+"""Parses the URLs of repositories in object stores."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from conch.core.errors import InvalidArgumentError
+from conch_control.repository.repository_kinds import without_user
 
 Scheme = Literal["s3", "gs", "as"]
 
@@ -18,7 +18,6 @@ SPELLINGS: dict[Scheme, str] = {
 }
 """Syntax of the locations of each scheme."""
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _ENDPOINT = re.compile(rf"(?:(https?)://)?({_HOST}):([0-9]{{1,5}})(?:/(.*))?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -48,28 +47,19 @@ class Location:
         return self.text
 
 
-def parse_location(text: str | Path) -> Location | Path:
-    """Parses a location. Raises InvalidArgumentError: it is malformed."""
-    url = None if isinstance(text, Path) else _URL.fullmatch(text)
-    if url is None:
-        return Path(text)
-    scheme, rest = url.groups()
+def parse_location(text: str) -> Location:
+    """Parses a URL of one of the schemes. Raises InvalidArgumentError: it is malformed."""
+    scheme, _, rest = text.partition("://")
     if scheme == "s3":
-        return _s3(str(text), rest)
+        return _s3(text, rest)
     if scheme == "gs":
-        bucket, prefix = _split(str(text), "gs", rest)
-        return Location("gs", _trimmed(text), bucket, prefix)
-    if scheme == "as":
-        account, _, place = rest.partition("/")
-        if not _NAME.fullmatch(account):
-            raise _wrong(str(text), "as", "the name of the account is missing or wrong")
-        bucket, prefix = _split(str(text), "as", place)
-        return Location("as", _trimmed(text), bucket, prefix, account=account)
-    known = ", ".join(f"{name}://" for name in SPELLINGS)
-    raise InvalidArgumentError(
-        f"model repository '{_shown(str(text))}': scheme '{scheme}' is not known; known are {known} and "
-        f"local paths without a scheme"
-    )
+        bucket, prefix = _split(text, "gs", rest)
+        return Location("gs", text.rstrip("/"), bucket, prefix)
+    account, _, place = rest.partition("/")
+    if not _NAME.fullmatch(account):
+        raise _wrong(text, "as", "the name of the account is missing or wrong")
+    bucket, prefix = _split(text, "as", place)
+    return Location("as", text.rstrip("/"), bucket, prefix, account=account)
 
 
 def _s3(text: str, rest: str) -> Location:
@@ -85,7 +75,7 @@ def _s3(text: str, rest: str) -> Location:
         protocol, host, rest = secure[1], secure[2], secure[3] or ""
         endpoint = f"{protocol}://{host}:{_DEFAULT_PORTS[protocol]}"
     bucket, prefix = _split(text, "s3", rest)
-    return Location("s3", _trimmed(text), bucket, prefix, endpoint)
+    return Location("s3", text.rstrip("/"), bucket, prefix, endpoint)
 
 
 def _split(text: str, scheme: Scheme, rest: str) -> tuple[str, str]:
@@ -102,14 +92,7 @@ def _split(text: str, scheme: Scheme, rest: str) -> tuple[str, str]:
     return bucket, "".join(f"{part}/" for part in parts)
 
 
-def _trimmed(text: str | Path) -> str:
-    return str(text).rstrip("/")
-
-
-def _shown(text: str) -> str:
-    """The location without user information."""
-    return re.sub(r"://[^/@]*@", "://***@", text)
-
-
 def _wrong(text: str, scheme: Scheme, reason: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"model repository '{_shown(text)}': {reason}; write {SPELLINGS[scheme]}")
+    return InvalidArgumentError(
+        f"model repository '{without_user(text)}': {reason}; write {SPELLINGS[scheme]}"
+    )

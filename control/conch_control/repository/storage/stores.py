@@ -1,13 +1,11 @@
-"""The interface of object stores, its implementations by scheme, and the mapping of objects to models."""
+"""The interface of object stores, and the mapping of objects to models."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from conch.core.errors import UnsupportedError
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.storage.credentials import Credentials
 from conch_control.repository.storage.locations import Location
@@ -62,23 +60,6 @@ class Store(Protocol):
 
 OpenStore = Callable[[Location, Credentials, float], Awaitable[Store]]
 """Opens a store; the float is the longest silence in seconds."""
-
-_MODULES = {"s3": "s3", "gs": "gcs", "as": "azure"}
-_EXTRAS = {"s3": "s3", "gs": "gcs", "as": "azure"}
-
-
-def find_store(location: Location) -> OpenStore:
-    """The opener for a location's scheme. Raises UnsupportedError: the package is not installed."""
-    try:
-        module = importlib.import_module(f"conch_control.repository.storage.{_MODULES[location.scheme]}")
-    except ImportError as error:
-        extra = _EXTRAS[location.scheme]
-        raise UnsupportedError(
-            f"model repository '{location}': {location.scheme}:// needs the package '{error.name}', which is "
-            f"not installed; install it with: pip install 'conch[{extra}]'"
-        ) from None
-    opening: OpenStore = module.open_store
-    return opening
 
 
 def fingerprint_of(entries: dict[str, StoredObject], directories: set[str]) -> Fingerprint:
