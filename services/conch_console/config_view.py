@@ -1,7 +1,7 @@
 """The config of a model as the console shows it: effective lines with their sources, the file, and findings.
 
-Checks the model as `conch check` does, without running its code. Blocking: it reads the repository.
-Threads and locks: any thread; no state. Used by: `console_routes`.
+Checks the model as `conch check` does, without running its code. Blocking: it reads the repository. Threads
+and locks: any thread; no state.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Without ``--access-policy`` the console has a policy of its own: viewer and admi
 A key or a token is exchanged for a session cookie. Requests that change something must come from the page
 of the console: browsers mark them with `Sec-Fetch-Site` or `Origin`, and it adds a header that no form can.
 
-Owns: the sessions. Threads and locks: event loop only, but `changed`. Used by: `console_routes`.
+Owns: the sessions. Threads and locks: event loop only, but `changed`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What admins do on the console: loads, unloads, draining, settings. Each is a line of the log.
 
 Blocking: a load takes as long as it takes. Threads and locks: pool threads; sampling has a lock.
-Used by: `console_routes`.
 """
 
 from __future__ import annotations

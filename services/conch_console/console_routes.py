@@ -1,7 +1,7 @@
 """The routes of the console: which path needs which right, and what answers it; with the security headers.
 
-Reading routes and actions that may block run on pools; the loop only parses and sends.
-Threads and locks: event loop only. Used by: `console_port`.
+Reading routes and actions that may block run on pools; the loop only parses and sends. Threads and locks:
+event loop only.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A line for each version that has changed: its number, failures, pending and runn
 of its latencies. Buckets are powers of two of nanoseconds: `A` is up to 2**10, the next letter twice that,
 and behind each letter stands its count in base 36, so a line takes about 25 bytes.
 
-Owns: the last counters. Threads and locks: event loop only. Used by: `live_feed`.
+Owns: the last counters. Threads and locks: event loop only.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ While there is no viewer nothing is computed. Each look makes one text that all 
 model whose charts a page has open. A viewer that does not read what was sent is dropped: its queue has room
 for a few looks, and the connection below it for a few kilobytes.
 
-Owns: the viewers. Threads and locks: event loop only. Used by: `console_routes`.
+Owns: the viewers. Threads and locks: event loop only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`LogRing`: the newest lines of the server's log, bounded in number and size, for the console's pages.
 
 Threads and locks: any thread logs; a deque takes records without a lock. The event loop reads.
-Used by: `console_port`, `live_feed`, `console_routes`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processors, memory and GPUs of the machine and the process, as numbers. Used by: `live_feed`."""
+"""Processors, memory and GPUs of the machine and the process, as numbers."""
 
 from __future__ import annotations
 

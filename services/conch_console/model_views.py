@@ -1,7 +1,6 @@
 """Models as JSON for the console's pages: the list, one model, and its history.
 
 Blocking where the agent lists repositories. Threads and locks: any thread; no state.
-Used by: `console_routes`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hides values of configs whose keys look like those of secrets. Used by: `config_view`."""
+"""Hides values of configs whose keys look like those of secrets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The server as JSON for the console's pages: its state, addresses, devices and settings.
 
-Threads and locks: any thread; no state of its own. Used by: `console_routes`.
+Threads and locks: any thread; no state of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The files of the console's pages, compressed once and kept in memory.
 
 The page names its files with a version in the query, made of the contents of all; those answers may be kept
-for ever. The page itself is asked for each time.
-Threads and locks: event loop only. Used by: `console_routes`.
+for ever. The page itself is asked for each time. Threads and locks: event loop only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`TraceSampling`: samples the next requests of a model, and then puts the trace settings back.
 
 Owns: what the settings were before. Threads and locks: pool threads and the event loop; a lock guards the
-state. Used by: `console_actions`, `console_routes`, which calls `settle` until all have come.
+state.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Outputs of a model as JSON for the page that tries requests: values, or a summary of large tensors.
 
-Runs on the thread that has the response, so it stops at so many elements. Used by: `try_route`.
+Runs on the thread that has the response, so it stops at so many elements.
 """
 
 from __future__ import annotations

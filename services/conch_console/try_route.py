@@ -3,7 +3,7 @@
 The body is that of the REST port's infer route: JSON, followed by binary tensors. Every model is answered
 with a stream: an event for each response, and one with the times at the end. Admission is the server's own.
 
-Threads and locks: event loop; `respond` runs on any thread. Used by: `console_routes`.
+Threads and locks: event loop; `respond` runs on any thread.
 """
 
 from __future__ import annotations

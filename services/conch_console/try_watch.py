@@ -1,6 +1,6 @@
 """Times of one request for the page that tries requests, in front of access log and traces.
 
-Threads and locks: the threads that handle the request, each field once. Used by: `try_route`.
+Threads and locks: the threads that handle the request, each field once.
 """
 
 from __future__ import annotations

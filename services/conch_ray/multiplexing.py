@@ -6,8 +6,8 @@
     configured    by `configure`                      when a later config leaves it out
     multiplexed   by the first request with its id    as the least recently used, for another
 
-A model in an upper set is not unloaded for a lower one.
-Threads and locks: event loop only; loads and unloads run on threads. Used by: `replica`.
+A model in an upper set is not unloaded for a lower one. Threads and locks: event loop only; loads and unloads
+run on threads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The calls of Ray Serve as conch's handlers answer them: `UnaryRpc` and `StreamRpc` on asyncio.
 
-Owns: each call's answer, or its unsent messages.
-Threads and locks: calls are made, read and ended on the replica's event loop; handlers answer from any
-thread. A stream has one condition.
-Used by: `replica`.
+Owns: each call's answer, or its unsent messages. Threads and locks: calls are made, read and ended on the
+replica's event loop; handlers answer from any thread. A stream has one condition.
 """
 
 from __future__ import annotations

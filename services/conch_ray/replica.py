@@ -1,9 +1,8 @@
 """The actor of the deployment: a server without ports, whose RPCs come through Ray's proxies.
 
-Owns: the server, its handlers and its models.
-Threads and locks: Ray calls the methods on one event loop, which is not the main thread's; the server answers
-from its own threads. No signal handlers; nothing of the process is changed.
-Used by: Ray Serve.
+Owns: the server, its handlers and its models. Threads and locks: Ray calls the methods on one event loop,
+which is not the main thread's; the server answers from its own threads. No signal handlers; nothing of the
+process is changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The number of replicas that Ray's autoscaler makes of their saturation, which `LoadMeter` measures.
 
-No state. Used by: `replica`, for the name of the metric; Ray's controller, which calls the policy.
+No state.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Ray calls the function that `grpc_servicer_functions` names with its server, and replaces the handlers by its
 own, which send each message to a replica. The handlers here have no serializers, so that messages stay bytes
 on their way: conch's message classes belong to a private descriptor pool, and the replica decodes anyway.
-Used by: Ray's proxies; `replica`.
 """
 
 from __future__ import annotations

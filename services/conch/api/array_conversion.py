@@ -41,7 +41,7 @@ def array_of(value: Any, datatype: str | None) -> Array:
 
 
 def input_array(name: str, value: Any, datatype: str | None) -> Array:
-    """Converts an input; see `array_of`.
+    """Converts an input.
 
     Raises:
         InvalidArgumentError: It cannot be converted.

@@ -1,4 +1,4 @@
-"""Composes the server of `conch.Server` from its keyword arguments. Used by: `embedded_server`."""
+"""Composes the server of `conch.Server` from its keyword arguments."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Callers (decorators, the instance) pass each result through `resolve_awaitable`: an awaitable becomes its
 result, an async generator an iterator. No other code handles coroutines.
 
-Threads: one event loop per instance, created for its first coroutine. Used by: `decorators`, `derivation`,
-`function_backend`.
+Threads: one event loop per instance, created for its first coroutine.
 """
 
 from __future__ import annotations

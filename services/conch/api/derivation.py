@@ -1,7 +1,4 @@
-"""Derives inputs and outputs of a bound function from its type hints, or from one example call.
-
-Used by: `embedded_server`.
-"""
+"""Derives inputs and outputs of a bound function from its type hints, or from one example call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The backend `bound`: runs functions bound in a program; one backend per server.
 
-Threads: each instance has one function and runs it on its own thread, one batch at a time. Used by:
-`composition`.
+Threads: each instance has one function and runs it on its own thread, one batch at a time.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ class FunctionInstance(BackendInstance):
         )
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
-        """Runs a batch; see `BackendInstance.execute`."""
+        """Runs a batch."""
         cores = batch.requests
         requests = [self._seen(batch, core) for core in cores]
         batch.compute_input_end_ns = monotonic_ns()

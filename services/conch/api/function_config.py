@@ -1,7 +1,4 @@
-"""Describes a bound function (`conch.Tensor`, `conch.ModelConfig`) and makes its model config.
-
-Used by: `composition`, `derivation`, `embedded_server`.
-"""
+"""Describes a bound function (`conch.Tensor`, `conch.ModelConfig`) and makes its model config."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Bound functions as a model repository in memory, next to repositories in directories.
 
-Owns: the bound functions; a lock guards them. Used by: `composition`, `embedded_server`, `function_backend`.
+Owns: the bound functions; a lock guards them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The model that a bound function is running for, as `conch.model_context` returns it.
-
-Used by: `decorators`, `function_backend`.
-"""
+"""The model that a bound function is running for, as `conch.model_context` returns it."""
 
 from __future__ import annotations
 

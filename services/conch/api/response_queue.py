@@ -1,6 +1,6 @@
 """Carries the responses of one request from its model to a reader on another thread or event loop.
 
-Locks: one condition per queue; `put` blocks while it is full. Used by: `in_process`.
+Locks: one condition per queue; `put` blocks while it is full.
 """
 
 from __future__ import annotations

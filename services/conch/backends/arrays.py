@@ -2,21 +2,19 @@
 
 A batch is gathered to one array per input, run once and scattered to responses. Such a backend is about
 thirty lines: a class with `default_model_file` and an `open` that returns a function of named arrays.
-
-Used by: `onnxruntime`, and backends outside conch.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol, cast
+from math import prod
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from conch.backends.device_arrays import DeviceFunction, DeviceGatherer
 from conch.backends.gather import gather_for
-from conch.backends.inplace_outputs import InPlaceOutputs, WritesInPlace
 from conch.backends.scatter import scatter_for
 from conch.core.backend import (
     PENDING,
@@ -32,7 +30,7 @@ from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
-from conch.core.tensor import Array
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
 ArrayResults = Mapping[str, Array]
 """Outputs of a run by name."""
@@ -303,7 +301,7 @@ class _StartedBatch:
                 raise results
             self._take(results)
             outcome = self.proceed()
-        except BaseException as error:
+        except BaseException as error:  # top of a thread of the engine
             outcome = error
         if not isinstance(outcome, Pending):
             self._done(self._batch, outcome)
@@ -312,3 +310,74 @@ class _StartedBatch:
         """Scatters the results of the first group."""
         self._batch.compute_output_start_ns = monotonic_ns()
         self._responses += self._instance.scatter(self._groups.pop(0), self._wanted, results)
+
+
+_ALIGNMENT = 64  # as frameworks align their own memory
+_LEAST_BYTES = 64 * 1024
+"""Smallest total output, in bytes, for which avoiding the copy pays off."""
+
+
+@runtime_checkable
+class WritesInPlace(Protocol):
+    """An array function that can write its outputs to given memory."""
+
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+        """Runs the model once.
+
+        Args:
+            inputs: As for a call.
+            outputs: An array to fill for each requested output, of its shape.
+        """
+
+
+class InPlaceOutputs:
+    """Finds the output memory for a model that can write in place."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._batches = spec.max_batch_size > 0
+        # Outputs that are split, or kept as sequence state, differ from what the client gets.
+        plain = not (spec.batch_outputs or spec.padding or spec.sequence)
+        self._outputs = {
+            tensor.name: (tensor.backend_dims, tensor.datatype)
+            for tensor in spec.model_outputs
+            if plain
+            and min(tensor.backend_dims, default=0) >= 0
+            and tensor.datatype in ELEMENT_SIZES
+            and tensor.datatype in NUMPY_DTYPES
+            and tensor.datatype not in POSITIONS  # the model may read back what it wrote
+        }
+
+    def places(
+        self, request: InferenceRequest, wanted: tuple[str, ...], inputs: dict[str, Array]
+    ) -> dict[str, Array] | None:
+        """Where all outputs of a batch's only request are to be written; None unless all of them can be."""
+        bindings = request.region_bindings
+        # Another consumer of the response, such as a cache, must not see client memory.
+        if bindings is None or request.responder is not bindings:
+            return None
+        first = next(iter(request.inputs.values()), None)
+        if self._batches and first is None:
+            return None  # all inputs are optional, so the row count is unknown
+        rows = (first.shape[0],) if self._batches and first is not None else ()
+        places: dict[str, Array] = {}
+        total = 0
+        for name in wanted:
+            found = self._outputs.get(name)
+            if found is None:
+                return None
+            dims, datatype = found
+            shape = (*rows, *dims)
+            size = prod(shape) * ELEMENT_SIZES[datatype]
+            buffer = bindings.buffer(name, size)
+            if buffer is None or not size:
+                return None
+            place = np.frombuffer(buffer, NUMPY_DTYPES[datatype]).reshape(shape)
+            if place.__array_interface__["data"][0] % _ALIGNMENT:
+                return None
+            # The model may read inputs after it starts to write outputs.
+            others = (*inputs.values(), *places.values())
+            if any(np.may_share_memory(place, other) for other in others):
+                return None
+            places[name] = place
+            total += size
+        return places if total >= _LEAST_BYTES else None

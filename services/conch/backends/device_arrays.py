@@ -1,7 +1,6 @@
 """Batches for functions that read and write tensors in the memory of their device.
 
-Tensors that are on the device stay there; those in host memory are copied by the framework as usual. Used by:
-`arrays`, `conch_engines.onnxruntime`, `io_binding`.
+Tensors that are on the device stay there; those in host memory are copied by the framework as usual.
 """
 
 from __future__ import annotations
@@ -21,6 +20,11 @@ ALIGNMENT = 256
 
 Places = Mapping[str, tuple[DeviceMemory, ...]]
 """Destinations on the device, one per request, of outputs that all requests of a batch want there."""
+
+
+def overlap(one: DeviceMemory, other: DeviceMemory) -> bool:
+    """Whether two pieces of device memory have bytes in common."""
+    return one.pointer < other.pointer + other.nbytes and other.pointer < one.pointer + one.nbytes
 
 
 class DeviceFunction(Protocol):

@@ -2,8 +2,6 @@
 
 Rows are concatenated; inputs may be padded to a common length (`Padder`) or ragged (flattened and
 concatenated), and the server adds batch inputs (`KINDS`) that describe the shapes.
-
-Used by: array backends, bound functions; `Padder` also by the Python backend.
 """
 
 from __future__ import annotations

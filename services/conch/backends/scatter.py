@@ -1,7 +1,6 @@
 """Scatters a function's output arrays: one response per request of the batch.
 
-Owns: per model, the datatype and dims of the last valid output, so that equal ones skip the check. Used by:
-`function_backend`, `arrays`.
+Owns: per model, the datatype and dims of the last valid output, so that equal ones skip the check.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Inputs and outputs of a model as its file declares them; validates and completes configs with them.
 
-Rules and texts are those of Triton's backends, which share them. Used by: backends whose files declare
-their tensors.
+Rules and texts are those of Triton's backends, which share them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Converts between values of tests and objects of the core: arrays, requests, outputs, errors.
-
-Used by: `conch.testing`, `loaded_model`, `mock_models`.
-"""
+"""Converts between values of tests and objects of the core: arrays, requests, outputs, errors."""
 
 from __future__ import annotations
 

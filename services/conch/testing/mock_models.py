@@ -1,7 +1,4 @@
-"""Mock models: functions in place of models that the tested one calls.
-
-Used by: `loaded_model`, `model_repository`.
-"""
+"""Mock models: functions in place of models that the tested one calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads model directories as a server does, by the control plane's rules. Used by: `loaded_model`."""
+"""Loads model directories as a server does, by the control plane's rules."""
 
 from __future__ import annotations
 

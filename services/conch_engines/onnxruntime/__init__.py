@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
-from conch.backends.device_arrays import Places
-from conch.backends.model_parameters import boolean, integer
-from conch.backends.signature import Signature, complete, scalar_dims, validate
+from conch.backends.signature import ModelTensor, Signature, complete, validate
 from conch.core.backend import BackendInstance, BackendModel
-from conch.core.device import DeviceTensor
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
+from conch.core.errors import InternalError, UnavailableError
 from conch.core.execution.placement import Placement, place
 from conch.core.file_formats import ONNX, hint, identify
 from conch.core.spec import ModelSpec
-from conch.core.tensor import Array
-from conch_engines.onnxruntime.io_binding import Binder
+from conch_engines.model_config import boolean, integer, lists_tensors
 from conch_engines.onnxruntime.ort_providers import (
     CUDA,
     ON_A_DEVICE,
@@ -33,6 +26,12 @@ from conch_engines.onnxruntime.ort_providers import (
     execution_providers,
 )
 from conch_engines.onnxruntime.ort_providers import PARAMETERS as PROVIDER_PARAMETERS
+from conch_engines.onnxruntime.session_function import (
+    DeviceSessionFunction,
+    SessionFunction,
+    WritingSessionFunction,
+    status_text,
+)
 from conch_engines.onnxruntime.session_options import (
     GLOBAL_POOL,
     PARAMETERS,
@@ -40,7 +39,6 @@ from conch_engines.onnxruntime.session_options import (
     run_options,
     session_options,
 )
-from conch_engines.onnxruntime.session_signature import DATATYPES, signature_of
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +47,30 @@ _LIBRARIES = (
     "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 )
 
-_STATUS = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+
+DATATYPES = frozenset(_DATATYPES.values())
+"""Datatypes that the backend serves."""
+
+_FIXES = {
+    True: "; export the model with a Cast of it, for example to FP32",
+    False: "; export the model without it (scikit-learn's ZipMap: options={'zipmap': False})",
+}
+"""Advice for unsupported element types, and for values that are not tensors."""
 
 
 class OnnxRuntimeBackend(ArrayBackend):
@@ -81,13 +102,9 @@ class OnnxRuntimeBackend(ArrayBackend):
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Takes inputs, outputs and batching from the model unless the config has both inputs and outputs."""
-        name = config.get("name", "")
-        if config.get("input") and config.get("output"):
-            log.info(
-                "skipping model configuration auto-complete for '%s': inputs and outputs already specified",
-                name,
-            )
+        if lists_tensors(config):
             return config
+        name = config.get("name", "")
         path = _model_path(
             version_directory, config.get("default_model_filename") or self.default_model_file, name
         )
@@ -146,8 +163,10 @@ class OnnxRuntimeBackend(ArrayBackend):
         validate(spec, signature, DATATYPES)
         options_of_run = run_options(self._ort, spec)
         if placement.kind == "GPU" and session.get_providers()[0] in ON_A_DEVICE:
-            return _DeviceFunction(session, options_of_run, spec, signature, "cuda", placement.device_id)
-        kind = _SessionFunction if _strings_or_devices(session) else _WritingSessionFunction
+            return DeviceSessionFunction(
+                session, options_of_run, spec, signature, "cuda", placement.device_id
+            )
+        kind = SessionFunction if _strings_or_devices(session) else WritingSessionFunction
         return kind(session, options_of_run, spec, signature)
 
     def _make_pool(self, options: Mapping[str, str]) -> None:
@@ -165,11 +184,9 @@ class OnnxRuntimeBackend(ArrayBackend):
                 return self._ort.InferenceSession(source, options)
             # Without its retry on the CPU, which prints the error and hides it.
             return self._ort.InferenceSession(source, options, providers=passed, enable_fallback=0)
-        except Exception as error:
+        except Exception as error:  # of the engine, which raises its own classes
             wrong = hint(path) if identify(path) is not ONNX else ""
-            raise InternalError(
-                f"unable to load ONNX model '{path}': {_status_text(error)}{wrong}"
-            ) from error
+            raise InternalError(f"unable to load ONNX model '{path}': {status_text(error)}{wrong}") from error
 
 
 class _OnnxModel(BackendModel):
@@ -196,118 +213,33 @@ class _OnnxModel(BackendModel):
         return ArrayInstance(self._spec, function)
 
 
-class _SessionFunction:
-    """An ONNX Runtime session as a function of arrays."""
-
-    def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
-        self._session = session
-        self._options = options  # shared by all runs: creating one takes a third of a small run
-        # `InferenceSession.run` adds name checks and a provider fallback that take as long as a small model.
-        self._run = getattr(session, "_sess", session).run
-        self._strings = frozenset(tensor.name for tensor in spec.model_inputs if tensor.datatype == "BYTES")
-        self._strings_out = frozenset(each.name for each in spec.model_outputs if each.datatype == "BYTES")
-        dims = {each.name: each.dims for each in (*signature.inputs, *signature.initialized)}
-        dims_out = {each.name: each.dims for each in signature.outputs}
-        self._scalars = frozenset(
-            each.name for each in spec.model_inputs if scalar_dims(spec, each, dims[each.name])
-        )
-        self._scalars_out = {
-            each.name: shape
-            for each in spec.model_outputs
-            if (shape := scalar_dims(spec, each, dims_out[each.name]))
-        }
-
-    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
-        self._shape_inputs(inputs)
-        try:
-            results = self._run(outputs, inputs, self._options)
-        except ConchError:
-            raise
-        except Exception as error:
-            raise InternalError(_status_text(error)) from error
-        found = dict(zip(outputs, results, strict=True))
-        for name in self._strings_out:
-            if name in found:
-                found[name] = _encoded(found[name])
-        for name, shape in self._scalars_out.items():
-            if name in found:
-                found[name] = found[name].reshape(shape)
-        return found
-
-    def _shape_inputs(self, inputs: dict[str, Array]) -> None:
-        """Converts strings and scalars to ONNX's form."""
-        for name in self._strings:
-            if name in inputs:
-                inputs[name] = _text(name, inputs[name])
-        for name in self._scalars:
-            if name in inputs:
-                inputs[name] = inputs[name].reshape(())
-
-    def close(self) -> None:
-        # Dropping the last reference frees the session.
-        del self._session, self._run
+def signature_of(session: Any, model: str) -> Signature:
+    """The signature of a session of the named model."""
+    return Signature(
+        _tensors(session.get_inputs(), model),
+        _tensors(session.get_outputs(), model),
+        _tensors(session.get_overridable_initializers(), model),
+    )
 
 
-class _DeviceFunction(_SessionFunction):
-    """A session on a GPU; tensors that are on the device, or wanted there, stay there."""
-
-    def __init__(
-        self, session: Any, options: Any, spec: ModelSpec, signature: Signature, device: str, device_id: int
-    ) -> None:
-        super().__init__(session, options, spec, signature)
-        self.device_id = device_id
-        self._binder = Binder(spec, session, device, device_id)
-
-    def on_device(
-        self, inputs: Mapping[str, Array | DeviceTensor], outputs: tuple[str, ...], places: Places
-    ) -> Mapping[str, Array | DeviceTensor]:
-        arrays = {name: value for name, value in inputs.items() if not isinstance(value, DeviceTensor)}
-        unbound_in, unbound_out = self._strings | self._scalars, self._strings_out.union(self._scalars_out)
-        if not (unbound_out.isdisjoint(outputs) and unbound_in.isdisjoint(inputs)):
-            # Strings cannot be bound and scalars change shape: copy everything through host memory.
-            arrays |= {
-                name: value.numpy() for name, value in inputs.items() if isinstance(value, DeviceTensor)
-            }
-        elif places or len(arrays) < len(inputs):
-            try:
-                return self._binder.run(self._options, inputs, outputs, places)
-            except ConchError:
-                raise
-            except Exception as error:
-                raise InternalError(_status_text(error)) from error
-        return self(arrays, outputs)
-
-    def close(self) -> None:
-        super().close()
-        del self._binder
+def _tensors(arguments: Iterable[Any], model: str) -> tuple[ModelTensor, ...]:
+    tensors = []
+    for argument in arguments:
+        datatype = _DATATYPES.get(argument.type, "")
+        dims = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in argument.shape or ())
+        problem = "" if datatype else _problem(argument.type, argument.name, model)
+        tensors.append(ModelTensor(argument.name, datatype, dims, problem))
+    return tuple(tensors)
 
 
-class _WritingSessionFunction(_SessionFunction):
-    """A CPU session without strings that writes outputs to given memory."""
-
-    def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
-        super().__init__(session, options, spec, signature)
-        from onnxruntime.capi import _pybind_state
-
-        self._binding = _pybind_state.SessionIOBinding
-        kind = _pybind_state.OrtDevice
-        self._device = kind(kind.cpu(), kind.default_memory(), 0)
-
-    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
-        """Runs the session once; see `WritesInPlace`."""
-        self._shape_inputs(inputs)
-        native = getattr(self._session, "_sess", self._session)
-        given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
-        try:
-            binding = self._binding(native)
-            for bind, arrays in ((binding.bind_input, given), (binding.bind_output, outputs)):
-                for name, array in arrays.items():
-                    shape = () if name in self._scalars_out else array.shape
-                    address = array.__array_interface__["data"][0]
-                    bind(name, self._device, array.dtype.type, shape, address)
-            native.run_with_iobinding(binding, self._options)
-        except Exception as error:
-            raise InternalError(_status_text(error)) from error
+def _problem(onnx_type: str, name: str, model: str) -> str:
+    what = (
+        "BF16 tensors are not supported by the onnxruntime backend"
+        if onnx_type == "tensor(bfloat16)"
+        else "expected a tensor of a type the protocol has"
+    )
+    fix = _FIXES[onnx_type.partition("(")[0] == "tensor"]
+    return f"unsupported ONNX type '{onnx_type}' for I/O '{name}' of model '{model}': {what}{fix}"
 
 
 def _strings_or_devices(session: Any) -> bool:
@@ -315,31 +247,6 @@ def _strings_or_devices(session: Any) -> bool:
     return session.get_providers() != ["CPUExecutionProvider"] or any(
         tensor.type == "tensor(string)" for tensor in tensors
     )
-
-
-def _text(name: str, array: Array) -> Array:
-    """BYTES as ONNX strings; ONNX Runtime would print a `bytes` object with its quotes."""
-    text = np.empty(array.size, dtype=object)
-    try:
-        text[:] = [bytes(element).decode() for element in array.flat]
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"input '{name}' has an element that is not UTF-8: {error}") from error
-    return text.reshape(array.shape)
-
-
-def _encoded(array: Array) -> Array:
-    """ONNX strings as BYTES."""
-    elements = np.empty(array.size, dtype=object)
-    elements[:] = [element.encode() for element in array.flat]
-    return elements.reshape(array.shape)
-
-
-def _status_text(error: Exception) -> str:
-    """An ONNX Runtime exception as Triton's backend prints its status."""
-    match = _STATUS.search(str(error))
-    if match is None:
-        return f"onnx runtime error: {error}"
-    return f"onnx runtime error {match[1]}: {match[2].strip()}"
 
 
 def _model_path(version_directory: Path, file_name: str, model_name: str) -> Path:

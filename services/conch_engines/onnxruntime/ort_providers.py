@@ -1,22 +1,24 @@
 """Execution providers of ONNX Runtime from a model's config and an instance's placement.
 
 Names, keys and texts of ``execution_accelerators`` are Triton's. A provider that the installed ONNX Runtime
-lacks may come as a plug-in package, which is registered once in the process. Used by: `onnxruntime`.
+lacks may come as a plug-in package, which is registered once in the process.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from conch.backends.engine_cache import engine_cache
-from conch.backends.model_parameters import boolean, integer, threads_per_instance
 from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
+from conch_engines.model_config import boolean, child, integer, threads_per_instance
 
 PROVIDERS_PARAMETER = "CONCH_ORT_PROVIDERS"
 """Model parameter: execution providers in order of preference, comma separated, such as ``cuda,cpu``."""
@@ -203,7 +205,7 @@ def _full_name(name: str, by_name: Mapping[str, str]) -> str:
 
 def _accelerators(spec: ModelSpec, placement: Placement) -> Providers:
     """The config's execution accelerators for the instance's kind of device."""
-    accelerators = _child(_child(spec.config, "optimization"), "execution_accelerators")
+    accelerators = child(child(spec.config, "optimization"), "execution_accelerators")
     key = "gpu_execution_accelerator" if placement.kind == "GPU" else "cpu_execution_accelerator"
     entries = accelerators.get(key)
     chosen: Providers = []
@@ -249,7 +251,21 @@ def _add_engine_cache(ort: Any, spec: ModelSpec, options: dict[str, str]) -> Non
     if "trt_engine_cache_path" not in options and options.get("trt_engine_cache_enable", "1") == "1":
         options["trt_engine_cache_enable"] = "1"
         path = spec.version_directory / spec.model_file
-        options["trt_engine_cache_path"] = str(engine_cache("onnxruntime-tensorrt", path, ort.__version__))
+        options["trt_engine_cache_path"] = str(_engine_cache(path, ort.__version__))
+
+
+def _engine_cache(model: Path, version: str) -> Path:
+    """The folder of a model file's engines, named by the file's content and ONNX Runtime's version."""
+    digest = hashlib.sha256(version.encode())
+    if model.is_file():
+        with model.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    # The XDG base directory specification says to ignore a relative path.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    folder = root / "conch" / "onnxruntime-tensorrt" / digest.hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _add_cuda_options(spec: ModelSpec, options: dict[str, str]) -> None:
@@ -274,8 +290,3 @@ def _add_threads(spec: ModelSpec, options: dict[str, str], plugin: bool) -> None
     else:
         options.setdefault("device_type", "CPU")
         options.setdefault("num_of_threads", str(threads))
-
-
-def _child(config: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = config.get(key)
-    return value if isinstance(value, Mapping) else {}

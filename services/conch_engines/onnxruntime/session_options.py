@@ -1,14 +1,13 @@
-"""Session and run options of ONNX Runtime from a model's config. Used by: `onnxruntime`."""
+"""Session and run options of ONNX Runtime from a model's config."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conch.backends.model_parameters import boolean, integer, threads_per_instance
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
+from conch_engines.model_config import boolean, child, integer, threads_per_instance
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 """Model parameter, a run option of the same name: arenas to shrink after each run, as ``cpu:0;gpu:0``."""
@@ -66,7 +65,7 @@ def session_options(ort: Any, spec: ModelSpec) -> Any:
     for library in custom_operators(spec):
         try:
             options.register_custom_ops_library(str(library))
-        except Exception as error:
+        except Exception as error:  # of the engine, or of the library that it runs
             raise InvalidArgumentError(
                 f"model_operations.op_library_filename '{library.name}' of model '{spec.name}' can't be "
                 f"loaded: {error}"
@@ -89,7 +88,7 @@ def custom_operators(spec: ModelSpec) -> list[Path]:
     Raises:
         InvalidArgumentError: A library does not exist.
     """
-    names = _child(spec.config, "model_operations").get("op_library_filename")
+    names = child(spec.config, "model_operations").get("op_library_filename")
     found = []
     for name in names if isinstance(names, list) else []:
         candidates = [folder / str(name) for folder in (spec.version_directory, spec.directory)]
@@ -103,10 +102,5 @@ def custom_operators(spec: ModelSpec) -> list[Path]:
 
 
 def _graph_level(spec: ModelSpec) -> int:
-    level = _child(_child(spec.config, "optimization"), "graph").get("level", 0)
+    level = child(child(spec.config, "optimization"), "graph").get("level", 0)
     return int(str(level))
-
-
-def _child(config: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = config.get(key)
-    return value if isinstance(value, Mapping) else {}

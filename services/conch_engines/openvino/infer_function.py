@@ -4,7 +4,9 @@ Runs that take long are started and completed by OpenVINO's callback, on a threa
 run on the thread that starts them: waking another thread takes longer than they do.
 
 OpenVINO does not call back for a run that failed; `FailureWatch` finds these.
-Used by: `openvino_backend`.
+
+Small inputs are copied to a tensor that the request keeps; large ones are used where they are. Outputs are
+copied, as the next run overwrites the request's memory, or written to memory of the client.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from conch.backends.arrays import ArrayResults, OnResults
+from conch.backends.gather import ARRAY_DTYPES
 from conch.core.clock import monotonic_ns
 from conch.core.execution.inline_execution import FAST_NS
 from conch.core.tensor import Array
 from conch_engines.openvino.openvino_engine import engine_error, raise_engine_error
-from conch_engines.openvino.request_tensors import InputTensor, OutputTensor
 
 _RUNNING = "running inference"
 
@@ -28,6 +32,9 @@ _WATCH_S = 0.05
 
 _IDLE_ROUNDS = 20
 """Rounds without runs after which the watch sleeps."""
+
+_SMALL_BYTES = 16 * 1024
+"""Largest input, in bytes, that is copied: to make a tensor around its memory takes longer."""
 
 _CLOSE_S = 0.0005
 _MOST_CLOSE_NS = 5 * 10**9
@@ -82,7 +89,7 @@ class InferFunction:
         places: Mapping[str, Array] | None,
         done: OnResults,
     ) -> ArrayResults | None:
-        """Runs the model once; see `AsyncArrayFunction`."""
+        """Runs the model once."""
         self._wanted = outputs
         try:
             for name, array in inputs.items():
@@ -99,7 +106,7 @@ class InferFunction:
                 return self._results(list(values))
             self._done = done
             self._start_async(self._request, {}, None)
-        except Exception as error:
+        except Exception as error:  # of the engine
             self._done = None
             self._let_go()
             raise_engine_error(_RUNNING, error)
@@ -116,7 +123,7 @@ class InferFunction:
         """Completes a run that failed; called by the watch."""
         try:
             self._request.wait_for(0)
-        except Exception as error:
+        except Exception as error:  # of the engine
             done, self._done = self._done, None
             if done is not None:
                 self._let_go()
@@ -135,7 +142,7 @@ class InferFunction:
         request = self._request
         try:
             request.wait()
-        except Exception:  # of the last run, which is complete
+        except Exception:  # of the engine, about the last run, which is complete
             pass
         request.set_callback(_ignore, None)
         end_ns = monotonic_ns() + _MOST_CLOSE_NS
@@ -153,12 +160,12 @@ class InferFunction:
         results: ArrayResults | BaseException
         try:
             results = self._results()
-        except Exception as error:
+        except Exception as error:  # top of a thread of the engine
             results = engine_error(_RUNNING, error)
         done(results)
 
     def _results(self, values: list[Array] | None = None) -> ArrayResults:
-        """Copies the outputs, as the next run overwrites their memory; see `OutputTensor.read`."""
+        """Copies the outputs, as the next run overwrites their memory."""
         self._short = self._may_be_short and monotonic_ns() - self._started_ns < FAST_NS
         try:
             outputs = self._outputs
@@ -245,3 +252,124 @@ class FailureWatch:
 
 def _ignore(_: object) -> None:
     """Called back by no run: the instance is closed."""
+
+
+class InputTensor:
+    """One input of an infer request.
+
+    Args:
+        ov: The `openvino` package.
+        request: The infer request.
+        index: The input's index.
+        datatype: Its datatype.
+        scalar: The config's dims, all of them 1, where the model has a scalar; else empty.
+    """
+
+    __slots__ = (
+        "_array",
+        "_index",
+        "_is_text",
+        "_kept",
+        "_lent",
+        "_make",
+        "_request",
+        "_scalar",
+        "_shape",
+        "_type",
+    )
+
+    def __init__(self, ov: Any, request: Any, index: int, datatype: str, scalar: tuple[int, ...]) -> None:
+        self._make = ov.Tensor
+        self._request = request
+        self._index = index
+        self._kept = request.get_input_tensor(index)
+        self._type = self._kept.get_element_type()
+        self._scalar = scalar
+        self._is_text = datatype == "BYTES"
+        self._lent: Any = None  # keeps the array alive, which the request does not
+        self._shape: tuple[int, ...] | None = None
+        self._array: Array = np.empty(0, ARRAY_DTYPES[datatype])
+
+    def set(self, array: Array) -> bool:
+        """Sets the value; True if the array itself is used, until `let_go`."""
+        if self._scalar:
+            array = array.reshape(())
+        if self._is_text:
+            # Of arrays OpenVINO takes fixed-length strings only.
+            tensor = self._make([bytes(element) for element in array.flat] or [b""])
+            tensor.set_shape(array.shape)
+            self._request.set_input_tensor(self._index, tensor)
+        elif array.nbytes > _SMALL_BYTES:
+            # Unlike others, this constructor accepts read-only memory.
+            tensor = self._make(np.ascontiguousarray(array), array.shape, self._type)
+            self._request.set_input_tensor(self._index, tensor)
+            self._shape, self._lent = None, tensor
+            return True
+        else:
+            if array.shape != self._shape:
+                self._keep(array.shape)
+            self._array[...] = array
+        return False
+
+    def let_go(self) -> None:
+        """Drops the array of the last run."""
+        self._request.set_input_tensor(self._index, self._kept)
+        self._lent = None
+
+    def _keep(self, shape: tuple[int, ...]) -> None:
+        """Makes the request's own tensor for a shape."""
+        self._kept = self._make(self._type, shape)
+        self._request.set_input_tensor(self._index, self._kept)
+        self._array = self._kept.data.view(self._array.dtype)  # BF16, which numpy lacks, comes as FP16
+        self._shape = shape
+
+
+class OutputTensor:
+    """One output of an infer request.
+
+    Attributes:
+        is_text: Whether its elements are strings.
+    """
+
+    __slots__ = ("_dtype", "_index", "_kept", "_make", "_place", "_request", "_scalar", "_type", "is_text")
+
+    def __init__(self, ov: Any, request: Any, index: int, datatype: str, scalar: tuple[int, ...]) -> None:
+        self._make = ov.Tensor
+        self._request = request
+        self._index = index
+        self._kept = request.get_output_tensor(index)
+        self._type = self._kept.get_element_type()
+        self._dtype = ARRAY_DTYPES[datatype]
+        self._scalar = scalar
+        self._place: Array | None = None
+        self.is_text = datatype == "BYTES"
+
+    def write_to(self, place: Array) -> None:
+        """Has the next run write to an array, until `let_go`."""
+        shape = () if self._scalar else place.shape
+        self._request.set_output_tensor(self._index, self._make(place, shape, self._type))
+        self._place = place  # keeps it alive, which the request does not
+
+    def read(self, values: list[Array] | None) -> Array:
+        """The value as an array of its own, or the place where it was written.
+
+        Args:
+            values: All outputs of the model in its memory; None to ask the request.
+        """
+        if self.is_text:
+            elements: Array = self._request.get_output_tensor(self._index).bytes_data.astype(object)
+            return elements
+        index = self._index
+        array = self._request.get_output_tensor(index).data if values is None else values[index]
+        place = self._place
+        if place is not None and (self._scalar or array.shape == place.shape):
+            return place
+        array = array.copy()
+        if array.dtype != self._dtype:
+            array = array.view(self._dtype)
+        return array.reshape(self._scalar) if self._scalar else array
+
+    def let_go(self) -> None:
+        """Drops the place of the last run."""
+        self._place = None
+        self._request.set_output_tensor(self._index, self._kept)

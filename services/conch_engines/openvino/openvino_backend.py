@@ -2,7 +2,6 @@
 
 A version is compiled once; each instance has an infer request of it. Owns: per version, the compiled model
 and the watch over its runs.
-Used by: backend loading.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.execution.placement import Placement, place
 from conch.core.spec import ModelSpec
-from conch_engines.openvino.infer_function import FailureWatch, InferFunction
+from conch_engines.model_config import lists_tensors, parameter_texts
+from conch_engines.openvino.infer_function import FailureWatch, InferFunction, InputTensor, OutputTensor
 from conch_engines.openvino.openvino_engine import Engine, engine_errors, import_openvino
 from conch_engines.openvino.openvino_model import ELEMENT_TYPES, ModelGraph, model_path
 from conch_engines.openvino.openvino_settings import PARAMETERS, OpenVinoSettings
-from conch_engines.openvino.request_tensors import InputTensor, OutputTensor
 
 log = logging.getLogger(__name__)
 
@@ -34,31 +33,22 @@ class OpenVinoBackend(Backend):
     default_model_file = "model.xml"
     parameters = PARAMETERS
     passes_parameters = False
+    uses_gpus = False  # of NVIDIA, so that KIND_AUTO is the CPU
 
     def __init__(self) -> None:
         self._ov = import_openvino()
-
-    @property
-    def uses_gpus(self) -> bool:
-        """False: OpenVINO uses no NVIDIA GPUs, so KIND_AUTO is the CPU."""
-        return False
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Takes inputs, outputs and batching from the model unless the config has both inputs and outputs."""
-        name = config.get("name", "")
-        if config.get("input") and config.get("output"):
-            log.info(
-                "skipping model configuration auto-complete for '%s': inputs and outputs already specified",
-                name,
-            )
+        if lists_tensors(config):
             return config
+        name = config.get("name", "")
         path = model_path(
             version_directory, config.get("default_model_filename") or self.default_model_file, name
         )
-        parameters = config.get("parameters") or {}
-        extension = str(parameters.get("CPU_EXTENSION_PATH", {}).get("string_value", ""))
+        extension = parameter_texts(config).get("CPU_EXTENSION_PATH", "")
         engine = Engine(self._ov, OpenVinoSettings("CPU", {}, extension, False))
         size = int(config.get("max_batch_size") or 0)
         return complete(config, self._signature(engine, path, name, size), options)

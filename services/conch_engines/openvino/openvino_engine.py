@@ -1,7 +1,6 @@
 """The `openvino` package: its import, its error texts, and `Engine`, which compiles one model.
 
 Owns: per model version, an OpenVINO core, so that extensions and threads go with the version.
-Used by: the other modules of this package, tests.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def engine_errors(what: str) -> Iterator[None]:
     """Raises OpenVINO's exceptions as `engine_error`."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of the engine
         raise_engine_error(what, error)
 
 
@@ -92,7 +91,7 @@ class Engine:
         if settings.extension:
             try:
                 self._core.add_extension(settings.extension)
-            except Exception as error:
+            except Exception as error:  # of the engine, or of the library that it runs
                 raise InvalidArgumentError(
                     f"openvino error in  loading custom CPU extensions : {engine_text(error)}"
                 ) from error

@@ -1,7 +1,4 @@
-"""A model as OpenVINO reads it: names of its tensors, shapes and element types that a config asks for.
-
-Used by: `openvino_backend`.
-"""
+"""A model as OpenVINO reads it: names of its tensors, shapes and element types that a config asks for."""
 
 from __future__ import annotations
 

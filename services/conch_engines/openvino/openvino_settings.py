@@ -1,7 +1,4 @@
-"""Parameters of OpenVINO models as properties of a compiled model; names and texts are Triton's.
-
-Used by: `openvino_backend`, `openvino_engine`.
-"""
+"""Parameters of OpenVINO models as properties of a compiled model; names and texts are Triton's."""
 
 from __future__ import annotations
 

@@ -18,9 +18,10 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES
 from conch.core.validation import shape_text
 from conch_engines.pytorch import program_archive
-from conch_engines.pytorch.program_graph import RefusedProgramError
+from conch_engines.pytorch.program_archive import RefusedProgramError
 from conch_engines.pytorch.tensor_naming import leaf_paths, leaf_positions
 from conch_engines.pytorch.torch_arrays import datatypes_of
+from conch_engines.pytorch.torch_function import Program
 from conch_engines.pytorch.torch_settings import ALLOW_PICKLE
 
 _UNBOUNDED = 1 << 40
@@ -50,7 +51,7 @@ def load_program(torch: Any, path: Path, allow_pickle: bool) -> Any:
                 f"'{path}' could run code in the server: {error}; export the model again with tensors and "
                 f"operators of tensors only, or set parameter '{ALLOW_PICKLE}' to 'true' if you trust it"
             ) from error
-        except Exception as error:  # an archive made by hand can fail in any way
+        except Exception as error:  # of the engine: an archive made by hand can fail in any way
             raise InternalError(f"unable to load exported program '{path}': {error}") from error
 
 
@@ -163,8 +164,8 @@ def _batch_bounds(tensors: Sequence[Sequence[Bounds] | None]) -> Bounds | None:
     return first[0] if first[0].symbol and all(dim.symbol == first[0].symbol for dim in first) else None
 
 
-class ExportedProgram:
-    """An exported program with the config's names; see `Program`."""
+class ExportedProgram(Program):
+    """An exported program with the config's names."""
 
     def __init__(self, torch: Any, spec: ModelSpec, program: Any, device: str | None) -> None:
         from torch.utils import _pytree
@@ -192,12 +193,6 @@ class ExportedProgram:
         # Most programs take tensors by position; others get their structure back.
         self._flat = all(path == f"ARGS[{place}]" for place, path in enumerate(described.input_paths))
         self._plain = described.output_paths == ["RESULT"]
-
-    def convert(self, leaf: int, value: Any) -> Any:
-        """Tensors stay; an exported program has no optional inputs."""
-        if value is None:
-            raise InvalidArgumentError(f"input '{self.leaves[leaf]}' is missing")
-        return value
 
     def check(self, values: Sequence[Any]) -> None:
         """Compares datatypes and shapes with what the program was exported for."""

@@ -4,7 +4,7 @@ PyTorch's own Python call of such a model holds the interpreter's lock for the w
 library's functions through `ctypes` does not. The interface is that of ``aoti_runtime/interface.h``.
 
 Owns: unpacked packages in a temporary folder, and containers of models. Threads and locks: one lock for
-unpacking. Used by: `pytorch_backend`.
+unpacking.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from conch.backends.signature import made_tensors
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.spec import ModelSpec
 from conch_engines.pytorch.tensor_naming import leaf_paths, leaf_positions
+from conch_engines.pytorch.torch_function import Program
 
 _MEMBER = re.compile(r"[^/]+/data/aotinductor/([^/]+)/([^/]+)")
 _OTHER_WEIGHTS = re.compile(r"[^/]+/data/weights/[^/]*_config\.json")
@@ -174,8 +175,8 @@ def _processor_features() -> str:
     return flags.replace("asimd", "neon asimd")
 
 
-class InductorProgram:
-    """An AOTInductor model with the config's names; see `Program`."""
+class InductorProgram(Program):
+    """An AOTInductor model with the config's names."""
 
     keeps_inputs = True
 
@@ -198,15 +199,6 @@ class InductorProgram:
         self._outputs_type = ctypes.c_void_p * len(output_paths)
         self._counts = ctypes.c_size_t(len(input_paths)), ctypes.c_size_t(len(output_paths))
         self._stream = stream
-
-    def convert(self, leaf: int, value: Any) -> Any:
-        """Tensors stay; a compiled model has no optional inputs."""
-        if value is None:
-            raise InvalidArgumentError(f"input '{self.leaves[leaf]}' is missing")
-        return value
-
-    def check(self, values: Sequence[Any]) -> None:
-        """A package tells neither shapes nor datatypes: the config's have been checked."""
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         """Runs the model; the interpreter's lock is free meanwhile."""

@@ -62,7 +62,7 @@ class TritonPythonModel:
             inputs = [self._joined(requests, name) for name in self._inputs]
             with torch.inference_mode():
                 results = self._model(*inputs)
-        except Exception as error:
+        except Exception as error:  # of the user's class
             failed = pb_utils.TritonError(f"PyTorch execute failure: {error}")
             return [pb_utils.InferenceResponse(error=failed) for _ in requests]
         results = list(results) if isinstance(results, (tuple, list)) else [results]

@@ -1,7 +1,6 @@
 """`PyTorchBackend`: finds out what a file is and loads it with the matching form.
 
-Owns: per model version, the loaded programs, one per device unless weights are not shared. Used by: backend
-loading.
+Owns: per model version, the loaded programs, one per device unless weights are not shared.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from conch.core.execution.placement import Placement, place
 from conch.core.file_formats import AOT_INDUCTOR, EXPORTED_PROGRAM, TORCHSCRIPT, FileFormat
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES
+from conch_engines.model_config import parameter_texts
 from conch_engines.pytorch.exported_model import ExportedProgram, ProgramDescription, load_program
 from conch_engines.pytorch.inductor_model import InductorLibrary, InductorProgram, PackageFolder
 from conch_engines.pytorch.torch_arrays import accept_read_only
@@ -77,8 +77,7 @@ class PyTorchBackend(Backend):
         path = _model_path(version_directory, config.get("default_model_filename", ""), name)
         form = _form(path)
         if form is EXPORTED_PROGRAM:
-            parameters = config.get("parameters") or {}
-            allow = str(parameters.get(ALLOW_PICKLE, {}).get("string_value", "")).lower() == "true"
+            allow = parameter_texts(config).get(ALLOW_PICKLE, "").lower() == "true"
             program = load_program(self._torch, path, allow)
             return complete(config, ProgramDescription(self._torch, program, name).signature, options)
         advice = (
@@ -174,7 +173,7 @@ class _TorchModel(BackendModel):
         elif SHARING in self._spec.parameters:  # as in Triton, which does not share unless told to
             log.info("Reusing TorchScript model for instance '%s'", self._spec.name)
         if placement.kind == "GPU":
-            from conch_engines.pytorch.torch_device import TorchDeviceFunction
+            from conch_engines.pytorch.torch_function import TorchDeviceFunction
 
             function: TorchFunction = TorchDeviceFunction(
                 self._torch, self._spec, program, self._settings, placement.device_id

@@ -2,7 +2,7 @@
 
 TorchScript: by argument name, by ``<name>__<index>``, or by order. PT2 archives: by ``INPUT__<index>``, by
 path such as ``ARGS[0][key]`` or ``RESULT[1]``, or by argument name. Rules and texts are those of Triton's
-PyTorch backend. Used by: `torchscript_model`, `exported_model`, `inductor_model`.
+PyTorch backend.
 """
 
 from __future__ import annotations

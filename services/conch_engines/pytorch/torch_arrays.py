@@ -1,7 +1,4 @@
-"""Numpy arrays as torch tensors and back, without copies where the memory allows it.
-
-Used by: `torch_function`, `torch_device`.
-"""
+"""Numpy arrays as torch tensors and back, without copies where the memory allows it."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from conch.backends.model_parameters import boolean, integer, threads_per_instance
 from conch.core.backend import ConfigNotes
 from conch.core.spec import ModelSpec
+from conch_engines.model_config import boolean, integer, threads_per_instance
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,4 @@
-"""TorchScript modules: reads the schema of ``forward``, loads and runs them.
-
-Used by: `pytorch_backend`.
-"""
+"""TorchScript modules: reads the schema of ``forward``, loads and runs them."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import Any
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch_engines.pytorch.tensor_naming import Argument, argument_positions, result_positions, takes_dict
+from conch_engines.pytorch.torch_function import Program
 
 _SCALARS = {"int": int, "float": float, "bool": bool}
 _TUPLES = (tuple, list)
@@ -80,7 +78,7 @@ def load_module(torch: Any, path: Path, device: str | None) -> Any:
             return torch.jit.load(str(path), map_location=device)
         except InvalidArgumentError:
             raise
-        except Exception as error:
+        except Exception as error:  # of the engine, or of the module's own code
             raise InternalError(f"unable to load TorchScript model '{path}': {error}") from error
 
 
@@ -108,8 +106,8 @@ def _argument(argument: Any) -> Argument:
     )
 
 
-class TorchScriptProgram:
-    """A TorchScript module with the config's names; see `Program`."""
+class TorchScriptProgram(Program):
+    """A TorchScript module with the config's names."""
 
     failure = "PyTorch execute failure: "
 
@@ -151,9 +149,6 @@ class TorchScriptProgram:
         if argument.kind == "Tensor":
             return value
         return _plain(argument, value)
-
-    def check(self, values: Sequence[Any]) -> None:
-        """TorchScript checks its arguments itself."""
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         """Calls ``forward``; a tuple is flattened by one level."""

@@ -1,7 +1,6 @@
 """The backends ``identity``, ``repeat`` and ``square``: one file of code for all models of each.
 
-They run in the server's process unless an option says otherwise, as their code is conch's own. Used by:
-backend loading.
+They run in the server's process unless an option says otherwise, as their code is conch's own.
 """
 
 from __future__ import annotations
@@ -23,14 +22,10 @@ class _SimpleBackend(PythonBasedBackend):
     code: ClassVar[str]
     completion_runs_code = False
     passes_parameters = False
+    uses_gpus = False  # tensors are copied in host memory
 
     def __init__(self) -> None:
         super().__init__(Path(__file__).parent)
-
-    @property
-    def uses_gpus(self) -> bool:
-        """False: tensors are copied in host memory."""
-        return False
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]

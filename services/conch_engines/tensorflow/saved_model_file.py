@@ -1,8 +1,7 @@
 """Reads the signatures of a SavedModel without TensorFlow.
 
 `saved_model.pb` is a ``SavedModel`` message; the fields needed of it are declared here, with the numbers of
-TensorFlow's ``saved_model.proto``, ``meta_graph.proto`` and ``tensor_shape.proto``. Used by:
-`tensorflow_backend`.
+TensorFlow's ``saved_model.proto``, ``meta_graph.proto`` and ``tensor_shape.proto``.
 """
 
 from __future__ import annotations

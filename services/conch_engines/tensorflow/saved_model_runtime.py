@@ -1,8 +1,7 @@
 """Runs a SavedModel or GraphDef of TensorFlow as a Python model, mostly in a worker.
 
 Imports nothing of conch, as the model may have an environment of its own. SavedModels are loaded through the
-interface of TensorFlow 1, which also reads those that old versions of Keras wrote. Used by:
-`tensorflow_backend`.
+interface of TensorFlow 1, which also reads those that old versions of Keras wrote.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class TritonPythonModel:
         feeds = [array.astype(kind, copy=False) for array, kind in zip(joined, self._types, strict=True)]
         try:
             results = [_plain(value) for value in self._call(*feeds)]
-        except Exception as error:
+        except Exception as error:  # of the engine
             failed = pb_utils.TritonError(str(error))
             return [pb_utils.InferenceResponse(error=failed) for _ in requests]
         if len(requests) == 1:

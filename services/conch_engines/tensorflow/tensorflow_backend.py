@@ -2,7 +2,7 @@
 
 TensorFlow keeps its memory until its process ends, takes seconds to import, and brings versions of protobuf
 and numpy of its own, so a worker, possibly with an environment of its own, runs it. Configs are completed and
-checked without it. Used by: backend loading.
+checked without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conch.backends.model_parameters import boolean, integer
 from conch.backends.python.python_based import PythonBasedBackend
 from conch.backends.python.python_settings import PARAMETERS
 from conch.backends.signature import complete, validate
@@ -19,6 +18,7 @@ from conch.core.backend import BackendModel
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.file_formats import describe
 from conch.core.spec import ModelSpec
+from conch_engines.model_config import boolean, integer, parameter_texts
 from conch_engines.tensorflow.saved_model_file import DATATYPES, read_signature
 
 if TYPE_CHECKING:
@@ -56,10 +56,8 @@ class TensorFlowBackend(PythonBasedBackend):
         name = config.get("name", "")
         if config.get("platform") == _GRAPH or (config.get("input") and config.get("output")):
             return config
-        parameters = config.get("parameters") or {}
-        texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
         path = version_directory / (config.get("default_model_filename") or self.default_model_file)
-        return complete(config, read_signature(path, name, *_signature_of(texts)), options)
+        return complete(config, read_signature(path, name, *_signature_of(parameter_texts(config))), options)
 
     def check(self, spec: ModelSpec) -> None:
         """Validates settings, and compares the config with the signature of a SavedModel."""

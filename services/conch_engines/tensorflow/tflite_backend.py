@@ -1,7 +1,6 @@
 """`TfLiteBackend`: TF-Lite models in process, through LiteRT; one interpreter per instance.
 
-Inputs and outputs have the names of the model's signature where it has one, else those of its tensors. Used
-by: backend loading.
+Inputs and outputs have the names of the model's signature where it has one, else those of its tensors.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction
-from conch.backends.model_parameters import integer, threads_per_instance
 from conch.backends.signature import ModelTensor, Signature, complete, validate
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.file_formats import TFLITE, describe, identify
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array, datatype_of
+from conch_engines.model_config import integer, parameter_texts, threads_per_instance
 
 _THREADS = "NUM_THREADS"
 _SIGNATURE = "SIGNATURE"
@@ -31,17 +30,13 @@ class TfLiteBackend(ArrayBackend):
     default_model_file = "model.tflite"
     parameters = (_THREADS, _SIGNATURE)
     passes_parameters = False
+    uses_gpus = False
 
     def __init__(self) -> None:
         # Imported late: configs can be read without the framework.
         from ai_edge_litert.interpreter import Interpreter
 
         self._interpreter: Any = Interpreter
-
-    @property
-    def uses_gpus(self) -> bool:
-        """LiteRT runs on the CPU here."""
-        return False
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
@@ -50,8 +45,7 @@ class TfLiteBackend(ArrayBackend):
         if config.get("input") and config.get("output"):
             return config
         path = version_directory / (config.get("default_model_filename") or self.default_model_file)
-        parameters = config.get("parameters") or {}
-        chosen = str(parameters.get(_SIGNATURE, {}).get("string_value", ""))
+        chosen = parameter_texts(config).get(_SIGNATURE, "")
         return complete(config, _Model(self._interpreter, path, chosen, 1).signature, options)
 
     def check(self, spec: ModelSpec) -> None:
@@ -90,7 +84,7 @@ class _Model:
             self._model.allocate_tensors()
         except ConchError:
             raise
-        except Exception as error:
+        except Exception as error:  # of the engine
             raise InternalError(f"unable to load TF-Lite model '{path}': {error}") from error
         self.signature = Signature(
             tuple(_tensor(name, detail) for name, detail in self._inputs.items()),

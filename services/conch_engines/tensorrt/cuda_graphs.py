@@ -3,7 +3,7 @@
 A graph keeps the state of the context that it was captured from, so each has a context of its own; these
 share one block of device memory for activations, as an instance runs one batch at a time.
 
-Owns: the graphs, their contexts and that block. Threads: one at a time. Used by: `trt_function`.
+Owns: the graphs, their contexts and that block. Threads: one at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conch.core.tensor import ELEMENT_SIZES
 from conch_engines.tensorrt.engine_description import EngineDescription
 from conch_engines.tensorrt.gpu_buffers import DeviceBuffer, Gpu, Stream
 from conch_engines.tensorrt.optimization_profiles import Dims, OptimizationProfile
-from conch_engines.tensorrt.profile_context import BatchShape, ProfileContext, bind_buffers
+from conch_engines.tensorrt.profile_context import BatchShape, ProfileContext
 from conch_engines.tensorrt.tensorrt_settings import GraphSpec
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class GraphCapture:
             if not problem:
                 try:
                     captured.append(self._captured(spec, dims, new_context(profile.index)))
-                except Exception as error:  # the model runs without it
+                except Exception as error:  # of TensorRT or cupy; the model runs without the graph
                     problem = str(error)
             else:
                 problem = f"input '{name}': {problem}"
@@ -129,8 +129,10 @@ class GraphCapture:
         all_dims.update(context.output_dims)
         tensors = (*engine.inputs, *engine.outputs)
         sizes = {each.key: prod(all_dims[each.key]) * ELEMENT_SIZES[each.datatype] for each in tensors}
-        bind_buffers(context, engine, self._inputs, self._outputs, sizes)
         buffers = {**self._inputs, **self._outputs}
+        for each in tensors:
+            if not each.on_host:
+                context.bind(each.key, buffers[each.key].at_least(sizes[each.key]))
         for each in engine.inputs:
             stream.zero(buffers[each.key].pointer, sizes[each.key])
         context.enqueue()  # TensorRT finishes what a change of shapes has left to do, which can't be captured

@@ -1,7 +1,7 @@
 """Memory, streams and graphs of one GPU, by cupy.
 
-Owns: per instance a stream, buffers on the device and pinned buffers, which grow and are used again.
-Threads: one at a time per object. Used by: `trt_function`, `cuda_graphs`, `tensorrt_backend`.
+Owns: per instance a stream, buffers on the device and pinned buffers, which grow and are used again. Threads:
+one at a time per object.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Optimisation profiles: the shapes that an engine accepts, and the choice of the best for a batch. Pure.
-
-Used by: `engine_description`, `trt_function`, `tensorrt_settings`.
-"""
+"""Optimisation profiles: the shapes that an engine accepts, and the choice of the best for a batch. Pure."""
 
 from __future__ import annotations
 

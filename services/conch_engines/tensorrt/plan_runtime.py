@@ -1,7 +1,7 @@
 """Plans and TensorRT's runtime: finds a model's plan, reads its version, makes engines of it.
 
 Owns: the runtime and its log. TensorRT writes its reasons to the log and returns None, so errors quote the
-log's last errors. Threads: engines are made under a lock. Used by: `tensorrt_backend`.
+log's last errors. Threads: engines are made under a lock.
 """
 
 from __future__ import annotations

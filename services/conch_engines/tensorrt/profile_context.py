@@ -1,12 +1,11 @@
 """`ProfileContext`: an execution context with one profile, which sets only what has changed.
 
 Owns: the context, the shapes and addresses that it has, host memory of shape tensors, allocators of outputs
-whose shape depends on data. Threads: one at a time. Used by: `trt_function`, `cuda_graphs`.
+whose shape depends on data. Threads: one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,20 +125,6 @@ class ProfileContext:
         return f": {errors}" if errors else ""
 
 
-def bind_buffers(
-    context: ProfileContext,
-    engine: EngineDescription,
-    inputs: Mapping[str, DeviceBuffer],
-    outputs: Mapping[str, DeviceBuffer],
-    sizes: Mapping[str, int],
-) -> None:
-    """Binds all tensors in device memory to buffers of the given sizes in bytes."""
-    for tensor in (*engine.inputs, *engine.outputs):
-        if not tensor.on_host:
-            buffers = inputs if tensor.is_input else outputs
-            context.bind(tensor.key, buffers[tensor.key].at_least(sizes[tensor.key]))
-
-
 def output_allocator(trt: Any, gpu: Gpu) -> Any:
     """An `IOutputAllocator` with the memory and the dims of the output's last run.
 
@@ -170,10 +155,5 @@ def output_allocator(trt: Any, gpu: Gpu) -> Any:
         def notify_shape(self, name: str, dims: Any) -> None:
             """Keeps the dims."""
             self.dims = tuple(dims)
-
-        def taken(self) -> Any:
-            """The memory, which the next run does not use."""
-            memory, self.buffer = self.buffer.memory, DeviceBuffer(gpu)
-            return memory
 
     return OutputAllocator()

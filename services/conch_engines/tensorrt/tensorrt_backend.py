@@ -1,7 +1,6 @@
 """`TensorRTBackend`: completes, checks and loads plans.
 
 A plan is deserialised once per device; its instances there share the engine. Owns: per version, the engines.
-Used by: backend loading.
 """
 
 from __future__ import annotations
@@ -19,8 +18,13 @@ from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
-from conch_engines.tensorrt.engine_config import complete_from_engine, validate_against_engine
-from conch_engines.tensorrt.engine_description import EngineDescription, describe_engine
+from conch_engines.model_config import lists_tensors
+from conch_engines.tensorrt.engine_description import (
+    EngineDescription,
+    complete_from_engine,
+    describe_engine,
+    validate_against_engine,
+)
 from conch_engines.tensorrt.gpu_buffers import Gpu
 from conch_engines.tensorrt.plan_runtime import PlanRuntime, check_plan, import_tensorrt, plan_name
 from conch_engines.tensorrt.tensorrt_settings import (
@@ -56,13 +60,9 @@ class TensorRTBackend(Backend):
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Takes inputs, outputs and batching from the engine, for which it needs a GPU."""
-        name = config.get("name", "")
-        if config.get("input") and config.get("output"):
-            log.info(
-                "skipping model configuration auto-complete for '%s': inputs and outputs already specified",
-                name,
-            )
+        if lists_tensors(config):
             return config
+        name = config.get("name", "")
         groups = config.get("instance_group") or ()
         gpus = [int(gpu) for group in groups for gpu in group.get("gpus") or ()]
         named = {profile_index(str(text)) for group in groups for text in group.get("profile") or ()}
@@ -77,7 +77,7 @@ class TensorRTBackend(Backend):
                 described = describe_engine(self._trt, engine, name)
         except ConchError as error:
             raise type(error)(_completion_text(path, error)) from error
-        except Exception as error:  # no GPU, or one that does not work
+        except Exception as error:  # of cupy: no GPU, or one that does not work
             raise InternalError(_completion_text(path, error)) from error
         return complete_from_engine(config, described, named or {0}, options)
 
@@ -124,7 +124,7 @@ class _PlanModel(BackendModel):
             function = TensorRTFunction(shared, self._spec, self._settings, placement)
         except ConchError:
             raise
-        except Exception as error:
+        except Exception as error:  # of TensorRT or cupy
             kind = ResourceExhaustedError if isinstance(error, MemoryError) else InternalError
             raise kind(f"unable to create {placement.name}: {error}") from error
         return ArrayInstance(self._spec, function)

@@ -1,7 +1,4 @@
-"""Settings of a TensorRT model: parameters, options of the backend, profiles and CUDA graphs.
-
-Used by: `tensorrt_backend`, `trt_function`.
-"""
+"""Settings of a TensorRT model: parameters, options of the backend, profiles and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conch.backends.model_parameters import boolean
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
+from conch_engines.model_config import boolean
 from conch_engines.tensorrt.optimization_profiles import Dims
 
 ALLOCATION_STRATEGY = "execution_context_allocation_strategy"

@@ -1,7 +1,7 @@
 """Runs an engine for one instance: a stream, a context per profile, pinned staging, client memory in place.
 
 Owns: the stream, the contexts, device and pinned buffers, graphs. Copies run on the stream beside the
-computation, and one synchronisation ends a run. Threads: one at a time. Used by: `tensorrt_backend`.
+computation, and one synchronisation ends a run. Threads: one at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple
 
-from conch.backends.device_arrays import ALIGNMENT, Places
+from conch.backends.device_arrays import ALIGNMENT, Places, overlap
 from conch.backends.signature import scalar_dims
 from conch.core.device import DeviceMemory, DeviceTensor
 from conch.core.errors import ConchError, InternalError, ResourceExhaustedError, UnsupportedError
@@ -160,11 +160,11 @@ class TensorRTFunction:
     def on_device(
         self, inputs: Mapping[str, Value], outputs: tuple[str, ...], places: Places
     ) -> Mapping[str, Value]:
-        """Runs the engine once on its stream; see `DeviceFunction`."""
+        """Runs the engine once on its stream."""
         with self._gpu.current():
             try:
                 return self._run(inputs, outputs, places)
-            except BaseException as error:
+            except BaseException as error:  # of TensorRT or cupy
                 with suppress(Exception):  # what was started still uses its memory
                     self._stream.synchronize()
                 if isinstance(error, ConchError) or not isinstance(error, Exception):
@@ -283,7 +283,7 @@ class TensorRTFunction:
                 and 0 < nbytes <= place.nbytes
                 and not place.pointer % ALIGNMENT
                 and tensor.datatype not in POSITIONS  # the engine may read back what it wrote
-                and not any(_overlap(place.pointer, nbytes, other) for other in taken)
+                and not any(overlap(place.part(0, nbytes), other) for other in taken)
             )
             if in_place:
                 memory = place.part(0, nbytes)
@@ -355,7 +355,3 @@ class TensorRTFunction:
             self._inputs.clear()
             self._outputs.clear()
             self._activations = None
-
-
-def _overlap(pointer: int, nbytes: int, other: DeviceMemory) -> bool:
-    return pointer < other.pointer + other.nbytes and other.pointer < pointer + nbytes

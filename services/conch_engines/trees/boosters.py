@@ -1,8 +1,7 @@
 """Opens models in XGBoost and LightGBM themselves, and computes contributions of features (SHAP values).
 
 treelite has no SHAP values, so they come from the library that trained the model. The functions here are safe
-for concurrent calls on one booster. Threads and locks: none. Used by: `fil_backend`, `xgboost_backend`,
-`lightgbm_backend`.
+for concurrent calls on one booster.
 """
 
 from __future__ import annotations
@@ -15,8 +14,14 @@ from typing import Any
 from conch.core.errors import UnavailableError
 from conch.core.tensor import Array
 from conch_engines.trees.lightgbm_text import read_lightgbm
-from conch_engines.trees.model_files import LIGHTGBM, XGBOOST_JSON, XGBOOST_UBJ, DamagedError, unreadable
-from conch_engines.trees.skops_file import missing_package
+from conch_engines.trees.model_files import (
+    LIGHTGBM,
+    XGBOOST_JSON,
+    XGBOOST_UBJ,
+    DamagedError,
+    missing_package,
+    unreadable,
+)
 
 log = logging.getLogger(__name__)
 

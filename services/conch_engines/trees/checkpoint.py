@@ -1,9 +1,8 @@
 """Checks a forest in treelite's checkpoint format (version 4) before C++ code relies on its indices.
 
-treelite trusts checkpoints, and what its parsers read: a damaged file crashes the process when it is
-opened, or when the first request follows a wrong child. `check_checkpoint` reads the bytes as numpy arrays
-within their bounds, and checks all that GTIL uses as an index or a length. Threads and locks: none. Used by:
-`forest`.
+treelite trusts checkpoints, and what its parsers read: a damaged file crashes the process when it is opened,
+or when the first request follows a wrong child. `check_checkpoint` reads the bytes as numpy arrays within
+their bounds, and checks all that GTIL uses as an index or a length.
 """
 
 from __future__ import annotations

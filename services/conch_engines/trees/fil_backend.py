@@ -2,8 +2,7 @@
 
 Triton's backend computes with treelite's GTIL, and so does this. It turns scores into classes or
 probabilities as the parameters say, and drops output dims of 1. Contributions (``treeshap_output``) come from
-the library that wrote the file. Threads and locks: none; instances share one forest. Used by: the entry point
-``fil``.
+the library that wrote the file. Threads and locks: none; instances share one forest.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from conch.core.backend import Backend, BackendModel
 from conch.core.errors import UnsupportedError
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Array
+from conch_engines.model_config import parameter_texts
 from conch_engines.trees import fil_parameters
 from conch_engines.trees.boosters import Contributions, has_contributions, open_contributions
 from conch_engines.trees.fil_parameters import FilParameters, read_parameters, warn_of_removed
@@ -47,14 +47,10 @@ class FilBackend(Backend):
     default_model_file = ""
     parameters = fil_parameters.NAMES
     passes_parameters = False
+    uses_gpus = False
 
     def __init__(self) -> None:
         self._engine = TreeliteEngine()
-
-    @property
-    def uses_gpus(self) -> bool:
-        """False: the engine runs on the CPU."""
-        return False
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
@@ -62,7 +58,7 @@ class FilBackend(Backend):
         """Takes parameters, batching, inputs and outputs that are left out from the model."""
         name = config.get("name", "")
         given = config.setdefault("parameters", {})
-        parameters = {key: str(value.get("string_value", "")) for key, value in given.items()}
+        parameters = parameter_texts(config)
         if _is_complete(config, parameters):
             log.info("skipping model configuration auto-complete for '%s': nothing is left out", name)
             return config

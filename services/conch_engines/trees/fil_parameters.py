@@ -1,6 +1,6 @@
 """Parameters of models of backend `fil`, with Triton's names, defaults and errors.
 
-Those that shape trees on a GPU are checked, and have no effect on the CPU. Used by: `fil_backend`.
+Those that shape trees on a GPU are checked, and have no effect on the CPU.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conch.backends.model_parameters import threads_per_instance
 from conch.core.errors import InternalError, InvalidArgumentError, UnsupportedError
 from conch.core.spec import ModelSpec
+from conch_engines.model_config import threads_per_instance
 from conch_engines.trees.model_files import FILE_NAMES, XGBOOST
 
 log = logging.getLogger(__name__)

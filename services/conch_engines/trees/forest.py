@@ -5,7 +5,7 @@ wrong index. GTIL is called by its C interface: treelite's Python function build
 call, which takes longer than a small forest.
 
 Owns: the engine its library, a `Forest` the C++ model, a `Gtil` its two configurations. Threads and locks:
-none; any threads may predict at the same time, without the GIL. Used by: `fil_backend`, `xgboost_backend`.
+none; any threads may predict at the same time, without the GIL.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from conch_engines.trees.model_files import (
     XGBOOST_JSON,
     XGBOOST_UBJ,
     DamagedError,
+    open_estimator,
     unreadable,
 )
-from conch_engines.trees.skops_file import open_estimator
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class TreeliteEngine:
             estimator = open_estimator(path, model)
             try:
                 return treelite.sklearn.import_model(estimator)
-            except Exception as error:
+            except Exception as error:  # of treelite, or of the estimator that it reads
                 raise InvalidArgumentError(
                     f"unable to load model '{model}': treelite can't convert {type(estimator).__name__} of "
                     f"'{path}': {_reason(error)}; serve it with backend 'sklearn'"

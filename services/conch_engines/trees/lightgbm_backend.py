@@ -1,4 +1,4 @@
-"""The backend ``lightgbm``: LightGBM's own results by name. Used by: the entry point ``lightgbm``."""
+"""The backend ``lightgbm``: LightGBM's own results by name."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from conch_engines.trees.named_outputs import (
     NamedFunction,
     NamedOutputsBackend,
     Offer,
+    classes_and_probabilities,
     contribution_dims,
 )
 
@@ -76,14 +77,7 @@ class _LightgbmFunction:
         found: dict[str, Array] = {}
         if PREDICT in outputs or PREDICT_PROBA in outputs:
             values = self._predict(rows, num_threads=threads).reshape(count, -1)
-            if not self._classifies:
-                found[PREDICT] = values
-            elif values.shape[1] == 1:
-                found[PREDICT] = (values > 0.5).astype(np.int64)
-                found[PREDICT_PROBA] = np.concatenate((1 - values, values), axis=1)
-            else:
-                found[PREDICT] = np.argmax(values, axis=1).reshape(-1, 1)
-                found[PREDICT_PROBA] = values
+            found = classes_and_probabilities(values) if self._classifies else {PREDICT: values}
         if MARGIN in outputs:
             found[MARGIN] = self._predict(rows, raw_score=True, num_threads=threads).reshape(count, -1)
         if LEAF in outputs:

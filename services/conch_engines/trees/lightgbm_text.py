@@ -1,7 +1,7 @@
 """Checks LightGBM's text format before C++ code parses it, and reads its header.
 
 LightGBM's parser ends the process where a file is cut off or a number is missing, and both it and treelite's
-follow indices unchecked. Threads and locks: none. Used by: `forest`, `contributions`, `lightgbm_backend`.
+follow indices unchecked.
 """
 
 from __future__ import annotations

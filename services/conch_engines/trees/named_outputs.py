@@ -1,8 +1,7 @@
 """Base of the backends that give each library's results by name, such as ``predict_proba`` or ``margin``.
 
 A backend describes what a model file offers, and opens it as a function that computes the outputs which are
-requested and no others. Threads and locks: none; instances share one function. Used by: `xgboost_backend`,
-`lightgbm_backend`, `sklearn_backend`.
+requested and no others. Threads and locks: none; instances share one function.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+
+import numpy as np
 
 from conch.backends.signature import ModelTensor, Signature, validate
 from conch.core.backend import Backend, BackendModel
@@ -94,13 +95,9 @@ class NamedOutputsBackend(Backend):
     default_model_file = ""
     parameters = (CPU_THREADS,)
     passes_parameters = False
+    uses_gpus = False
     kinds: ClassVar[tuple[str, ...]]
     file_names: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def uses_gpus(self) -> bool:
-        """False: the engines run on the CPU."""
-        return False
 
     @abstractmethod
     def describe(self, path: Path, kind: str, model: str) -> Offer:
@@ -204,3 +201,13 @@ def _tensors(described: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterable[M
 def contribution_dims(classes: int, features: int) -> tuple[int, ...]:
     """Dims per row of contributions: a column for each feature, and one for the bias."""
     return (features + 1,) if classes == 1 else (classes, features + 1)
+
+
+def classes_and_probabilities(values: Array) -> dict[str, Array]:
+    """The outputs of a classifier whose booster returns a probability for each class, or that of class 1."""
+    if values.shape[1] == 1:
+        return {
+            PREDICT: (values > 0.5).astype(np.int64),
+            PREDICT_PROBA: np.concatenate((1 - values, values), axis=1),
+        }
+    return {PREDICT: np.argmax(values, axis=1).reshape(-1, 1), PREDICT_PROBA: values}

@@ -1,6 +1,6 @@
 """A loaded model of which all instances use one function, and what its signature may look like.
 
-Forests have no state, so instances differ in nothing. Used by: `fil_backend`, `named_outputs`.
+Forests have no state, so instances differ in nothing.
 """
 
 from __future__ import annotations

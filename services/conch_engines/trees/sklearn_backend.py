@@ -1,8 +1,4 @@
-"""The backend ``sklearn``: scikit-learn's own results by name. Used by: the entry point ``sklearn``.
-
-Serves every estimator, trees or not, that skops opens without running code of the file. One that was fitted
-on a DataFrame and selects columns by name gets a DataFrame again, of an input for each column.
-"""
+"""The backend ``sklearn``: scikit-learn's own results by name."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import numpy as np
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Array
-from conch_engines.trees.model_files import SKLEARN
+from conch_engines.trees.model_files import SKLEARN, missing_package, open_estimator
 from conch_engines.trees.named_outputs import (
     INPUT,
     LEAF,
@@ -26,7 +22,6 @@ from conch_engines.trees.named_outputs import (
     NamedOutputsBackend,
     Offer,
 )
-from conch_engines.trees.skops_file import missing_package, open_estimator
 
 _METHODS = {PREDICT: "predict", PREDICT_PROBA: "predict_proba", MARGIN: "decision_function", LEAF: "apply"}
 _DATATYPES = {"f": "FP64", "i": "INT64", "u": "INT64", "b": "BOOL", "U": "BYTES", "S": "BYTES", "O": "BYTES"}
@@ -64,7 +59,7 @@ class SklearnBackend(NamedOutputsBackend):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of rows without the names of a DataFrame
                     array = np.asarray(function(rows))
-            except Exception as error:
+            except Exception as error:  # of the user's estimator
                 if name == PREDICT:
                     what = f"{features} numbers" if by_rows else f"the columns {', '.join(columns)}"
                     raise InvalidArgumentError(
@@ -110,7 +105,7 @@ def _predicts(estimator: Any, rows: Any) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             estimator.predict(rows)
-    except Exception:  # scikit-learn raises whatever its estimators raise
+    except Exception:  # of the user's estimator
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""The backend ``xgboost``: XGBoost's own results by name. Used by: the entry point ``xgboost``."""
+"""The backend ``xgboost``: XGBoost's own results by name."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from conch_engines.trees.named_outputs import (
     NamedFunction,
     NamedOutputsBackend,
     Offer,
+    classes_and_probabilities,
     contribution_dims,
 )
 
@@ -83,14 +84,7 @@ class _XgboostFunction:
         found: dict[str, Array] = {}
         if PREDICT in outputs or PREDICT_PROBA in outputs:
             values = _predict(booster, rows, "value", base)
-            if not self._classifies:
-                found[PREDICT] = values
-            elif values.shape[1] == 1:
-                found[PREDICT] = (values > 0.5).astype(np.int64)
-                found[PREDICT_PROBA] = np.concatenate((1 - values, values), axis=1)
-            else:
-                found[PREDICT] = np.argmax(values, axis=1).reshape(-1, 1)
-                found[PREDICT_PROBA] = values
+            found = classes_and_probabilities(values) if self._classifies else {PREDICT: values}
         if MARGIN in outputs:
             found[MARGIN] = _predict(booster, rows, "margin", base)
         if LEAF in outputs:

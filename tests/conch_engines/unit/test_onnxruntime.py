@@ -16,7 +16,6 @@ import pytest
 from tests.support.backend_harness import Harness, one_batch, rows, strings, tensor_specs
 
 from conch.backends import load_backend
-from conch.backends.model_parameters import threads_per_instance
 from conch.core.errors import (
     ConchError,
     InternalError,
@@ -27,6 +26,7 @@ from conch.core.errors import (
 from conch.core.execution.placement import Placement
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.spec import BatchInput, BatchOutput, InstanceGroup, ModelSpec, TensorSpec
+from conch_engines.model_config import threads_per_instance
 from conch_engines.onnxruntime import OnnxRuntimeBackend
 from conch_engines.onnxruntime.ort_providers import CUDA, Plugins, Providers, execution_providers
 from conch_engines.onnxruntime.session_options import run_options, session_options

@@ -37,10 +37,9 @@ from conch.core.spec import (
     WarmupInput,
     WarmupSample,
 )
-from conch_engines.pytorch import program_graph
 from conch_engines.pytorch.exported_model import load_program
 from conch_engines.pytorch.inductor_model import PackageFolder
-from conch_engines.pytorch.program_graph import RefusedProgramError
+from conch_engines.pytorch.program_archive import RefusedProgramError, checked
 from conch_engines.pytorch.pytorch_backend import PyTorchBackend
 from conch_engines.pytorch.torch_settings import ProcessSettings
 
@@ -628,7 +627,7 @@ MEMBER = '[{"__enum__": true, "fqn": "this:X", "name": "x"}]'
 )
 def test_parts_of_a_graph_that_are_refused(part: dict[str, Any]) -> None:
     with pytest.raises(RefusedProgramError):
-        program_graph.checked({"graph": [part]})
+        checked({"graph": [part]})
 
 
 @pytest.mark.parametrize(
@@ -642,7 +641,7 @@ def test_parts_of_a_graph_that_are_refused(part: dict[str, Any]) -> None:
     ],
 )
 def test_symbolic_sizes_that_are_not_refused(text: str) -> None:
-    assert program_graph.checked({"expr_str": text}) == {"expr_str": text}
+    assert checked({"expr_str": text}) == {"expr_str": text}
 
 
 def test_a_saved_state_is_no_model(harness: Harness, backend: PyTorchBackend) -> None:

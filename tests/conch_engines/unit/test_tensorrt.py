@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.conch.unit.backends.test_device_tensors import AB, SUM_DIFF, Client, batch_of, run
 from tests.support.backend_harness import Harness, one_batch, rows
 from tests.support.cuda import FakeCuda
+from tests.support.device_requests import AB, SUM_DIFF, Client, batch_of, run
 from tests.support.tensorrt_stand_in import STAND_INS, FakeCupy, FakeTensorRT, plan
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError

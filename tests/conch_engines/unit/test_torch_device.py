@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conch.unit.backends.test_device_tensors import AB, SUM_DIFF, Client, batch_of, run
 from tests.support.backend_harness import Harness, rows
 from tests.support.cuda import FakeCuda
+from tests.support.device_requests import AB, SUM_DIFF, Client, batch_of, run
 
 pytest.importorskip("torch")
 
@@ -21,7 +21,7 @@ import torch
 from conch.backends.arrays import ArrayInstance
 from conch.core.device import DeviceTensor
 from conch.memory.cuda import CudaDevices
-from conch_engines.pytorch.torch_device import TorchDeviceFunction
+from conch_engines.pytorch.torch_function import TorchDeviceFunction
 from conch_engines.pytorch.torch_settings import TorchSettings
 from conch_engines.pytorch.torchscript_model import TorchScriptProgram
 

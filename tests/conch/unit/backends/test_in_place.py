@@ -13,7 +13,7 @@ from tests.support.backend_harness import Answer, Harness, tensor_specs
 from tests.support.sharing import SharedObject, shared_object
 
 from conch.backends import load_backend
-from conch.backends.inplace_outputs import InPlaceOutputs, WritesInPlace
+from conch.backends.arrays import InPlaceOutputs, WritesInPlace
 from conch.core.backend import Backend
 from conch.core.execution.placement import place
 from conch.core.model_version import Model

@@ -1,16 +1,17 @@
-"""Values of a config's ``parameters`` and of backend options, as Triton's backends read them.
-
-Used by: backends.
-"""
+"""Reads a model's config, its ``parameters`` and backend options, as Triton's backends read them."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import place
 from conch.core.spec import ModelSpec
+
+log = logging.getLogger(__name__)
 
 _TRUE = frozenset({"true", "on", "1"})
 _FALSE = frozenset({"false", "off", "0"})
@@ -64,3 +65,26 @@ def threads_per_instance(spec: ModelSpec, on_cpu: bool = False) -> int:
     """
     instances = sum(on_cpu or placement.kind != "GPU" for placement in place(spec.instance_groups))
     return max(len(os.sched_getaffinity(0)) // max(instances, 1), 1)
+
+
+def lists_tensors(config: Mapping[str, Any]) -> bool:
+    """Whether a config has inputs and outputs; if so, logs that nothing is completed, as Triton does."""
+    if not (config.get("input") and config.get("output")):
+        return False
+    log.info(
+        "skipping model configuration auto-complete for '%s': inputs and outputs already specified",
+        config.get("name", ""),
+    )
+    return True
+
+
+def parameter_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """The ``parameters`` of a config in JSON form."""
+    parameters = config.get("parameters") or {}
+    return {key: str(value.get("string_value", "")) for key, value in parameters.items()}
+
+
+def child(config: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """A message within a config in JSON form; empty where it is left out."""
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,208 @@
+"""ONNX Runtime sessions as functions of arrays: on a CPU, on a GPU, and into memory of clients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from conch.backends.device_arrays import ALIGNMENT, Places, overlap
+from conch.backends.signature import Signature, scalar_dims
+from conch.core.device import DeviceMemory, DeviceTensor
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.spec import ModelSpec
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
+
+_STATUS = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+
+
+class SessionFunction:
+    """An ONNX Runtime session as a function of arrays."""
+
+    def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
+        self._session = session
+        self._options = options  # shared by all runs: creating one takes a third of a small run
+        # `InferenceSession.run` adds name checks and a provider fallback that take as long as a small model.
+        self._run = getattr(session, "_sess", session).run
+        self._strings = frozenset(tensor.name for tensor in spec.model_inputs if tensor.datatype == "BYTES")
+        self._strings_out = frozenset(each.name for each in spec.model_outputs if each.datatype == "BYTES")
+        dims = {each.name: each.dims for each in (*signature.inputs, *signature.initialized)}
+        dims_out = {each.name: each.dims for each in signature.outputs}
+        self._scalars = frozenset(
+            each.name for each in spec.model_inputs if scalar_dims(spec, each, dims[each.name])
+        )
+        self._scalars_out = {
+            each.name: shape
+            for each in spec.model_outputs
+            if (shape := scalar_dims(spec, each, dims_out[each.name]))
+        }
+
+    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        """Runs the session once."""
+        self._shape_inputs(inputs)
+        try:
+            results = self._run(outputs, inputs, self._options)
+        except Exception as error:  # of the engine
+            raise InternalError(status_text(error)) from error
+        found = dict(zip(outputs, results, strict=True))
+        for name in self._strings_out:
+            if name in found:
+                found[name] = _encoded(found[name])
+        for name, shape in self._scalars_out.items():
+            if name in found:
+                found[name] = found[name].reshape(shape)
+        return found
+
+    def _shape_inputs(self, inputs: dict[str, Array]) -> None:
+        """Converts strings and scalars to ONNX's form."""
+        for name in self._strings:
+            if name in inputs:
+                inputs[name] = _text(name, inputs[name])
+        for name in self._scalars:
+            if name in inputs:
+                inputs[name] = inputs[name].reshape(())
+
+    def close(self) -> None:
+        """Frees the session by dropping the last references to it."""
+        del self._session, self._run
+
+
+class DeviceSessionFunction(SessionFunction):
+    """A session on a GPU; tensors that are on the device, or wanted there, stay there."""
+
+    def __init__(
+        self, session: Any, options: Any, spec: ModelSpec, signature: Signature, device: str, device_id: int
+    ) -> None:
+        super().__init__(session, options, spec, signature)
+        self.device_id = device_id
+        self._device = device, device_id
+        self._batches = spec.max_batch_size > 0
+        self._outputs = {tensor.name: tensor for tensor in spec.model_outputs}
+
+    def on_device(
+        self, inputs: Mapping[str, Array | DeviceTensor], outputs: tuple[str, ...], places: Places
+    ) -> Mapping[str, Array | DeviceTensor]:
+        """Runs the session once."""
+        arrays = {name: value for name, value in inputs.items() if not isinstance(value, DeviceTensor)}
+        unbound_in, unbound_out = self._strings | self._scalars, self._strings_out.union(self._scalars_out)
+        if not (unbound_out.isdisjoint(outputs) and unbound_in.isdisjoint(inputs)):
+            # Strings cannot be bound and scalars change shape: copy everything through host memory.
+            arrays |= {
+                name: value.numpy() for name, value in inputs.items() if isinstance(value, DeviceTensor)
+            }
+        elif places or len(arrays) < len(inputs):
+            try:
+                return self._run_bound(inputs, outputs, places)
+            except ConchError:
+                raise
+            except Exception as error:  # of the engine
+                raise InternalError(status_text(error)) from error
+        return self(arrays, outputs)
+
+    def _run_bound(
+        self, inputs: Mapping[str, Array | DeviceTensor], outputs: tuple[str, ...], places: Places
+    ) -> dict[str, Array | DeviceTensor]:
+        """Runs the session once with tensors bound to memory by address."""
+        binding = self._session.io_binding()
+        for name, value in inputs.items():
+            if isinstance(value, DeviceTensor):
+                binding.bind_input(name, *self._device, value.dtype, value.shape, value.memory.pointer)
+            else:
+                binding.bind_cpu_input(name, np.ascontiguousarray(value))
+        rows = next((value.shape[0] for value in inputs.values()), None) if self._batches else None
+        used = [value.memory for value in inputs.values() if isinstance(value, DeviceTensor)]
+        written: dict[str, DeviceTensor] = {}
+        for name in outputs:
+            if name not in places:
+                binding.bind_output(name, "cpu")
+                continue
+            target = self._in_place(name, places[name], rows)
+            # Do not overwrite memory that is still to be read or already written.
+            if target is None or any(overlap(target.memory, other) for other in used):
+                binding.bind_output(name, *self._device)
+                continue
+            binding.bind_output(name, *self._device, target.dtype, target.shape, target.memory.pointer)
+            written[name] = target
+            used.append(target.memory)
+        self._session.run_with_iobinding(binding, self._options)
+        binding.synchronize_outputs()
+        results: dict[str, Array | DeviceTensor] = {**written}
+        for name, value in zip(outputs, binding.get_outputs(), strict=True):
+            if name not in written:
+                results[name] = self._owned(name, value, places[name]) if name in places else value.numpy()
+        return results
+
+    def _in_place(self, name: str, places: tuple[DeviceMemory, ...], rows: int | None) -> DeviceTensor | None:
+        """The place of an output if the session can write there directly."""
+        spec = self._outputs[name]
+        shape = spec.backend_dims if rows is None else (rows, *spec.backend_dims)
+        place = places[0]
+        if len(places) > 1 or -1 in shape or place.pointer % ALIGNMENT or spec.datatype in POSITIONS:
+            return None  # positions: the model may read back what it wrote
+        nbytes = prod(shape) * ELEMENT_SIZES[spec.datatype]
+        if nbytes > place.nbytes:
+            return None  # the later copy reports the error
+        return DeviceTensor(name, spec.datatype, shape, place.part(0, nbytes))
+
+    def _owned(self, name: str, value: Any, places: tuple[DeviceMemory, ...]) -> DeviceTensor:
+        """An output in ONNX Runtime's own memory."""
+        datatype = self._outputs[name].datatype
+        shape = tuple(value.shape())
+        nbytes = prod(shape) * NUMPY_DTYPES[datatype].itemsize
+        return DeviceTensor(name, datatype, shape, places[0].owned(value.data_ptr(), nbytes, value))
+
+
+class WritingSessionFunction(SessionFunction):
+    """A CPU session without strings that writes outputs to given memory."""
+
+    def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
+        super().__init__(session, options, spec, signature)
+        from onnxruntime.capi import _pybind_state
+
+        self._binding = _pybind_state.SessionIOBinding
+        kind = _pybind_state.OrtDevice
+        self._device = kind(kind.cpu(), kind.default_memory(), 0)
+
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+        """Runs the session once."""
+        self._shape_inputs(inputs)
+        native = getattr(self._session, "_sess", self._session)
+        given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        try:
+            binding = self._binding(native)
+            for bind, arrays in ((binding.bind_input, given), (binding.bind_output, outputs)):
+                for name, array in arrays.items():
+                    shape = () if name in self._scalars_out else array.shape
+                    address = array.__array_interface__["data"][0]
+                    bind(name, self._device, array.dtype.type, shape, address)
+            native.run_with_iobinding(binding, self._options)
+        except Exception as error:  # of the engine
+            raise InternalError(status_text(error)) from error
+
+
+def _text(name: str, array: Array) -> Array:
+    """BYTES as ONNX strings; ONNX Runtime would print a `bytes` object with its quotes."""
+    text = np.empty(array.size, dtype=object)
+    try:
+        text[:] = [bytes(element).decode() for element in array.flat]
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"input '{name}' has an element that is not UTF-8: {error}") from error
+    return text.reshape(array.shape)
+
+
+def _encoded(array: Array) -> Array:
+    """ONNX strings as BYTES."""
+    elements = np.empty(array.size, dtype=object)
+    elements[:] = [element.encode() for element in array.flat]
+    return elements.reshape(array.shape)
+
+
+def status_text(error: Exception) -> str:
+    """An ONNX Runtime exception as Triton's backend prints its status."""
+    match = _STATUS.search(str(error))
+    if match is None:
+        return f"onnx runtime error: {error}"
+    return f"onnx runtime error {match[1]}: {match[2].strip()}"
