@@ -1,25 +1,37 @@
 """The config of a model as the console shows it: effective lines with their sources, the file, and findings.
 
-Checks the model as `conch check` does, without running its code. Blocking: it reads the repository. Threads
-and locks: any thread; no state.
+Checks the model as `conch check` does, without running its code. Values whose keys look like those of secrets
+are hidden. Blocking: it reads the repository. Threads and locks: any thread; no state.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
 from conch.core.errors import NotFoundError
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_check.findings import Finding, ModelReport
 from conch_check.model_checks import Rules
 from conch_check.report import config_lines, finding_object
 from conch_check.repository_checks import UnknownModelError, check_repositories
-from conch_console.secrets_masking import masked_config, masked_text
 from conch_control.repository.layout import CONFIG_FILE, variant_path
 from conch_control.repository.source import ModelSource, Repository
 
 log = logging.getLogger(__name__)
+
+_HIDDEN: Final = "***"
+_SECRET = r"(?:token|secret|passw|credential|api[-_]?key|access[-_]?key|private[-_]?key)"
+_NAME: Final = re.compile(_SECRET, re.IGNORECASE)
+_STRING: Final = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+_STRINGS: Final = rf"({_STRING}(?:\s*{_STRING})*)"
+_VALUE: Final = r"value\s*:?\s*(?:\{\s*string_value\s*)?:\s*"
+_KEY: Final = rf"""key\s*:\s*["'][^"'\n]*{_SECRET}"""
+# In either order, within one entry of a map.
+_KEY_FIRST: Final = re.compile(rf"(\b{_KEY}[^{{}}]*?\b{_VALUE}){_STRINGS}", re.IGNORECASE)
+_VALUE_FIRST: Final = re.compile(rf"(\b{_VALUE}){_STRINGS}(?=\s*\}}?[\s,;]*{_KEY})", re.IGNORECASE)
 
 
 class ConfigView:
@@ -55,7 +67,7 @@ class ConfigView:
         """What is wrong with a model that could not be loaded; empty where that can't be found out."""
         try:
             return [_shown(each) for each in self._report(name).findings if each.severity == "error"]
-        except Exception:
+        except Exception:  # of a check, which runs after a load has failed for any reason
             log.debug("'%s' could not be checked", name, exc_info=True)
             return []
 
@@ -92,3 +104,35 @@ class ConfigView:
 def _shown(finding: Finding) -> dict[str, Any]:
     found = finding_object(finding)
     return found | {"found": masked_text(found["found"]), "message": masked_text(found["message"])}
+
+
+def masked_config(config: ModelConfig) -> ModelConfig:
+    """A copy without the values of secret parameters."""
+    copy = ModelConfig()
+    copy.CopyFrom(config)
+    for key in copy.parameters:
+        if _NAME.search(key):
+            copy.parameters[key].string_value = _HIDDEN
+    for parameters in _maps(copy):
+        for key in parameters:
+            if _NAME.search(key):
+                parameters[key] = _HIDDEN
+    return copy
+
+
+def masked_text(text: str) -> str:
+    """The text of a config file without the values of secret parameters."""
+    return _VALUE_FIRST.sub(_hidden, _KEY_FIRST.sub(_hidden, text))
+
+
+def _hidden(found: re.Match[str]) -> str:
+    return f'{found[1]}"{_HIDDEN}"' + "\n" * found[2].count("\n")  # lines keep their numbers
+
+
+def _maps(config: ModelConfig) -> Iterator[Any]:
+    """The maps of texts in a config whose keys a user chooses."""
+    for agent in config.model_repository_agents.agents:
+        yield agent.parameters
+    accelerators = config.optimization.execution_accelerators
+    for each in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        yield each.parameters

@@ -204,19 +204,7 @@ class ConsoleAccess:
             return None
 
     def admit(self, visitor: Visitor, need: Need, action: str = READING, model: str = "") -> User:
-        """The user of a request that may be answered; the policy's limits count it.
-
-        Args:
-            visitor: The request.
-            need: What the route needs.
-            action: What is asked for, in the audit log.
-            model: The model in its path, which counts for control and inference; empty if there is none.
-
-        Raises:
-            UnauthenticatedError: There is no session, or its credential holds no more.
-            PermissionDeniedError: The user may not do this, or the console allows it to no one.
-            ResourceExhaustedError: The user is over a limit.
-        """
+        """The user of a request that may be answered; the policy's limits count it."""
         size = None if b"transfer-encoding" in visitor.fields else visitor.length or 0
         peer = self._peer(visitor)
         if not model or need in (Need.READ, Need.SETTINGS):
@@ -251,13 +239,7 @@ class ConsoleAccess:
         self._guard.changed(user.peer, user.grant, action, model or EVERY_MODEL, error)
 
     def log_in(self, visitor: Visitor, credential: str) -> str:
-        """Exchanges a key or a token for a session; returns the value of the Set-Cookie header.
-
-        Raises:
-            ResourceExhaustedError: There were too many wrong ones, or too many logins.
-            UnauthenticatedError: It is wrong.
-            PermissionDeniedError: It is valid, but has no role.
-        """
+        """Exchanges a key or a token for a session; returns the value of the Set-Cookie header."""
         now = self._clock()
         address = visitor.client.rpartition(":")[0]
         wrong = self._last_logins(address, "", now)

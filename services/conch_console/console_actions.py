@@ -62,12 +62,7 @@ class ConsoleActions:
         self._sampling = sampling
 
     def load(self, user: User, name: str, given: Mapping[str, Any]) -> None:
-        """Loads or reloads a model.
-
-        Raises:
-            LoadFailedError: It can't be loaded.
-            ConchError: The server stops, or the request is malformed.
-        """
+        """Loads or reloads a model."""
         self._check_running()
         config = given.get("config", "")
         if not isinstance(config, str):

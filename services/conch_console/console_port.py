@@ -29,9 +29,8 @@ from conch_console.console_routes import ConsoleApp, ConsoleParts
 from conch_console.live_counts import LiveCounts
 from conch_console.live_feed import LiveFeed
 from conch_console.log_ring import LogRing
-from conch_console.machine_state import MachineState
 from conch_console.model_views import ModelViews
-from conch_console.server_views import ServerViews
+from conch_console.server_views import MachineState, ServerViews
 from conch_console.static_files import StaticFiles
 from conch_console.trace_sampling import TraceSampling
 from conch_console.try_route import TryRoute

@@ -170,7 +170,7 @@ class ConsoleRoutes:
         except LoadFailedError as failed:
             error = failed.error
             raise
-        except Exception as failed:
+        except Exception as failed:  # of any kind: it is audited, and raised again
             error = as_conch_error(failed)
             raise
         finally:

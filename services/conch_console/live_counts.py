@@ -83,12 +83,7 @@ class LiveCounts:
     def changes(
         self, detailed: frozenset[str], step: Callable[[], None] = lambda: None
     ) -> tuple[list[list[Any]], Details]:
-        """The lines of versions that have changed, and details of all versions of some models.
-
-        Args:
-            detailed: Identifiers of these models.
-            step: Called after each version.
-        """
+        """The lines of versions that have changed, and all of `detailed` models; `step` follows each."""
         lines: list[list[Any]] = []
         details: dict[str, list[dict[str, Any]]] = {name: [] for name in detailed}
         there: set[Key] = set()

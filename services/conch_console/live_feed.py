@@ -22,7 +22,7 @@ from conch.core.errors import OutOfRangeError, ResourceExhaustedError
 from conch.observability.metrics.metrics_exposition import GilYielder
 from conch_console.live_counts import LiveCounts
 from conch_console.log_ring import LogRing
-from conch_console.machine_state import MachineState
+from conch_console.server_views import MachineState
 from conch_control.events import Event, EventLog
 
 MOST_VIEWERS: Final = 32
@@ -126,11 +126,7 @@ class LiveFeed:
         return self._timer is None
 
     def join(self, model: str = "", logs: bool = False) -> Viewer:
-        """Adds a viewer; it first gets the names of all versions.
-
-        Raises:
-            ResourceExhaustedError: There are too many.
-        """
+        """Adds a viewer; it first gets the names of all versions."""
         if len(self._viewers) >= MOST_VIEWERS:
             raise ResourceExhaustedError(f"{MOST_VIEWERS} pages watch already; close one of them")
         if self._timer is None:

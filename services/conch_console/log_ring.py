@@ -59,7 +59,7 @@ class LogRing(logging.Handler):
         """Takes a record; never raises."""
         try:
             message = record_message(record)
-        except Exception:  # a model's message may not fit its arguments
+        except Exception:  # of user code: a model's message may not fit its arguments
             message = message_of(record.msg)
         trace = record_traceback(record)
         crash = record.name.startswith(_SUPERVISION) and record.levelno >= logging.ERROR

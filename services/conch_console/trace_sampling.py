@@ -46,11 +46,7 @@ class TraceSampling:
         self._sampled: dict[str, _Sampled] = {}
 
     def sample_next(self, model: str, number: int) -> None:
-        """Samples the next requests of a model; of all with an empty name.
-
-        Raises:
-            InvalidArgumentError: Nothing could be traced.
-        """
+        """Samples the next requests of a model; of all with an empty name."""
         with self._lock:
             known = self._sampled.get(model)
             before = self.settings.own(model) if known is None else known.before

@@ -12,14 +12,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, ResourceExhaustedError
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, RequestModel, RunTimes, SpanRecord, Watch
+from conch.core.request_log import Caller, RequestLog
 from conch.core.response_errors import unsendable
 from conch.core.server_state import ServerState
 from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
@@ -32,7 +33,6 @@ from conch.frontends.thread_pool import ThreadPool
 from conch.frontends.unread_bytes import UnreadBytes
 from conch.memory.regions import Regions
 from conch_console.try_outputs import response_object
-from conch_console.try_watch import TimedRequests, timing
 
 EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 NOT_KEPT: Final = (b"cache-control", b"no-store")
@@ -41,6 +41,9 @@ MOST_TRIES: Final = 32
 """Requests of one principal that run at a time."""
 
 _MOST_RESPONSES: Final = 100_000
+
+_PROTOCOL = "http"
+"""Of the page's requests in access log and traces; the audit log names the console's port."""
 
 
 class TryRoute:
@@ -133,7 +136,7 @@ class TryCall:
         if response is not None:
             try:
                 found = response_object(response)
-            except Exception as error:
+            except Exception as error:  # of the model's outputs, which may be anything
                 found = {"error": unsendable(request.model_name, response, error).message, "code": "INTERNAL"}
             found["at_us"] = (now - request.received_ns) / 1000
             body = b"event: response\ndata: %b\n\n" % orjson.dumps(found, default=str)
@@ -161,3 +164,114 @@ class TryCall:
         self._responses.close()
         if self.request is not None and not self.request.completed:
             self._admission.cancel(self.request)
+
+
+class TimedRequests:
+    """A `RequestLog` that notes the times of each request, and passes all on to the server's, as of HTTP.
+
+    Args:
+        within: The server's; None for none.
+    """
+
+    on = True
+
+    def __init__(self, within: RequestLog | None) -> None:
+        self._within = within
+        self.adds_metadata = within is not None and within.adds_metadata
+
+    def begin(
+        self,
+        request: InferenceRequest,
+        model: RequestModel,
+        protocol: str,
+        caller: Caller | None,
+        bytes_in: int,
+    ) -> None:
+        """Begins in the server's log, and keeps the times."""
+        if self._within is not None and self._within.on:
+            self._within.begin(request, model, _PROTOCOL, caller, bytes_in)
+        model.statistics.watched = True
+        request.watch = TimedWatch(request.watch)
+
+    def refuse(
+        self,
+        request: InferenceRequest | None,
+        error: ConchError,
+        protocol: str,
+        caller: Caller | None,
+        bytes_in: int,
+        received_ns: int,
+    ) -> None:
+        """Passes a refusal on."""
+        if self._within is not None:
+            self._within.refuse(request, error, _PROTOCOL, caller, bytes_in, received_ns)
+
+
+class TimedWatch:
+    """A `Watch` that keeps the times of the batch.
+
+    Args:
+        within: The watch of access log and traces; None for none.
+    """
+
+    def __init__(self, within: Watch | None) -> None:
+        self._within = within
+        self._times: RunTimes | None = None
+        self.bytes_out = 0
+
+    @property
+    def times(self) -> RunTimes | None:
+        """Times of the batch."""
+        return self._times
+
+    @times.setter
+    def times(self, times: RunTimes | None) -> None:
+        self._times = times
+        if self._within is not None:
+            self._within.times = times
+
+    def run(self, times: RunTimes) -> None:
+        """Keeps the times, and passes them on."""
+        self._times = times
+        if self._within is not None:
+            self._within.run(times)
+
+    def step(self, request: InferenceRequest, model: RequestModel, kind: str = "ensemble-step") -> None:
+        """Passes a step on."""
+        if self._within is not None:
+            self._within.step(request, model, kind)
+
+    def refused(self, request: InferenceRequest, error: ConchError) -> None:
+        """Passes a refusal on."""
+        if self._within is not None:
+            self._within.refused(request, error)
+
+    def add_span(self, span: SpanRecord) -> None:
+        """Passes a span on."""
+        if self._within is not None:
+            self._within.add_span(span)
+
+    @property
+    def trace_context(self) -> str:
+        """The context of the trace; empty without one."""
+        return "" if self._within is None else self._within.trace_context
+
+
+def timing(request: InferenceRequest, now_ns: int) -> dict[str, Any]:
+    """Microseconds of the stages of a request that has ended; the batch that it ran in."""
+    found: dict[str, Any] = {"total_us": (now_ns - request.received_ns) / 1000, "stages": []}
+    watch = request.watch
+    times = None if watch is None else watch.times
+    if times is None or not request.queued_ns:
+        return found
+    end = times.end_ns or now_ns
+    input_end = times.input_end_ns or times.start_ns
+    output_start = times.output_start_ns or end
+    marks = (request.received_ns, request.queued_ns, times.start_ns, input_end, output_start, end, now_ns)
+    names = ("receive", "queue", "input", "infer", "output", "respond")
+    found["stages"] = [
+        [name, max(after - before, 0) / 1000]
+        for name, before, after in zip(names, marks, marks[1:], strict=False)
+    ]
+    found["batch"] = {"rows": times.size, "requests": times.requests}
+    return found

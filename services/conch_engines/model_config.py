@@ -18,11 +18,7 @@ _FALSE = frozenset({"false", "off", "0"})
 
 
 def integer(parameters: Mapping[str, str], key: str, default: int, least: int | None = None) -> int:
-    """A whole number.
-
-    Raises:
-        InvalidArgumentError: The value is not one, or is below `least`.
-    """
+    """A whole number."""
     text = parameters.get(key)
     if text is None:
         return default
@@ -38,11 +34,7 @@ def integer(parameters: Mapping[str, str], key: str, default: int, least: int | 
 
 
 def boolean(parameters: Mapping[str, str], key: str, default: bool) -> bool:
-    """True or false: ``true``, ``on``, ``1``, ``false``, ``off`` or ``0`` in any case.
-
-    Raises:
-        InvalidArgumentError: The value is none of them.
-    """
+    """True or false: ``true``, ``on``, ``1``, ``false``, ``off`` or ``0`` in any case."""
     text = parameters.get(key)
     if text is None:
         return default
@@ -57,12 +49,7 @@ def boolean(parameters: Mapping[str, str], key: str, default: bool) -> bool:
 
 
 def threads_per_instance(spec: ModelSpec, on_cpu: bool = False) -> int:
-    """Threads of an engine such that all CPU instances of the model together use each core once.
-
-    Args:
-        spec: The model.
-        on_cpu: Whether instances of kind GPU run on the CPU, too.
-    """
+    """Threads of an engine such that all CPU instances of the model together use each core once."""
     instances = sum(on_cpu or placement.kind != "GPU" for placement in place(spec.instance_groups))
     return max(len(os.sched_getaffinity(0)) // max(instances, 1), 1)
 

@@ -64,11 +64,7 @@ class ReplicaModels:
             self._load_multiplexed = serve.multiplexed(max_num_models_per_replica=multiplexed)(load)
 
     async def configure(self, user_config: object) -> None:
-        """Loads the models of a `user_config`, and unloads those of the one before that it leaves out.
-
-        Raises:
-            ConchError: The config is invalid, or a model cannot be loaded.
-        """
+        """Loads the models of a `user_config`, and unloads those of the one before that it leaves out."""
         wanted = _configured_models(user_config)
         if not self._explicit:
             raise InvalidArgumentError(
@@ -84,11 +80,7 @@ class ReplicaModels:
                     await asyncio.to_thread(self._server.unload, name)
 
     async def need(self, name: str) -> None:
-        """Loads a multiplexed model unless it is loaded; `name` is empty for a request without one.
-
-        Raises:
-            ConchError: There are no multiplexed models, or this one cannot be loaded.
-        """
+        """Loads a multiplexed model unless it is loaded; `name` is empty for a request without one."""
         if not name or name in self._start or name in self._configured:
             return
         if self._load_multiplexed is None:

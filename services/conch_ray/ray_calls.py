@@ -40,7 +40,7 @@ class RayCall:
     Attributes:
         read_ns: 0, as in `Caller`.
         path: Empty, as in `Caller`.
-        access: What the access policy grants the client; see `Caller`.
+        access: What the access policy grants the client.
         certificate_names: None: Ray's proxy asks for no certificates.
         client: Address of the client; empty for a handle.
         metadata: The client's metadata, and that the call was forwarded: a client is never local.
@@ -66,7 +66,7 @@ class RayCall:
         return [each for key, each in self.metadata if key == name and isinstance(each, str)]
 
     def add_response_metadata(self, name: str, value: str) -> None:
-        """Does nothing: metadata of answers is the proxy's."""
+        """Sends none: metadata of answers is the proxy's."""
 
     def deadline_ns(self, now_ns: int) -> int | None:
         """None, see above."""
@@ -105,11 +105,7 @@ class RayUnaryCall(RayCall):
         self._on_loop(self._set, RefusalError(status, details, trailing))
 
     async def answer(self) -> bytes:
-        """Waits for the answer; cancels the request if the caller is cancelled.
-
-        Raises:
-            RefusalError: The answer is an error.
-        """
+        """Waits for the answer; cancels the request if the caller is cancelled."""
         try:
             answer = await self._answer
         except asyncio.CancelledError:
@@ -200,11 +196,7 @@ class RayStreamCall(RayCall):
         self.close(status, details, trailing)
 
     async def responses(self) -> AsyncGenerator[bytes, None]:
-        """Yields the messages until the stream is closed; cancels its requests if it is left before.
-
-        Raises:
-            RefusalError: The stream was closed with an error.
-        """
+        """Yields the messages until the stream is closed; cancels its requests if it is left before."""
         try:
             while True:
                 self._wake.clear()

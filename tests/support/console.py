@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from tests.support.servers import ROOT, WAIT_S
 
-STATIC = ROOT / "services" / "conch" / "console" / "static"
+STATIC = ROOT / "services" / "conch_console" / "static"
 _LEAST_NODE = (20, 19)  # which takes .js files with imports for modules
 
 

@@ -33,6 +33,8 @@ class AsyncClient(ClientBase):
         ImportError: tritonclient is not installed.
     """
 
+    _aio = True
+
     def __init__(
         self,
         url: str,
@@ -42,7 +44,7 @@ class AsyncClient(ClientBase):
         wait_s: float = 60.0,
         timeout_s: float | None = None,
     ) -> None:
-        super().__init__(url, model, version, wait_s, timeout_s, aio=True)
+        super().__init__(url, model, version, wait_s=wait_s, timeout_s=timeout_s)
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> AsyncClient:

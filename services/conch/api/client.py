@@ -36,17 +36,6 @@ class Client(ClientBase):
         ImportError: tritonclient is not installed.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        version: str | int = "",
-        *,
-        wait_s: float = 60.0,
-        timeout_s: float | None = None,
-    ) -> None:
-        super().__init__(url, model, version, wait_s, timeout_s, aio=False)
-
     def __enter__(self) -> Client:
         self.wait()
         return self

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -198,18 +198,26 @@ class ClientBase:
         version: Its version; the newest if empty.
         wait_s: Seconds to wait until it is ready.
         timeout_s: Time limit of a request in seconds; None for no limit.
-        aio: Whether to use the asyncio client.
 
     Raises:
         InvalidArgumentError: The url is invalid.
         ImportError: tritonclient is not installed.
     """
 
+    _aio: ClassVar[bool] = False
+    """Whether it uses tritonclient's asyncio client."""
+
     def __init__(
-        self, url: str, model: str, version: str | int, wait_s: float, timeout_s: float | None, aio: bool
+        self,
+        url: str,
+        model: str,
+        version: str | int = "",
+        *,
+        wait_s: float = 60.0,
+        timeout_s: float | None = None,
     ) -> None:
         self._url = Url.parse(url)
-        self._module: Any = self._url.module(aio)
+        self._module: Any = self._url.module(self._aio)
         self._tensors: Any = self._url.module()
         self._model = model
         self._version = str(version)
@@ -236,7 +244,7 @@ class ClientBase:
             tensor = self._tensors.InferInput(name, list(array.shape), datatype)
             try:
                 tensor.set_data_from_numpy(array)
-            except Exception as error:  # tritonclient raises one class for all errors
+            except Exception as error:  # of tritonclient, which raises one class for all
                 raise InvalidArgumentError(f"input '{name}': {error}") from error
             inputs.append(tensor)
         return {
@@ -274,7 +282,7 @@ def translated_errors(timeout_s: float | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of tritonclient and its transports
         if isinstance(error, TimeoutError) and timeout_s is not None:
             raise DeadlineExceededError(f"no answer within {timeout_s} s") from error
         known = as_error(error)

@@ -266,7 +266,7 @@ def _answer(ask: Callable[[], Any], alone: bool) -> Any:
     """The result of a call, or its exception if other requests share the batch."""
     try:
         return ask()
-    except Exception as error:
+    except Exception as error:  # of user code
         if alone:
             raise
         return error

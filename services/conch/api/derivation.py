@@ -110,7 +110,7 @@ def from_example(
         if isinstance(answer, BaseException):
             raise answer
         named = _answered(answer)
-    except Exception as error:
+    except Exception as error:  # of user code
         text = (
             error.message if isinstance(error, ConchError) else f"{type(error).__name__}: {message_of(error)}"
         )

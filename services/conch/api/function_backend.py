@@ -50,14 +50,10 @@ class FunctionBackend(Backend):
     """
 
     default_model_file = FILE
+    uses_gpus = False  # the server does not manage what functions use
 
     def __init__(self, find: Callable[[str], BoundModel]) -> None:
         self._find = find
-
-    @property
-    def uses_gpus(self) -> bool:
-        """False: the server does not manage what functions use."""
-        return False
 
     def load(self, spec: ModelSpec) -> BackendModel:
         """Finds the functions of a model version.
@@ -72,10 +68,10 @@ class FunctionBackend(Backend):
                     f"request as it is; take it out of the model's config"
                 )
         key = (spec.version_directory / spec.model_file).read_text()
-        return _BoundFunctions(spec, self._find(key))
+        return BoundFunctions(spec, self._find(key))
 
 
-class _BoundFunctions(BackendModel):
+class BoundFunctions(BackendModel):
     """The functions of one version."""
 
     def __init__(self, spec: ModelSpec, model: BoundModel) -> None:
@@ -85,6 +81,7 @@ class _BoundFunctions(BackendModel):
         self._free = list(model.functions)
 
     def create_instance(self, placement: Placement) -> BackendInstance:
+        """Takes one of the functions."""
         with self._lock:
             if not self._free:
                 count = len(self._model.functions)
@@ -93,9 +90,10 @@ class _BoundFunctions(BackendModel):
                     f"how many instances it can have; bind a list with one for each instance"
                 )
             function = self._free.pop(0)
-        return FunctionInstance(self._spec, placement.name, function, self._give_back)
+        return FunctionInstance(self._spec, placement.name, function, self)
 
-    def _give_back(self, function: Function) -> None:
+    def give_back(self, function: Function) -> None:
+        """Takes the function of an instance that closes."""
         with self._lock:
             self._free.append(function)
 
@@ -107,17 +105,15 @@ class FunctionInstance(BackendInstance):
         spec: The model version.
         name: The instance's name.
         function: Takes requests and returns results.
-        closed: Called with the function when the instance closes.
+        functions: Gets the function back when the instance closes.
     """
 
     allows_inline: ClassVar[bool] = False  # functions may take any time
 
-    def __init__(
-        self, spec: ModelSpec, name: str, function: Function, closed: Callable[[Function], None]
-    ) -> None:
+    def __init__(self, spec: ModelSpec, name: str, function: Function, functions: BoundFunctions) -> None:
         self._name = spec.name
         self._function = function
-        self._closed = closed
+        self._functions = functions
         self._decoupled = spec.decoupled
         self._batches = spec.max_batch_size > 0
         self._outputs = tuple(tensor.name for tensor in spec.model_outputs)
@@ -161,7 +157,7 @@ class FunctionInstance(BackendInstance):
                 self._response(core, answer)
                 for core, answer in zip(cores, self._checked(cores, returned), strict=True)
             ]
-        except BaseException as error:  # a function may raise anything; the thread must survive
+        except BaseException as error:  # of user code: the thread must survive
             raise self._shown(error) from error
         finally:
             if span is not None:
@@ -170,7 +166,7 @@ class FunctionInstance(BackendInstance):
     def close(self) -> None:
         """Returns the function."""
         self._coroutines.close()
-        self._closed(self._function)
+        self._functions.give_back(self._function)
 
     def _seen(self, batch: Batch, core: InferenceRequest) -> Request:
         rows = rows_of(core) if self._batches else None
@@ -235,7 +231,7 @@ class FunctionInstance(BackendInstance):
             if core.responses_wait:
                 named = {name: array.copy() for name, array in named.items()}
             return self._split([core], self._wanted(core), named)[0]
-        except BaseException as error:
+        except BaseException as error:  # of user code
             return InferenceResponse([], self._shown(error))
 
     def _named(self, answer: Any) -> dict[str, Array]:

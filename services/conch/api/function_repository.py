@@ -75,7 +75,7 @@ class BoundRepository:
             return sorted(self._models)
 
     def check(self) -> None:
-        """Does nothing: it is always accessible."""
+        """Passes: bound functions are always accessible."""
 
     def models(self) -> Mapping[str, ModelSource]:
         """All bound models."""
@@ -83,7 +83,7 @@ class BoundRepository:
             return dict(self._models)
 
     def close(self) -> None:
-        """Does nothing: bound functions may serve in the next server."""
+        """Keeps the functions, which may serve in the next server."""
 
     def put(self, model: BoundModel) -> BoundModel | None:
         """Binds functions to a name; returns the previous ones."""

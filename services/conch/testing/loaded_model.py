@@ -140,7 +140,7 @@ class LoadedModel:
         for call in calls:
             try:
                 results.append(call.all() if self.decoupled else call.one())
-            except Exception as error:
+            except Exception as error:  # of user code
                 results.append(error)
         return results
 
@@ -235,7 +235,7 @@ class _Call:
         responses: list[Outputs] = []
         try:
             responses.extend(self)  # one by one, to keep those before an error
-        except Exception as error:
+        except Exception as error:  # of user code
             if hasattr(error, "responses"):
                 error.responses = responses
             raise

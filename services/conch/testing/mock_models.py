@@ -92,7 +92,7 @@ class MockModel:
         return False
 
     def end_sequence(self, correlation_id: int | str) -> None:
-        """Does nothing: it has no sequences."""
+        """Has no sequences to end."""
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Waits for running requests."""
@@ -116,7 +116,7 @@ class MockModel:
                     break
                 request.respond(_response(request, outputs), False)
             request.respond(None, True)
-        except BaseException as error:  # a function may raise anything; the pool's thread must survive
+        except BaseException as error:  # of user code: the pool's thread must survive
             log.debug("the stand-in for model '%s' failed", self.spec.name, exc_info=error)
             request.fail(as_core_error(error))
 

@@ -141,11 +141,7 @@ class Plugins:
         return f"; `pip install {package.replace('_', '-')}` adds it"
 
     def add(self, options: Any, providers: Providers) -> Providers | None:
-        """Adds providers that are plug-ins to session options.
-
-        Returns:
-            The providers to pass to the session; None if it takes those of the options.
-        """
+        """Adds plug-ins to session options; returns what the session itself takes, None if nothing."""
         plugins = [name for name, _ in providers if name not in self._ort.get_available_providers()]
         if not plugins:
             return providers
@@ -158,11 +154,7 @@ class Plugins:
 
 
 def execution_providers(ort: Any, spec: ModelSpec, placement: Placement, plugins: Plugins) -> Providers:
-    """The execution providers of one instance with their options, in order of preference.
-
-    Raises:
-        InvalidArgumentError: A requested provider is unknown, or missing in the installed ONNX Runtime.
-    """
+    """The execution providers of one instance with their options, in order of preference."""
     available: list[str] = ort.get_available_providers()
     named = spec.parameters.get(PROVIDERS_PARAMETER, "")
     chosen: Providers

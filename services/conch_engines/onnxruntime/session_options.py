@@ -28,11 +28,7 @@ PARAMETERS = (
 
 
 def session_options(ort: Any, spec: ModelSpec) -> Any:
-    """Creates the `onnxruntime.SessionOptions` of one instance.
-
-    Raises:
-        InvalidArgumentError: A parameter has an invalid value.
-    """
+    """Creates the `onnxruntime.SessionOptions` of one instance."""
     parameters = spec.parameters
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
@@ -83,11 +79,7 @@ def run_options(ort: Any, spec: ModelSpec) -> Any:
 
 
 def custom_operators(spec: ModelSpec) -> list[Path]:
-    """Libraries of custom operators, in the version's or the model's directory, or anywhere.
-
-    Raises:
-        InvalidArgumentError: A library does not exist.
-    """
+    """Libraries of custom operators, in the version's or the model's directory, or anywhere."""
     names = child(spec.config, "model_operations").get("op_library_filename")
     found = []
     for name in names if isinstance(names, list) else []:

@@ -351,11 +351,7 @@ class OutputTensor:
         self._place = place  # keeps it alive, which the request does not
 
     def read(self, values: list[Array] | None) -> Array:
-        """The value as an array of its own, or the place where it was written.
-
-        Args:
-            values: All outputs of the model in its memory; None to ask the request.
-        """
+        """The value as an array of its own, or its place; `values` are all outputs, None asks the request."""
         if self.is_text:
             elements: Array = self._request.get_output_tensor(self._index).bytes_data.astype(object)
             return elements

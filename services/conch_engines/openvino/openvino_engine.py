@@ -97,11 +97,7 @@ class Engine:
                 ) from error
 
     def read(self, path: Path) -> Any:
-        """Reads a model file or folder; the format is recognised by OpenVINO.
-
-        Raises:
-            InternalError: OpenVINO can't read it.
-        """
+        """Reads a model file or folder; the format is recognised by OpenVINO."""
         what = f"reading model '{path}'"
         if identify(path) not in (None, *_READABLE):  # OpenVINO would try all its formats in turn
             raise InternalError(f"openvino error in {what} : the file {describe(path)}")
@@ -109,11 +105,7 @@ class Engine:
             return self._core.read_model(str(path))
 
     def compile(self, model: Any, name: str) -> Any:
-        """Compiles a model for the device.
-
-        Raises:
-            InternalError: OpenVINO refuses the device, a property or the model.
-        """
+        """Compiles a model for the device."""
         settings = self._settings
         with engine_errors("loading network"):
             compiled = self._core.compile_model(model, settings.device, dict(settings.properties))

@@ -97,11 +97,7 @@ class ModelGraph:
         )
 
     def free_batch(self, places: Iterable[int]) -> None:
-        """Makes the first dimension of inputs variable.
-
-        Raises:
-            InternalError: Operations of the model rely on its value.
-        """
+        """Makes the first dimension of inputs variable."""
         shapes = {}
         for place in places:
             shape = self.model.inputs[place].get_partial_shape()
@@ -113,11 +109,7 @@ class ModelGraph:
                 self.model.reshape(shapes)
 
     def fix_batch(self, places: Iterable[int], size: int) -> None:
-        """Makes the first dimension of inputs a fixed one.
-
-        Raises:
-            InternalError: The model has others, and its operations rely on them.
-        """
+        """Makes the first dimension of inputs a fixed one."""
         shapes = {}
         for place in places:
             shape = self.model.inputs[place].get_partial_shape()
@@ -129,16 +121,7 @@ class ModelGraph:
         self.batch = size
 
     def adapt(self, spec: ModelSpec, reshapes: bool, batch: int = 0) -> None:
-        """Changes shapes and element types to what a config asks for, where the model allows it.
-
-        Args:
-            spec: The config.
-            reshapes: Whether its dims replace those of the inputs.
-            batch: Rows of every run of a model with batching; 0 for any number.
-
-        Raises:
-            InternalError: OpenVINO can't change the model.
-        """
+        """Changes shapes and element types to what a config asks for, where the model allows it."""
         batches = spec.max_batch_size > 0
         places = self.input_places(tensor.name for tensor in spec.model_inputs)
         if reshapes:
@@ -215,11 +198,7 @@ class ModelGraph:
 
 
 def model_path(version_directory: Path, file_name: str, model_name: str) -> Path:
-    """The model's file or folder.
-
-    Raises:
-        UnavailableError: There is none.
-    """
+    """The model's file or folder."""
     path = version_directory / file_name
     if not path.exists():
         raise UnavailableError(f"unable to find '{path}' for model '{model_name}'")

@@ -62,11 +62,7 @@ class OpenVinoSettings:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> OpenVinoSettings:
-        """Reads a config.
-
-        Raises:
-            InvalidArgumentError: A parameter has an invalid value.
-        """
+        """Reads a config."""
         parameters = spec.parameters
         device = parameters.get("TARGET_DEVICE", "").strip().upper() or "CPU"
         settings = cls(

@@ -37,11 +37,7 @@ class Bounds:
 
 
 def load_program(torch: Any, path: Path, allow_pickle: bool) -> Any:
-    """Loads an exported program.
-
-    Raises:
-        ConchError: The file is damaged, or could run code.
-    """
+    """Loads an exported program."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -93,11 +89,7 @@ class ProgramDescription:
         )
 
     def named(self, spec: ModelSpec) -> Signature:
-        """The signature under the names of a config.
-
-        Raises:
-            InternalError: The config has a name that the program does not.
-        """
+        """The signature under the names of a config."""
         names = [tensor.name for tensor in (*spec.model_inputs, *made_tensors(spec))]
         inputs = leaf_positions(spec.name, "input", names, self.input_paths, self.names)
         outputs = [tensor.name for tensor in spec.model_outputs]

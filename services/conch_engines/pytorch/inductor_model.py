@@ -50,11 +50,7 @@ class PackageFolder:
         self._folder: Path | None = None
 
     def library(self, path: Path, device: str) -> Path:
-        """The library of a package, unpacked where it is not yet.
-
-        Raises:
-            ConchError: The package is damaged, or made for another machine or device.
-        """
+        """The library of a package, unpacked where it is not yet."""
         with self._lock:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="conch_aoti_"))

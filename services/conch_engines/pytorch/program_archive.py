@@ -27,12 +27,7 @@ _MOST_JSON_BYTES = 256 << 20
 
 
 def load(torch: Any, path: Path) -> Any:
-    """An exported program.
-
-    Raises:
-        RefusedProgramError: The archive holds something that could run code.
-        Exception: It is damaged.
-    """
+    """An exported program."""
     from torch._export.serde import schema, serialize
 
     archive = _Archive(torch, path)
@@ -192,11 +187,7 @@ class RefusedProgramError(ValueError):
 
 
 def checked(program: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a program's JSON without what is not needed to run it.
-
-    Raises:
-        RefusedProgramError: It could run code, or is not what PyTorch writes.
-    """
+    """A copy of a program's JSON without what is not needed to run it."""
     copied = _copied(program, "")
     assert isinstance(copied, dict), "a dict is copied to a dict"
     return copied

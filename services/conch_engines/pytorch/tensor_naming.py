@@ -44,11 +44,7 @@ class Argument:
 
 
 def takes_dict(arguments: Sequence[Argument]) -> bool:
-    """Whether ``forward`` takes all inputs in one dict.
-
-    Raises:
-        InternalError: An argument has a type that can't be an input.
-    """
+    """Whether ``forward`` takes all inputs in one dict."""
     dicts = [argument.kind.startswith("Dict[") for argument in arguments]
     if dicts == [True]:
         return True
@@ -64,11 +60,7 @@ def takes_dict(arguments: Sequence[Argument]) -> bool:
 
 
 def argument_positions(spec: ModelSpec, arguments: Sequence[Argument]) -> dict[str, int]:
-    """The argument of each input of the config, controls, states and batch inputs included.
-
-    Raises:
-        ConchError: Names and arguments do not fit together.
-    """
+    """The argument of each input of the config, controls, states and batch inputs included."""
     names = [tensor.name for tensor in spec.inputs]
     made = [tensor.name for tensor in made_tensors(spec)]
     server = [tensor.name for tensor in spec.model_inputs[len(names) :]]
@@ -195,18 +187,7 @@ def _walk(node: Mapping[str, object], path: str) -> Iterator[str]:
 def leaf_positions(
     model: str, kind: str, names: Sequence[str], paths: Sequence[str], aliases: Sequence[str] = ()
 ) -> dict[str, int]:
-    """The leaf of each input or output of a config.
-
-    Args:
-        model: The model's name.
-        kind: ``input`` or ``output``.
-        names: The config's names.
-        paths: Paths of the leaves.
-        aliases: Other names of the leaves, such as argument names.
-
-    Raises:
-        InternalError: A name is unknown, or the number of inputs differs.
-    """
+    """The leaf of each input or output of a config."""
     if kind == "input" and len(names) != len(paths):
         raise InternalError(
             f'Failed to load model "{model}" configuration expects {len(names)} inputs, but model expects '

@@ -72,12 +72,7 @@ class TensorConverter:
         return tensor
 
     def array(self, name: str, value: Any) -> Array:
-        """An output as an array that shares the tensor's memory.
-
-        Raises:
-            InvalidArgumentError: The output contradicts the config.
-            InternalError: The value is neither a tensor nor a list of str.
-        """
+        """An output as an array that shares the tensor's memory."""
         spec = self._outputs[name]
         if isinstance(value, list):
             return _encoded(spec, value)

@@ -78,11 +78,7 @@ class TorchSettings:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> TorchSettings:
-        """Reads a config.
-
-        Raises:
-            InvalidArgumentError: A parameter has an invalid value.
-        """
+        """Reads a config."""
         parameters = spec.parameters
         threads = integer(parameters, "INTRA_OP_THREAD_COUNT", 0, least=0)
         integer(parameters, "INTER_OP_THREAD_COUNT", 0, least=0)

@@ -29,9 +29,6 @@ def refuse_file_access(torch: Any, path: Path) -> None:
     """Refuses a module whose code calls ``torch.save`` or ``torch.from_file``.
 
     The code is read before it is loaded, as methods ``__setstate__`` run while a module is loaded.
-
-    Raises:
-        InvalidArgumentError: The module could write or read files of the server.
     """
     reader = torch._C.PyTorchFileReader(str(path))
     names = reader.get_all_records()
@@ -65,12 +62,7 @@ def _hidden_access(code: bytes) -> re.Match[bytes] | None:
 
 
 def load_module(torch: Any, path: Path, device: str | None) -> Any:
-    """Loads a module to a device; None leaves its parts where they were saved.
-
-    Raises:
-        InternalError: The file is damaged.
-        InvalidArgumentError: It could write or read files of the server.
-    """
+    """Loads a module to a device; None leaves its parts where they were saved."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
         try:
@@ -83,11 +75,7 @@ def load_module(torch: Any, path: Path, device: str | None) -> Any:
 
 
 def arguments_of(module: Any) -> list[Argument]:
-    """The arguments of a module's ``forward``.
-
-    Raises:
-        InternalError: It has no ``forward``.
-    """
+    """The arguments of a module's ``forward``."""
     try:
         schema = module.forward.schema
     except AttributeError as error:

@@ -63,18 +63,7 @@ DATATYPES = frozenset(_DATATYPES.values())
 
 
 def read_signature(directory: Path, model: str, tag: str, name: str) -> Signature:
-    """One signature of a SavedModel.
-
-    Args:
-        directory: The SavedModel's directory.
-        model: The model's name.
-        tag: Tag of the graph, such as ``serve``.
-        name: Name of the signature, such as ``serving_default``.
-
-    Raises:
-        UnavailableError: There is no SavedModel.
-        InvalidArgumentError: It is damaged, or has no such graph or signature.
-    """
+    """One signature of a SavedModel."""
     path = directory / "saved_model.pb"
     try:
         content = path.read_bytes()

@@ -94,11 +94,7 @@ class EngineDescription:
 
 
 def describe_engine(trt: Any, engine: Any, model: str) -> EngineDescription:
-    """Reads an engine.
-
-    Raises:
-        UnsupportedError: A tensor is not in a linear format.
-    """
+    """Reads an engine."""
     tensors = [
         _tensor(trt, engine, engine.get_tensor_name(index), model) for index in range(engine.num_io_tensors)
     ]
@@ -161,17 +157,7 @@ def _config_dims(tensor: EngineTensor, batches: bool) -> Dims:
 def complete_from_engine(
     config: dict[str, Any], engine: EngineDescription, profiles: Iterable[int], options: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Fills in batching, inputs and outputs that a config leaves out.
-
-    Args:
-        config: The config in JSON form; changed in place.
-        engine: The engine.
-        profiles: Numbers of the profiles that instances use.
-        options: The backend's options.
-
-    Raises:
-        ConchError: The config contradicts the engine, or itself.
-    """
+    """Fills in batching, inputs and outputs that a config leaves out."""
     name = config.get("name", "")
     size = int(config.get("max_batch_size") or 0)
     largest = engine.largest_batch(profiles)
@@ -220,11 +206,7 @@ def _batch_hint(config: Mapping[str, Any], engine: EngineDescription) -> bool | 
 
 
 def validate_against_engine(spec: ModelSpec, engine: EngineDescription) -> None:
-    """Checks a config against an engine.
-
-    Raises:
-        ConchError: They differ, or the config asks for what is not supported.
-    """
+    """Checks a config against an engine."""
     inputs = (*spec.model_inputs, *made_tensors(spec))
     for kind, wanted, provided in (
         ("inputs", inputs, engine.inputs),

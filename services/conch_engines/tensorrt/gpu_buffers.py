@@ -60,7 +60,10 @@ class Stream:
         self._copy = cuda.runtime.memcpyAsync
         self._stream = stream
         self.handle = stream.ptr
-        self.synchronize = stream.synchronize
+
+    def synchronize(self) -> None:
+        """Waits until all of the stream is done."""
+        self._stream.synchronize()
 
     def to_device(self, target: int, staged: Staging, array: Array) -> None:
         """Copies an array by way of pinned memory, which must not be in use."""

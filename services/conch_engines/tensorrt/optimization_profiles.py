@@ -81,17 +81,7 @@ def choose(
     values: Mapping[str, Dims],
     instance: str,
 ) -> OptimizationProfile:
-    """The profile whose optimum is nearest among those that allow a batch; the first of equally near ones.
-
-    Args:
-        profiles: Those of the instance, at least one.
-        shapes: Dims by input.
-        values: Values by shape tensor.
-        instance: The instance's name, for the error.
-
-    Raises:
-        InvalidArgumentError: None allows the batch.
-    """
+    """The profile whose optimum is nearest among those that allow a batch; the first of equally near ones."""
     fitting = [profile for profile in profiles if not profile.problem(shapes, values)[0]]
     if fitting:
         return min(fitting, key=lambda profile: profile.distance(shapes, values))

@@ -26,11 +26,7 @@ _MOST_ERRORS = 4
 
 
 def import_tensorrt() -> Any:
-    """The module of TensorRT, or of its lean runtime, which runs version-compatible plans.
-
-    Raises:
-        ModuleNotFoundError: None is installed.
-    """
+    """The module of TensorRT, or of its lean runtime, which runs version-compatible plans."""
     for name in _MODULES:
         try:
             return importlib.import_module(name)
@@ -41,16 +37,7 @@ def import_tensorrt() -> Any:
 
 
 def plan_name(config: Mapping[str, Any], model_file: str, compute_capability: str) -> str:
-    """Name of the plan in the version directory: ``cc_model_filenames`` comes before the default.
-
-    Args:
-        config: The config in JSON form.
-        model_file: The default.
-        compute_capability: That of the GPU, as ``9.0``.
-
-    Raises:
-        InvalidArgumentError: The name leaves the directory.
-    """
+    """Name of the plan in the version directory: ``cc_model_filenames`` comes before the default."""
     names = config.get("cc_model_filenames") or {}
     name = str(names.get(compute_capability) or model_file)
     path = PurePosixPath(name)
@@ -72,12 +59,7 @@ def plan_version(path: Path) -> str:
 
 
 def check_plan(path: Path, model: str) -> None:
-    """Checks that a plan exists and is one.
-
-    Raises:
-        UnavailableError: There is no such file.
-        InternalError: It is something else.
-    """
+    """Checks that a plan exists and is one."""
     if not path.is_file():
         raise UnavailableError(f"unable to find '{path}' for model instance '{model}'")
     found = identify(path)
@@ -96,11 +78,7 @@ class PlanRuntime:
         self._log = _logger(trt)
 
     def engine(self, path: Path, model: str, allows_code: bool, plugins: tuple[str, ...]) -> Any:
-        """Makes an engine on the current device, which must exist: TensorRT crashes without one.
-
-        Raises:
-            ConchError: The plan does not fit this TensorRT, this GPU, or is none.
-        """
+        """Makes an engine on the current device, which must exist: TensorRT crashes without one."""
         check_plan(path, model)
         with self._lock:
             self._load_plugins(plugins)

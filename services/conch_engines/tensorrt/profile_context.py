@@ -62,11 +62,7 @@ class ProfileContext:
         stream.synchronize()
 
     def set_shape(self, shape: BatchShape) -> None:
-        """Sets dims of inputs and values of shape tensors, and finds the dims of outputs.
-
-        Raises:
-            ConchError: TensorRT refuses them.
-        """
+        """Sets dims of inputs and values of shape tensors, and finds the dims of outputs."""
         if shape == self._shape:
             return
         self._runtime.forget_errors()
@@ -112,11 +108,7 @@ class ProfileContext:
             self._addresses[key] = address
 
     def enqueue(self) -> None:
-        """Starts the engine on the stream.
-
-        Raises:
-            InternalError: TensorRT refuses.
-        """
+        """Starts the engine on the stream."""
         if not self._context.execute_async_v3(self._stream.handle):
             raise InternalError(f"unable to enqueue for inference {self._instance}{self._errors()}")
 

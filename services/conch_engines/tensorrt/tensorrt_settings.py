@@ -57,12 +57,7 @@ class TensorRTSettings:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> TensorRTSettings:
-        """The settings in a config.
-
-        Raises:
-            InvalidArgumentError: One is invalid.
-            UnsupportedError: One asks for several devices.
-        """
+        """The settings in a config."""
         options = spec.backend_options
         strategy = spec.parameters.get(ALLOCATION_STRATEGY, "STATIC")
         if strategy not in _STRATEGIES:
@@ -102,11 +97,7 @@ def plugins(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def check_kinds(spec: ModelSpec) -> None:
-    """Checks that all instances are on GPUs.
-
-    Raises:
-        InvalidArgumentError: A group is not.
-    """
+    """Checks that all instances are on GPUs."""
     if any(group.kind != "GPU" for group in spec.instance_groups):
         raise InvalidArgumentError(
             f"unable to load model '{spec.name}', TensorRT backend supports only GPU device"
@@ -114,11 +105,7 @@ def check_kinds(spec: ModelSpec) -> None:
 
 
 def profile_index(text: str) -> int:
-    """The number of a profile named in an instance group.
-
-    Raises:
-        InvalidArgumentError: It is none.
-    """
+    """The number of a profile named in an instance group."""
     try:
         return int(text)
     except ValueError as error:
@@ -126,15 +113,7 @@ def profile_index(text: str) -> int:
 
 
 def instance_profiles(placement: Placement, count: int) -> tuple[int, ...]:
-    """Numbers of the profiles of an instance, in order; profile 0 if its group names none.
-
-    Args:
-        placement: The instance.
-        count: Number of profiles of the engine.
-
-    Raises:
-        InvalidArgumentError: The engine does not have one.
-    """
+    """Numbers of the profiles of an instance, in order; profile 0 if its group names none."""
     indices = []
     for text in placement.profiles or ("0",):
         index = profile_index(text)

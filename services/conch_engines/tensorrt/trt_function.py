@@ -212,11 +212,7 @@ class TensorRTFunction:
         return BatchShape(tuple(dims), tuple(contents))
 
     def _route(self, shape: BatchShape) -> _Route:
-        """Chooses profile and graph for a shape, and remembers them.
-
-        Raises:
-            InvalidArgumentError: No profile allows it.
-        """
+        """Chooses profile and graph for a shape, and remembers them."""
         shapes = {each.key: dims for each, dims in zip(self._inputs, shape.dims, strict=True)}
         keys = [each.key for each in self._inputs if each.is_shape]
         profile = choose(self._profiles, shapes, dict(zip(keys, shape.values, strict=True)), self._name)

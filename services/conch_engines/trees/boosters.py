@@ -33,11 +33,7 @@ SMALL_ROWS = 64
 
 
 def open_xgboost(path: Path, kind: str, model: str, threads: int) -> Any:
-    """Opens an `xgboost.Booster` with a fixed number of threads; the file was checked by treelite.
-
-    Raises:
-        ConchError: XGBoost can't read the file, or is not installed.
-    """
+    """Opens an `xgboost.Booster` with a fixed number of threads; the file was checked by treelite."""
     try:
         import xgboost
     except ModuleNotFoundError as error:
@@ -53,11 +49,7 @@ def open_xgboost(path: Path, kind: str, model: str, threads: int) -> Any:
 
 
 def open_lightgbm(path: Path, model: str) -> Any:
-    """Opens a `lightgbm.Booster`.
-
-    Raises:
-        ConchError: The file is damaged, or LightGBM is not installed.
-    """
+    """Opens a `lightgbm.Booster`."""
     try:
         import lightgbm
     except ModuleNotFoundError as error:
@@ -72,11 +64,7 @@ def open_lightgbm(path: Path, model: str) -> Any:
 
 
 def open_contributions(path: Path, kind: str, model: str, threads: int) -> Contributions | None:
-    """The function for a model file; None for types that no library computes contributions for.
-
-    Raises:
-        ConchError: The file can't be read, or the library is not installed.
-    """
+    """The function for a model file; None for types that no library computes contributions for."""
     if kind in (XGBOOST_JSON, XGBOOST_UBJ):
         return xgboost_contributions(open_xgboost(path, kind, model, threads), threads)
     if kind == LIGHTGBM:

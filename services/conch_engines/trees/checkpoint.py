@@ -32,11 +32,7 @@ _I1, _U1, _I4, _U4, _U8, _F8 = (np.dtype(name) for name in ("i1", "u1", "<i4", "
 
 
 def check_checkpoint(data: bytes | memoryview) -> None:
-    """Checks a whole checkpoint.
-
-    Raises:
-        DamagedError: Something is wrong with it.
-    """
+    """Checks a whole checkpoint."""
     reader = _Reader(data)
     major, _, _, threshold_type, leaf_type = reader.values("<iiiBB")
     if major != MAJOR:

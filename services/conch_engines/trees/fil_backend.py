@@ -27,7 +27,13 @@ from conch_engines.trees.boosters import Contributions, has_contributions, open_
 from conch_engines.trees.fil_parameters import FilParameters, read_parameters, warn_of_removed
 from conch_engines.trees.forest import Forest, Gtil, TreeliteEngine
 from conch_engines.trees.model_files import FILE_NAMES, OF_XGBOOST, find_model, text_of, wrong_kind
-from conch_engines.trees.shared_model import SharedModel, check_rows, complete_batching, complete_tensors
+from conch_engines.trees.shared_model import (
+    SharedFunction,
+    SharedModel,
+    check_rows,
+    complete_batching,
+    complete_tensors,
+)
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +119,7 @@ class FilBackend(Backend):
             forest.features,
             parameters.threads,
         )
-        return SharedModel(replace(spec, outputs=seen), function, function.release)
+        return SharedModel(replace(spec, outputs=seen), function)
 
     def _open(self, spec: ModelSpec) -> _Found:
         parameters = read_parameters(spec)
@@ -138,7 +144,7 @@ class _Found:
     forest: Forest
 
 
-class FilFunction:
+class FilFunction(SharedFunction):
     """Rows to the outputs of the config."""
 
     def __init__(
@@ -172,7 +178,7 @@ class FilFunction:
         return found
 
     def release(self) -> None:
-        """Frees the forest; called by the model, as a `close` would be by the first instance that goes."""
+        """Frees the forest."""
         self._gtil = self._shap = None
 
 

@@ -76,11 +76,7 @@ class FilParameters:
 
 
 def read_parameters(spec: ModelSpec) -> FilParameters:
-    """Checks the parameters of a complete config.
-
-    Raises:
-        ConchError: One is missing or wrong; the texts are Triton's.
-    """
+    """Checks the parameters of a complete config."""
     parameters = spec.parameters
     model_type(parameters)
     layout = parameters.get(_LAYOUT)
@@ -100,11 +96,7 @@ def read_parameters(spec: ModelSpec) -> FilParameters:
 
 
 def model_type(parameters: Mapping[str, str]) -> str:
-    """The type of the model's file.
-
-    Raises:
-        UnsupportedError: It is unknown.
-    """
+    """The type of the model's file."""
     name = parameters.get(MODEL_TYPE, XGBOOST)
     if name not in FILE_NAMES:
         raise UnsupportedError(f"{name} not recognized as a valid serialization format.")
@@ -118,11 +110,7 @@ def is_classifier(parameters: Mapping[str, str]) -> bool | None:
 
 
 def boolean(parameters: Mapping[str, str], key: str) -> bool | None:
-    """A parameter that is exactly ``true`` or ``false``; None if it is left out.
-
-    Raises:
-        InternalError: It is neither.
-    """
+    """A parameter that is exactly ``true`` or ``false``; None if it is left out."""
     text = parameters.get(key)
     if text is None or text in ("true", "false"):
         return None if text is None else text == "true"

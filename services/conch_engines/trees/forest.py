@@ -67,17 +67,7 @@ class TreeliteEngine:
         self._messages = threading.local()
 
     def open(self, path: Path, kind: str, model: str, allow_unknown_field: bool = False) -> Forest:
-        """Loads a model file and checks it.
-
-        Args:
-            path: The file.
-            kind: Its type, as recognised.
-            model: Name of the model, for messages.
-            allow_unknown_field: Whether fields that treelite does not know are ignored in XGBoost's formats.
-
-        Raises:
-            ConchError: The file can't be read, or its forest can't be served.
-        """
+        """Loads a model file and checks it."""
         # treelite prints messages otherwise, and raises warnings where nothing can catch them. Each thread
         # has a registry of its own.
         self._library.TreeliteRegisterLogCallback(self._callback)
@@ -148,11 +138,7 @@ class TreeliteEngine:
         return function
 
     def check(self, status: int) -> None:
-        """Raises the last error of this thread unless the status is 0.
-
-        Raises:
-            InternalError: The call failed.
-        """
+        """Raises the last error of this thread unless the status is 0."""
         if status:
             text = (self._library.TreeliteGetLastError() or b"").decode(errors="replace")
             raise InternalError(f"treelite error: {_PREFIX.sub('', text)}")
@@ -200,7 +186,6 @@ class Gtil:
         engine = forest.engine
         self._forest = forest
         self._predict = engine.predict
-        self._check = engine.check
         self._handle = forest.loaded.handle.value
         self._input = np.dtype(forest.loaded.input_type)
         self._type = forest.loaded.input_type.encode()
@@ -228,7 +213,7 @@ class Gtil:
             self._alone if alone else self._together,
         )
         if status:
-            self._check(status)
+            self._forest.engine.check(status)
         return results if self._output == np.float32 else results.astype(np.float32)
 
 

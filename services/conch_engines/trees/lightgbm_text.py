@@ -54,11 +54,7 @@ class LightgbmHeader:
 
 
 def read_lightgbm(text: bytes) -> LightgbmHeader:
-    """Reads the header, and checks header and trees.
-
-    Raises:
-        DamagedError: Something is wrong.
-    """
+    """Reads the header, and checks header and trees."""
     if b"\0" in text or not _is_utf8(text):
         raise DamagedError("it is no text")
     start = text.find(b"\n" + _TREE) + 1

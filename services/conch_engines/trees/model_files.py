@@ -1,6 +1,7 @@
-"""Types of model files of tree libraries: default names, and the search in a version directory.
+"""Types of model files of tree libraries: default names, the search in a version directory, skops files.
 
 Parsers of these libraries are C++ and trust their input, so a file is recognised before any of them opens it.
+skops opens a file without running its code: types other than those of scikit-learn are refused.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ _FORMATS = {
     SKLEARN: file_formats.SKOPS,
 }
 _REFUSED_SUFFIXES = (".cbm", ".joblib", ".pickle", ".pkl")
+_HARMLESS_TYPES = frozenset(
+    {
+        "builtins.object",
+        "numpy.dtype",
+        "sklearn.compose._column_transformer.make_column_selector",
+        "sklearn.tree._tree.Tree",
+        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+        "sklearn.ensemble._hist_gradient_boosting.binning._BinMapper",
+    }
+)
+"""Nodes of scikit-learn's trees, and selections of columns; skops does not trust them by itself."""
 
 
 class DamagedError(ValueError):
@@ -52,22 +64,7 @@ class DamagedError(ValueError):
 def find_model(
     directory: Path, file_name: str, kinds: Iterable[str], model: str, also: Iterable[str] = ()
 ) -> tuple[Path, str]:
-    """Finds a model's file, and recognises it.
-
-    Args:
-        directory: The version directory.
-        file_name: The config's name of the file or of a folder with it; empty for the version directory.
-        kinds: Types whose default names are looked for in a folder, in this order.
-        model: Name of the model, for messages.
-        also: Further default names.
-
-    Returns:
-        The file and its type, which may be any.
-
-    Raises:
-        UnavailableError: There is no such file.
-        InvalidArgumentError: The file is of no type; the text says what it is and what serves it.
-    """
+    """The file and its type; a folder is searched for the names of `kinds`, in this order, and of `also`."""
     path = directory / file_name
     if path.is_dir():
         names = (*(FILE_NAMES[kind] for kind in kinds), *also)
@@ -88,12 +85,7 @@ def find_model(
 
 
 def recognize(path: Path, model: str) -> str:
-    """The type of a file, by its first bytes.
-
-    Raises:
-        UnavailableError: It can't be read.
-        InvalidArgumentError: It has none.
-    """
+    """The type of a file, by its first bytes."""
     try:
         found: FileFormat | None = identify(path)
     except OSError as error:
@@ -122,27 +114,8 @@ def text_of(kind: str) -> str:
     return _FORMATS[kind].what
 
 
-_HARMLESS_TYPES = frozenset(
-    {
-        "builtins.object",
-        "numpy.dtype",
-        "sklearn.compose._column_transformer.make_column_selector",
-        "sklearn.tree._tree.Tree",
-        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
-        "sklearn.ensemble._hist_gradient_boosting.binning._BinMapper",
-    }
-)
-"""Nodes of scikit-learn's trees, and selections of columns; skops does not trust them by itself."""
-
-
 def open_estimator(path: Path, model: str) -> Any:
-    """Opens an estimator.
-
-    Raises:
-        InvalidArgumentError: The file has types that could run code.
-        InternalError: The file can't be read.
-        UnavailableError: skops or scikit-learn is not installed.
-    """
+    """Opens an estimator."""
     try:
         import skops.io
     except ModuleNotFoundError as error:

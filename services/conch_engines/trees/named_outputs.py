@@ -21,7 +21,13 @@ from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import NUMPY_DTYPES, Array
 from conch_engines.trees.fil_parameters import CPU_THREADS, cpu_threads
 from conch_engines.trees.model_files import find_model, wrong_kind
-from conch_engines.trees.shared_model import SharedModel, check_rows, complete_batching, complete_tensors
+from conch_engines.trees.shared_model import (
+    SharedFunction,
+    SharedModel,
+    check_rows,
+    complete_batching,
+    complete_tensors,
+)
 
 log = logging.getLogger(__name__)
 
@@ -101,19 +107,11 @@ class NamedOutputsBackend(Backend):
 
     @abstractmethod
     def describe(self, path: Path, kind: str, model: str) -> Offer:
-        """Checks a model file and says what it offers.
-
-        Raises:
-            ConchError: It can't be served.
-        """
+        """Checks a model file and says what it offers."""
 
     @abstractmethod
     def open_model(self, path: Path, kind: str, model: str, threads: int, offer: Offer) -> NamedFunction:
-        """Opens a model file that was described.
-
-        Raises:
-            ConchError: The library can't open it.
-        """
+        """Opens a model file that was described."""
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
@@ -141,7 +139,7 @@ class NamedOutputsBackend(Backend):
         threads = cpu_threads(spec)
         function = _RowFunction(self.open_model(path, kind, spec.name, threads, offer), spec, offer)
         log.info("model '%s': up to %d threads in each instance", spec.name, threads)
-        return SharedModel(spec, function, function.release)
+        return SharedModel(spec, function)
 
     def _describe(self, spec: ModelSpec) -> tuple[Path, str, Offer]:
         path, kind = self._find(spec.version_directory, spec.model_file, spec.name)
@@ -158,7 +156,7 @@ class NamedOutputsBackend(Backend):
         return path, kind
 
 
-class _RowFunction:
+class _RowFunction(SharedFunction):
     """Checks the rows before the library sees them, and gives results the config's kind of float."""
 
     def __init__(self, function: NamedFunction, spec: ModelSpec, offer: Offer) -> None:
@@ -181,7 +179,7 @@ class _RowFunction:
         return found
 
     def release(self) -> None:
-        """Frees the model; not called `close`, as instances would call that."""
+        """Frees the model."""
         self._function = None
 
 

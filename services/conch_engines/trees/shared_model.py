@@ -6,10 +6,11 @@ Forests have no state, so instances differ in nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
-from conch.backends.arrays import ArrayFunction, ArrayInstance
+from conch.backends.arrays import ArrayInstance
 from conch.backends.signature import ModelTensor
 from conch.core.backend import BackendInstance, BackendModel, ConfigNotes
 from conch.core.errors import InvalidArgumentError
@@ -25,20 +26,30 @@ MAX_BATCH_SIZE = 32768
 _SCHEDULERS = ("dynamic_batching", "sequence_batching")
 
 
+class SharedFunction(ABC):
+    """An `ArrayFunction` that all instances call; it has no `close`, which each of them would call."""
+
+    @abstractmethod
+    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...], /) -> dict[str, Array]:
+        """The requested outputs."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Frees the model, once nothing runs."""
+
+
 class SharedModel(BackendModel):
     """Creates instances that call one function.
 
     Args:
         spec: The spec that inputs are gathered and outputs scattered by.
-        function: Called by several threads at the same time; without `close`, which each instance calls.
-        release: Frees what the function uses.
+        function: Called by several threads at the same time.
     """
 
-    def __init__(self, spec: ModelSpec, function: ArrayFunction, release: Callable[[], None]) -> None:
+    def __init__(self, spec: ModelSpec, function: SharedFunction) -> None:
         self._notes = self.notes = ConfigNotes()
         self._spec = spec
-        self._function: ArrayFunction | None = function
-        self._release = release
+        self._function: SharedFunction | None = function
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         """Creates an instance, on the CPU whatever its kind."""
@@ -52,8 +63,9 @@ class SharedModel(BackendModel):
 
     def close(self) -> None:
         """Frees the forest."""
-        self._function = None
-        self._release()
+        function, self._function = self._function, None
+        if function is not None:
+            function.release()
 
 
 def complete_batching(config: dict[str, Any]) -> None:
@@ -88,11 +100,7 @@ def complete_tensors(
 
 
 def check_rows(name: str, rows: Array, features: int) -> None:
-    """Checks the shape of an input, of which a config may leave dims open.
-
-    Raises:
-        InvalidArgumentError: The rows do not have the model's features.
-    """
+    """Checks the shape of an input, of which a config may leave dims open."""
     if rows.ndim != 2 or rows.shape[1] != features:
         raise InvalidArgumentError(
             f"input '{name}' has shape {list(rows.shape)}, and the model needs rows of {features} features"

@@ -26,7 +26,7 @@ def node() -> None:
 
 
 def test_the_modules_pass_their_tests() -> None:
-    files = sorted(str(path) for path in (ROOT / "tests" / "js").glob("*.test.mjs"))
+    files = sorted(str(path) for path in (ROOT / "tests" / "conch_console" / "js").glob("*.test.mjs"))
     environment = {**os.environ, "CONCH_STATIC": str(STATIC)}
     done = subprocess.run(
         ["node", "--test", "--test-reporter=spec", *files],

@@ -14,8 +14,8 @@ from conch.observability.tracing.trace_options import trace_options
 from conch.observability.tracing.trace_ring import TraceRing
 from conch.observability.tracing.trace_setting import TraceSetting, TraceValues
 from conch.observability.tracing.trace_settings import TraceSettings
+from conch_console.config_view import masked_config, masked_text
 from conch_console.log_ring import LogRing
-from conch_console.secrets_masking import masked_config, masked_text
 from conch_console.trace_sampling import TraceSampling
 from conch_control.config.parse import parse_config
 

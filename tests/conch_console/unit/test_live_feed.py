@@ -12,7 +12,7 @@ from conch.core.registry import Registry
 from conch_console.live_counts import LiveCounts
 from conch_console.live_feed import LiveFeed
 from conch_console.log_ring import LogRing
-from conch_console.machine_state import MachineState
+from conch_console.server_views import MachineState
 from conch_control.events import EventLog
 from conch_control.version_phase import Phase
 

@@ -47,7 +47,7 @@ def test_protos_and_examples_are_in_it(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_the_console_is_in_it(wheel: Path) -> None:
-    static = ROOT / "services" / "conch" / "console" / "static"
+    static = ROOT / "services" / "conch_console" / "static"
     files = {path.relative_to(ROOT / "services").as_posix() for path in static.rglob("*") if path.is_file()}
     assert len(files) > 30 and files <= set(zipfile.ZipFile(wheel).namelist())
 

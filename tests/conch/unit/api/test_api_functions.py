@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.api.function_backend import FunctionInstance
+from conch.api.function_backend import BoundFunctions
+from conch.api.function_repository import BoundModel
 from conch.api.response_queue import ResponseQueue
+from conch.core.backend import BackendInstance
 from conch.core.errors import DeadlineExceededError, InternalError
+from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor, decode_bytes
+from conch.protocol.model_config_pb2 import ModelConfig
+
+
+def bound(spec: ModelSpec, function: Callable[..., Any]) -> BackendInstance:
+    model = BoundModel(ModelConfig(name=spec.name), [function], 1)
+    return BoundFunctions(spec, model).create_instance(Placement("m_0", "CPU"))
 
 
 def answered(datatype: str, value: Any) -> InferenceResponse:
     """What a function's value for its output becomes."""
     one = request(ResponseQueue())
-    instance = FunctionInstance(spec(datatype), "m_0", lambda requests: [{"Y": value}], lambda function: None)
+    instance = bound(spec(datatype), lambda requests: [{"Y": value}])
     responses = instance.execute(Batch([one], 1))
     assert responses is not None
     response = responses[0]
@@ -97,7 +106,7 @@ def test_a_deadline_that_passes_while_it_yields_is_no_end() -> None:
         late.deadline_ns = 0
         yield [np.ones(1, np.float32)]
 
-    FunctionInstance(spec(decoupled=True), "m_0", yields, lambda function: None).execute(Batch([late], 1))
+    bound(spec(decoupled=True), yields).execute(Batch([late], 1))
     first, second = handover.take(), handover.take()
     assert first is not None
     assert first.outputs[0].numpy().tolist() == [0.0]
@@ -115,7 +124,7 @@ def test_an_exception_that_can_not_say_what_it_is(decoupled: bool) -> None:
     def fails(requests: list[Any]) -> list[Any]:
         raise Silent
 
-    instance = FunctionInstance(spec(decoupled=decoupled), "m_0", fails, lambda function: None)
+    instance = bound(spec(decoupled=decoupled), fails)
     with pytest.raises(InternalError) as raised:
         instance.execute(Batch([request(ResponseQueue())], 1))
     text = "the function of model 'm' failed: Silent: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
