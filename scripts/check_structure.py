@@ -1,8 +1,9 @@
 """Holds the structure of the code: ``python scripts/check_structure.py``; each message says what to do.
 
 Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename occurs once in a package; no
-module sleeps or takes durations from the wall clock; tests use no private attribute of other modules;
-docstrings and comments do without the words that ``structure.toml`` bans.
+module sleeps or takes durations from the wall clock; tests use no private name of other modules, also not
+in models and programs that they write; docstrings, comments and error texts do without the words that
+``structure.toml`` bans, and docstrings without what tools answer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ast
 import io
 import re
 import sys
+import textwrap
 import tokenize
 import tomllib
 from collections import defaultdict
@@ -221,26 +223,37 @@ def check_clocks(checkout: Checkout) -> Iterator[str]:
                     )
 
 
-def prose(text: str) -> Iterator[tuple[int, str]]:
-    """Comments and docstrings with their lines."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(text)):
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Strings that stand alone, of which most are docstrings, with the line that each begins in."""
+    for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
             constant = statement.value if isinstance(statement, ast.Expr) else None
             if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
-                for offset, line in enumerate(constant.value.splitlines()):
-                    yield statement.lineno + offset, line
+                yield statement.lineno, constant.value
+
+
+def prose(module: Module) -> Iterator[tuple[int, str]]:
+    """Comments, docstrings and error texts with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for first, text in docstrings(module.tree):
+        for offset, line in enumerate(text.splitlines()):
+            yield first + offset, line
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Raise):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.lineno, part.value
 
 
 def check_words(checkout: Checkout) -> Iterator[str]:
-    """Banned words in docstrings and comments."""
+    """Banned words in docstrings, comments and error texts."""
     words = checkout.settings["words"]["banned"]
     pattern = re.compile(rf"\b({'|'.join(words)})\b", re.IGNORECASE)
     for module in checkout.modules.values():
-        for line, text in prose(module.text):
+        for line, text in prose(module):
             if match := pattern.search(text):
                 yield (
                     f"{module.where}:{line}: '{match[0]}': make a part of the system the subject "
@@ -248,32 +261,102 @@ def check_words(checkout: Checkout) -> Iterator[str]:
                 )
 
 
+def check_docstrings(checkout: Checkout) -> Iterator[str]:
+    """Docstrings that list what uses the code, or say that it does nothing."""
+    for module in checkout.modules.values():
+        for first, text in docstrings(module.tree):
+            if match := re.search(r"\bUsed\s+by\b|\A\s*Does\s+nothing\b", text):
+                line = first + text.count("\n", 0, match.start())
+                yield f"{module.where}:{line}: '{' '.join(match[0].split())}': leave it out; the code says it"
+
+
+def programs(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.Module, int]]:
+    """Strings with a private name in them that are Python, such as models, and the lines put before each."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "inserted" for part in node.values)
+            text = "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            text = node.value
+        else:
+            continue
+        if not re.search(r"\b_[a-z]", text):
+            continue
+        # Part of a function, or what follows the first line of one.
+        for before in ("", "def inserted():\n", "def inserted():\n    inserted\n"):
+            try:
+                program = ast.parse(before + text if before else textwrap.dedent(text))
+            except (SyntaxError, ValueError):
+                continue
+            yield node, program, before.count("\n")
+            break
+
+
+def is_private(name: str) -> bool:
+    """Whether a name begins with one underscore."""
+    return re.match(r"_(?!_)", name) is not None
+
+
+def own_names(tree: ast.Module) -> set[str]:
+    """Private attributes of classes that a file defines, and those that named tuples have for all."""
+    own = {"_replace", "_asdict", "_fields", "_make"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for statement in node.body:
+                if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    own.add(statement.name)
+                elif isinstance(statement, ast.AnnAssign | ast.Assign):
+                    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                    own |= {target.id for target in targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_itself(node):
+            own.add(node.attr)
+    return own
+
+
+def of_itself(node: ast.Attribute) -> bool:
+    """Whether an attribute is that of the object whose method this is."""
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def privates(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
+    """Private names of other modules: read, assigned, imported, or named in a string for `setattr`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if is_private(node.attr) and node.attr not in own and not of_itself(node):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if any(map(is_private, name.split("."))):
+                    yield node.lineno, name
+        elif isinstance(node, ast.Call) and len(node.args) > 1:
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            of, name = node.args[0], node.args[1]
+            if (
+                called in ("getattr", "setattr", "hasattr", "delattr", "object")
+                and isinstance(name, ast.Constant)
+                and is_private(str(name.value))
+                and name.value not in own
+                and ast.unparse(of) not in ("self", "cls")
+            ):
+                yield node.lineno, f"{ast.unparse(of)}.{name.value}"
+
+
 def check_privates(checkout: Checkout) -> Iterator[str]:
-    """Tests that use a private attribute of another module."""
+    """Tests, and programs in their strings, that use a private name of another module."""
     allowed = set(checkout.settings["tests"]["privates"])
     for where, text in checkout.tests.items():
         tree = ast.parse(text)
-        own = {"_replace", "_asdict", "_fields", "_make"}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                own.add(node.name)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                own.add(node.attr)
-            elif isinstance(node, ast.AnnAssign | ast.Assign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                own |= {target.id for target in targets if isinstance(target, ast.Name)}
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Attribute)
-                and re.match(r"_(?!_)", node.attr)
-                and node.attr not in own
-                and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
-                and ast.unparse(node) not in allowed
-            ):
-                yield (
-                    f"{where}:{node.lineno}: {ast.unparse(node)} is private: test by behaviour, or give the "
-                    f"class a public way"
-                )
+        own = own_names(tree)
+        found = set(privates(tree, own))
+        for string, program, before in programs(tree):
+            last = string.end_lineno or string.lineno
+            for line, name in privates(program, own | own_names(program)):
+                found.add((min(string.lineno + line - 1 - before, last), name))
+        for line, name in sorted(found):
+            if not any(under(name, each) for each in allowed):
+                yield f"{where}:{line}: {name} is private: test by behaviour, or give the class a public way"
 
 
 CHECKS = (
@@ -282,6 +365,7 @@ CHECKS = (
     check_basenames,
     check_clocks,
     check_words,
+    check_docstrings,
     check_privates,
 )
 

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from scripts import check_structure as structure
 
-SETTINGS = """
+HIDDEN = "_" + "core"
+"""Put together, so that what is planted here is no private name of this file."""
+
+SETTINGS = f"""
 [words]
 banned = ["whoever"]
 [tests]
-privates = ["os._exit"]
+privates = ["os._exit", "torch.{HIDDEN}"]
 [packages]
 whole = ["conch.wire"]
 [[imports]]
@@ -27,7 +30,10 @@ CLEAN = {
     "services/conch/server.py": "#\nfrom conch.core import request\ndef f():\n    import torch\n",
     "services/conch/wire/__init__.py": "#\nfrom conch.wire.part import A\n",
     "services/conch/wire/part.py": "#\nA = 1\n",
-    "tests/test_it.py": "class A:\n    def f(self):\n        self._own = 1\n\na = A()\na._own\nos._exit\n",
+    "tests/test_it.py": (
+        "class A:\n    def f(self):\n        self._own = 1\n\na = A()\na._own\na._own = 2\nos._exit\n"
+        f"getattr(a, '_own')\nfrom torch.{HIDDEN} import b\nMODEL = 'a._own = self.{HIDDEN}'\n"
+    ),
 }
 
 
@@ -66,7 +72,26 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
         ("check_basenames", "services/conch/api/server.py", "#\n#\n", "server.py occurs 2 times"),
         ("check_words", "services/conch/a.py", '#\n"""Tells\nwhoever asks."""\n', "a.py:3: 'whoever'"),
         ("check_words", "services/conch/a.py", "#\n# Whoever asks.\n", "a.py:2: 'Whoever'"),
-        ("check_privates", "tests/test_b.py", "#\nserver._core.model\n", "server._core is private"),
+        ("check_words", "services/conch/a.py", "#\nraise E(f'{x}: whoever asks')\n", "a.py:2: 'whoever'"),
+        ("check_docstrings", "services/conch/a.py", '"""A.\n\nUsed by: `b`."""\n', "a.py:3: 'Used by'"),
+        ("check_docstrings", "services/conch/a.py", '#\n"""A. Used\nby b."""\n', "a.py:2: 'Used by'"),
+        ("check_docstrings", "services/conch/a.py", '"""Does nothing: b."""\n', "a.py:1: 'Does nothing'"),
+        *(
+            ("check_privates", "tests/test_b.py", f"#\n{text}\n", f"test_b.py:2: {name} is private")
+            for text, name in (
+                (f"server.{HIDDEN}.model", f"server.{HIDDEN}"),
+                (f"server.{HIDDEN} = 1", f"server.{HIDDEN}"),
+                (f"server.{HIDDEN}: int = 1", f"server.{HIDDEN}"),
+                (f"def {HIDDEN}(): server.{HIDDEN}", f"server.{HIDDEN}"),
+                (f"from conch.server import {HIDDEN} as core", f"conch.server.{HIDDEN}"),
+                (f"getattr(server, '{HIDDEN}', None)", f"server.{HIDDEN}"),
+                (f"monkeypatch.setattr(conch.server, '{HIDDEN}', 1)", f"conch.server.{HIDDEN}"),
+                (f"monkeypatch.setattr('conch.server.{HIDDEN}', 1)", f"conch.server.{HIDDEN}"),
+                (f"M = 'class M:\\n    def f(self, a):\\n        a.{HIDDEN} = 1'", f"a.{HIDDEN}"),
+                (f"M = f'    def execute(self, requests):\\n        {{x}}.{HIDDEN}()'", f"inserted.{HIDDEN}"),
+                (f"M = 'yield request.{HIDDEN}'", f"request.{HIDDEN}"),
+            )
+        ),
     ],
 )
 def test_a_planted_violation_is_found(tmp_path: Path, check: str, name: str, text: str, says: str) -> None:
