@@ -27,10 +27,8 @@ Begin = Callable[[Batch, Done], None]
 class Begins(BackendInstance):
     """Begins batches with a function, and notes whatever breaks the rules.
 
-    Args:
-        begin: Begins a batch.
-
     Attributes:
+        begin: Begins a batch.
         problems: What should not have happened.
         waited_for: The outcomes that somebody was to wait for.
         begun: How many batches it was given.
@@ -40,7 +38,7 @@ class Begins(BackendInstance):
     blocks = False
 
     def __init__(self, begin: Begin) -> None:
-        self._begin = begin
+        self.begin = begin
         self._lock = threading.Lock()
         self._free = True
         self._beginning = False
@@ -90,7 +88,7 @@ class Begins(BackendInstance):
             self._free, self._beginning = False, True
             self.begun += 1
         try:
-            self._begin(batch, partial(self._done, done))
+            self.begin(batch, partial(self._done, done))
         except BaseException:
             with self._lock:
                 self._free = True
@@ -113,6 +111,11 @@ class Begins(BackendInstance):
             self._again = again if self._out else None
             return not self._out
 
+    def free(self, free: bool) -> None:
+        """Says whether it may be given a batch, for what a test tells out of turn."""
+        with self._lock:
+            self._free = free
+
     def go(self) -> None:
         """Is not available from now on."""
         with self._lock:
@@ -125,6 +128,11 @@ class Begins(BackendInstance):
             again, self._again = self._again, None
         if again is not None:
             again()
+
+    def forget(self) -> None:
+        """Does not tell that it is available again, as nobody is to be told any more."""
+        with self._lock:
+            self._again = None
 
     @property
     def set_aside(self) -> bool:

@@ -19,7 +19,7 @@ class Made:
         if pool:
             memory.value = self.gpu.allocate(values.nbytes + 256)
         else:
-            with self.gpu._current():
+            with self.gpu.current():
                 library = ctypes.CDLL("libcuda.so.1")
                 assert not library.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(values.nbytes + 256))
         self.pool, self.base, self.pointer = pool, memory.value, memory.value + 256
@@ -34,7 +34,7 @@ class Made:
     def __del__(self):
         Made.freed += 1
         if not self.pool:
-            with self.gpu._current():
+            with self.gpu.current():
                 ctypes.CDLL("libcuda.so.1").cuMemFree_v2(ctypes.c_uint64(self.base))
 """
 """A class with memory as frameworks allocate it on a device, or take it from a pool of the driver's."""

@@ -46,8 +46,8 @@ class Held:
 def held() -> Held:
     """What this process holds now."""
     # The one helper process that multiprocessing starts once and keeps for the life of the process.
-    tracker = resource_tracker._resource_tracker
-    tracker_pid, tracker_fd = getattr(tracker, "_pid", None), getattr(tracker, "_fd", None)
+    tracker_pid = getattr(resource_tracker._resource_tracker, "_pid", None)
+    tracker_fd = getattr(resource_tracker._resource_tracker, "_fd", None)
     return Held(
         frozenset(threading.enumerate()),
         frozenset(child for child in _children() if child.pid != tracker_pid),

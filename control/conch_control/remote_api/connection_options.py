@@ -78,7 +78,7 @@ class ControlPortOptions:
         protected = self.token is not None or self.policy or self.mutual or self.is_unix
         if not protected and not is_loopback(self.address):
             raise InvalidArgumentError(
-                f"the control port would let everybody who reaches {self.address} load models, and with them "
+                f"the control port would let anyone who reaches {self.address} load models, and with them "
                 "code: give --control-token-file or --access-policy, or --control-root-cert with "
                 "--control-use-ssl to ask for client certificates, or listen on a loopback address or a Unix "
                 "socket with --control-address"

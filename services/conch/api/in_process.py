@@ -172,7 +172,7 @@ class InProcessRequests:
         spec = found.spec
         datatypes = {tensor.name: tensor.datatype for tensor in spec.inputs}
         for name, value in inputs.items():
-            request.inputs[name] = _tensor(name, value, datatypes.get(name))
+            request.inputs[name] = input_tensor(name, value, datatypes.get(name))
         self._check_outputs(request, found)
         with self._lock:
             self._open.add(queue)
@@ -307,7 +307,7 @@ def _result(response: InferenceResponse) -> Result:
     return Result(outputs, response.parameters)
 
 
-def _tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
+def input_tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
     """Creates a tensor from an input; an array is not copied.
 
     Raises:

@@ -28,7 +28,8 @@ _ADVICE = {
 }
 """What to do before the installation of a backend, by the package that is missing."""
 
-_loaded: dict[str, Backend] = {}
+loaded: dict[str, Backend] = {}
+"""The backends that this process has imported, by name."""
 _lock = threading.Lock()
 
 
@@ -41,9 +42,9 @@ def load_backend(name: str) -> Backend:
     """
     name = _PLATFORMS.get(name, name)
     with _lock:
-        backend = _loaded.get(name)
+        backend = loaded.get(name)
         if backend is None:
-            backend = _loaded[name] = _import(name)
+            backend = loaded[name] = _import(name)
         return backend
 
 

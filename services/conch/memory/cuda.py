@@ -52,14 +52,14 @@ class CudaDevice:
         self._context, self._stream = ctypes.c_void_p(), ctypes.c_void_p()
         driver.call("cuDeviceGet", ctypes.byref(device), number)
         driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device.value)
-        with self._current():
+        with self.current():
             driver.call("cuStreamCreate", ctypes.byref(self._stream), _BLOCKING)
         if driver.has_pools:
             driver.call("cuDeviceGetAttribute", ctypes.byref(pools), _MEMORY_POOLS, device.value)
         self._pools = bool(pools.value)
 
     @contextmanager
-    def _current(self) -> Iterator[None]:
+    def current(self) -> Iterator[None]:
         """Makes the context current on the calling thread."""
         self._driver.call("cuCtxPushCurrent_v2", self._context)
         try:
@@ -74,7 +74,7 @@ class CudaDevice:
             CudaError: It can't be opened, or is on another device.
         """
         pointer = ctypes.c_uint64()
-        with self._current():
+        with self.current():
             self._driver.call(
                 "cuIpcOpenMemHandle_v2",
                 ctypes.byref(pointer),
@@ -100,7 +100,7 @@ class CudaDevice:
 
     def close(self, pointer: int) -> None:
         """Closes memory of another process. Raises CudaError: it could not be closed."""
-        with self._current():
+        with self.current():
             self._driver.call("cuIpcCloseMemHandle", pointer)
 
     def export(self, pointer: int) -> tuple[bytes, int]:
@@ -110,7 +110,7 @@ class CudaDevice:
             CudaError: Memory of pools and of other processes has no handle.
         """
         base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), IpcHandle()
-        with self._current():
+        with self.current():
             self._driver.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), pointer)
             self._driver.call("cuIpcGetMemHandle", ctypes.byref(handle), base)
         return bytes(handle), pointer - base.value
@@ -121,7 +121,7 @@ class CudaDevice:
         Raises:
             CudaError: Something in it failed.
         """
-        with self._current():
+        with self.current():
             self._driver.call("cuStreamSynchronize", _DEFAULT_STREAM)
 
     def copy(self, copies: Iterable[tuple[int, int, int]]) -> None:
@@ -131,7 +131,7 @@ class CudaDevice:
             CudaError: A copy failed.
         """
         call = self._driver.call
-        with self._current():
+        with self.current():
             try:
                 for target, source, nbytes in copies:
                     call("cuMemcpyAsync", target, source, nbytes, self._stream)
@@ -150,14 +150,14 @@ class CudaDevice:
         if not self._pools:
             return None
         pointer = ctypes.c_uint64()
-        with self._current():
+        with self.current():
             self._driver.call("cuMemAllocAsync", ctypes.byref(pointer), nbytes, self._stream)
             self._driver.call("cuStreamSynchronize", self._stream)
         return pointer.value
 
     def free(self, pointer: int) -> None:
         """Frees memory from `allocate`. Raises CudaError: the driver refused."""
-        with self._current():
+        with self.current():
             self._driver.call("cuMemFreeAsync", pointer, self._stream)
 
 

@@ -32,7 +32,7 @@ class Network(torch.nn.Module):
         self.block = Block()
 
     def forward(self, x, y):
-        return self.block(self.layer(x)), y + torch._dynamo.is_compiling()
+        return self.block(self.layer(x)), y + torch.compiler.is_compiling()
 """
 CONFIG = """
 backend: "pytorch"

@@ -18,8 +18,8 @@ from conch.core.tensor import Buffer
 
 log = logging.getLogger(__name__)
 
-_MOST_WAITING = 1024
-_MOST_BYTES_WAITING = 64 * 1024 * 1024
+MOST_WAITING = 1024
+MOST_BYTES_WAITING = 64 * 1024 * 1024
 _PAUSE_NS = 1_000_000_000
 _CLOSE_S = 5.0
 
@@ -51,7 +51,7 @@ class CacheThreads:
         `nbytes` is the memory that only the function keeps alive.
         """
         with self._lock:
-            full = len(self._tasks) >= _MOST_WAITING or self._bytes + nbytes > _MOST_BYTES_WAITING
+            full = len(self._tasks) >= MOST_WAITING or self._bytes + nbytes > MOST_BYTES_WAITING
             if self._closed or full:
                 return False
             self._tasks.append((task, nbytes))

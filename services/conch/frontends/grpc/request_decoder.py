@@ -27,8 +27,8 @@ from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
 from conch.protocol import inference_pb2
 
-_SCAN_FROM = 16 * 1024
-LONG_BYTES = _SCAN_FROM
+SCAN_FROM = 16 * 1024
+LONG_BYTES = SCAN_FROM
 """Size from which a message may be worth another thread."""
 
 _CONTENTS_FIELD = {
@@ -77,7 +77,7 @@ class RequestDecoder:
         if layout is not None:
             return layout.template.strings
         try:
-            cut = cut_infer_request(message, MAX_PLAIN_FIELDS, _SCAN_FROM)
+            cut = cut_infer_request(message, MAX_PLAIN_FIELDS, SCAN_FROM)
         except InvalidArgumentError:
             return True
         return any(cut.contents) or b"BYTES" in cut.head
@@ -159,7 +159,7 @@ def parse_request(
     """Parses any request: the careful path."""
     cut: CutRequest | None = None
     try:
-        if len(message) < _SCAN_FROM:
+        if len(message) < SCAN_FROM:
             wire = inference_pb2.ModelInferRequest.FromString(message)
             raw: Any = wire.raw_input_contents
         else:

@@ -18,7 +18,7 @@ from conch.frontends.grpc.adapter import Metadata
 from conch.frontends.grpc.wire_format import length_header
 from conch.protocol import inference_pb2
 
-_MAX_BYTES = 2**31 - 1
+MAX_BYTES = 2**31 - 1
 _LARGE = 1 << 20
 _ID, _RAW_CONTENTS = 3, 6
 RETRY_PARAMETER = "retry_after_ms"
@@ -141,9 +141,9 @@ def joined(parts: list[Buffer]) -> bytes:
 
 
 def _sendable(message: bytes) -> bytes:
-    if len(message) > _MAX_BYTES:
+    if len(message) > MAX_BYTES:
         raise InvalidArgumentError(
-            f"Response has byte size {len(message)} which exceeds gRPC's byte size limit {_MAX_BYTES}."
+            f"Response has byte size {len(message)} which exceeds gRPC's byte size limit {MAX_BYTES}."
         )
     return message
 

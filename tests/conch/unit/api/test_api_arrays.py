@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.api.client_common import Signature
-from conch.api.in_process import _tensor
+from conch.api.in_process import input_tensor
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES, Array
 
 
 def directly(datatype: str, value: Any) -> Array:
-    return _tensor("X", value, datatype).numpy()
+    return input_tensor("X", value, datatype).numpy()
 
 
 def over_a_client(datatype: str, value: Any) -> Array:

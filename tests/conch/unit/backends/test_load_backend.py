@@ -46,7 +46,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "torchless = torchless_conch_backend:Torchless [heavy]\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(backends, "_loaded", {})
+    monkeypatch.setattr(backends, "loaded", {})
 
 
 @pytest.mark.usefixtures("installed")

@@ -218,7 +218,7 @@ def test_waiting_ends_when_nobody_waits_for_the_caller(calling: Calling, how: st
     assert value(calling.module.make().exec()) == 1
     during(calling, gone)
     assert calling.caller.running is not None
-    calling.caller._abandoned = calling.caller.running.requests, monotonic_ns() - GRACE_NS
+    calling.caller.abandoned_since(calling.caller.running.requests, monotonic_ns() - GRACE_NS)
     with pytest.raises(CallsEndedError):
         calling.module.make().exec()
 

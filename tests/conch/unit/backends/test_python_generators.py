@@ -208,9 +208,10 @@ def test_too_many_responses(harness: Harness, kind: str, caplog: pytest.LogCaptu
 
 
 ITERATIVE = """
-for request in requests:
-    request.set_release_flags(2 if number(request) > self.ended else 1)
-yield [None if request._core.rescheduled else reply(self.ended) for request in requests]
+again = [number(request) > self.ended for request in requests]
+for request, more in zip(requests, again):
+    request.set_release_flags(2 if more else 1)
+yield [None if more else reply(self.ended) for more in again]
 """
 
 

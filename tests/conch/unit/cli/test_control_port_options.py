@@ -82,11 +82,11 @@ def test_uploads_need_clients_that_load(more: list[str]) -> None:
         ("--control-port=1 --control-token-file={}/none", "--control-token-file: .*none can't be read"),
         ("--control-port=1 --control-token-file={}/empty", "the token is empty"),
         ("--control-port=1 --control-token-file={}/spaces", "without spaces"),
-        ("--control-port=1 --control-address=0.0.0.0", "would let everybody who reaches 0.0.0.0"),
+        ("--control-port=1 --control-address=0.0.0.0", "would let anyone who reaches 0.0.0.0"),
         (
             "--control-port=1 --control-address=0.0.0.0 --control-use-ssl --control-server-cert={}/cert "
             "--control-server-key={}/key",
-            "would let everybody",
+            "would let anyone",
         ),
     ],
 )

@@ -204,7 +204,7 @@ class TestBadOnes:
         ((done, batch),) = dones
         done(echo(batch))
         assert len(dones) == 2
-        loaded.instances[0]._free = False  # it is: what follows is said of the first batch
+        loaded.instances[0].free(False)  # it is: what follows is said of the first batch
         done(echo(batch))
         done(ValueError("no"))
         assert (answers.finals, model.statistics.snapshot().running) == (1, 1)
@@ -475,7 +475,7 @@ class TestResize:
         resize.commit()
         resize.finish()
         assert [one.closed for one in (busy, idle, away)] == [0, 0, 1]
-        away._again = None
+        away.forget()
         away.come_back()
         for _ in range(3):
             model.submit(make_request(answers))
@@ -832,7 +832,7 @@ def test_two_who_lead_at_the_same_time_wait_for_one_outcome() -> None:
             assert second.run_inline(MS)
 
     for instance in loaded.instances:
-        instance._begin = begin
+        instance.begin = begin
     assert not first.run_inline(MS)
     assert [one.seen for instance in loaded.instances for one in instance.waited_for].count(True) == 1
     kept.finish()

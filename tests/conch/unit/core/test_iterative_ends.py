@@ -130,14 +130,17 @@ def test_what_comes_after_a_last_response_does_not_hold_up_the_line() -> None:
     queue: list[InferenceRequest] = []
     submit = order.around(lambda request, now_ns: queue.append(request))
     first, second = make_request(answers), make_request(answers)
-    for request in (first, second):
+
+    def meanwhile(*call: object) -> None:
+        """Answers twice while a response is passed on, so that both answers are kept together."""
+        place(first, InferenceResponse([]), True)
+        place(first, InferenceResponse([]), False)
+
+    before = make_request(meanwhile)
+    for request in (before, first, second):
         submit(request, 0)
     place = first.responder
-    # Kept together, as they are when another thread passes things on.
-    order._forwarding = True
-    place(first, InferenceResponse([]), True)
-    place(first, InferenceResponse([]), False)
-    order._forwarding = False
+    before.respond(InferenceResponse([]), True)
     second.respond(InferenceResponse([]), True)
     place(first, InferenceResponse([]), False)
     assert [request for request, _, final in answers.calls if final] == [first, second]

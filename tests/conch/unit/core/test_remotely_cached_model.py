@@ -148,7 +148,7 @@ def test_a_request_the_model_refuses_is_answered_with_the_reason() -> None:
 
 
 def test_while_too_much_waits_the_model_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "_MOST_WAITING", 3)
+    monkeypatch.setattr(workers_module, "MOST_WAITING", 3)
     with site(cache=NetworkCache(connections=1)) as made:
         made.cache.hold()
         waiting = [made.submit() for _ in range(1)]
@@ -162,7 +162,7 @@ def test_while_too_much_waits_the_model_answers(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_waits_to_be_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "_MOST_BYTES_WAITING", 150)
+    monkeypatch.setattr(workers_module, "MOST_BYTES_WAITING", 150)
     with site(cache=NetworkCache(connections=1)) as made:
         made.ask(0.0)
         made.wait_kept()
@@ -295,7 +295,7 @@ def test_a_cancel_on_the_way_to_the_model_is_not_forgotten(way: str, monkeypatch
 
         monkeypatch.setattr(Model, "submit", cancelled_before)
         if way == "no place":
-            monkeypatch.setattr(workers_module, "_MOST_WAITING", 0)
+            monkeypatch.setattr(workers_module, "MOST_WAITING", 0)
         try:
             request, answers = made.submit(value=1.0)
             assert answers.wait(1), "it is answered although the model is busy"

@@ -488,9 +488,9 @@ def every_way(message: bytes) -> list[object]:
     """A message parsed as a small one, taken apart by hand, and recognised; and as a large one."""
     decoder = RequestDecoder()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_decoder, "_SCAN_FROM", len(message) + 1)
+        patch.setattr(request_decoder, "SCAN_FROM", len(message) + 1)
         outcomes = [outcome(parse_all, message), *(outcome(decoder, message) for _ in range(ENOUGH))]
-        patch.setattr(request_decoder, "_SCAN_FROM", 0)
+        patch.setattr(request_decoder, "SCAN_FROM", 0)
         return [*outcomes, outcome(parse_all, message), outcome(decoder, message)]
 
 

@@ -208,7 +208,7 @@ def test_a_parameter_of_another_type_is_refused() -> None:
 
 
 def test_a_response_that_grpc_can_not_send(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_encoder, "_MAX_BYTES", 10)
+    monkeypatch.setattr(response_encoder, "MAX_BYTES", 10)
     assert joined([b"12345", b"67890"]) == b"1234567890"
     with pytest.raises(InvalidArgumentError) as caught:
         joined([b"12345", b"678901"])

@@ -138,19 +138,23 @@ def test_a_worker_that_can_not_handle_a_message_ends(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It must not go on with nobody reading."""
-    model = """
+    broken = tmp_path / "broken"
+    model = f"""
+    def initialize(self, args):
+        self.start = threading.Thread.start
+
     def execute(self, requests):
-        for each in gc.get_objects():
-            if type(each).__name__ == "Host":
-                def broken(*arguments):
-                    raise MemoryError
-                for kind in list(each._handlers):
-                    each._handlers[kind] = broken
-        time.sleep(0.5)
-        return [answer() for _ in requests]
+        def start(thread):
+            if thread.name == "conch-ready":
+                raise MemoryError
+            self.start(thread)
+        threading.Thread.start = start
+        open({str(broken)!r}, "w").close()
+        threading.Event().wait({WAIT_S})
 """
     with worker(spec_of(tmp_path, model)) as running:
         begun = running.start(batch_of(request_of(IN=ONE)[0]))
+        eventually(broken.exists, "its threads can't be started")
         assert not running.link.checks.ask().wait()
         with pytest.raises(Exception, match="is not healthy"):
             begun.result()
@@ -160,18 +164,21 @@ def test_a_worker_that_can_not_handle_a_message_ends(
 
 INTERRUPTED = """
     def execute(self, requests):
-        host = next(each for each in gc.get_objects() if type(each).__name__ == "Host")
-        host._backup_reader.end()  # so that this thread reads
-        channel, real = host._channel, host._channel.receive
+        from conch.workers.connection.packet_channel import PacketChannel
+        from conch.workers.host.host_reader import BackupReader
+        for each in gc.get_objects():
+            if type(each) is BackupReader:
+                each.end()  # so that this thread reads
+        real = PacketChannel.receive
         class Alarm(Exception):
             pass
         def receive(*arguments):
             if threading.current_thread() is not threading.main_thread():
                 return real(*arguments)
-            channel.receive = real
+            PacketChannel.receive = real
             {how}
             raise Alarm  # as the handler of a signal may
-        channel.receive = receive
+        PacketChannel.receive = receive
         raised = 0
         for _ in range(3):
             try:

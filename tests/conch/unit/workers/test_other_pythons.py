@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 SERVICES = Path(conch.__file__).parents[1]
 
 SLOW_CHECKS = """
-import asyncio, logging, sys
+import asyncio, logging, sys, threading
 sys.path.insert(0, sys.argv[1])
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from conch.backends.python.runtime.event_loop import EventLoop
@@ -34,7 +34,9 @@ async def never():
 for _ in range(2):
     check = ReadinessCheck("m", never, loop, 0.05)
     check.start()
-    check._thread.join()
+    for thread in threading.enumerate():
+        if thread.name == "conch-m-ready":
+            thread.join()
 loop.close()
 print(len(ended))
 """

@@ -228,8 +228,8 @@ class Call:
         self.caller.remove_open_call(self)
         self.cancel()
         raise CallsEndedError(
-            f"model instance '{self.caller.name}' waits for model '{self.core.model_name}', and nobody waits "
-            f"for its own answer any more"
+            f"model instance '{self.caller.name}' waits for model '{self.core.model_name}', and no client "
+            f"waits for its own answer any more"
         )
 
     def _abandoned(self, now_ns: int) -> bool:
