@@ -26,15 +26,9 @@ from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.http.cors import ANY_ORIGIN
 from conch.frontends.http.http_server import HttpOptions, HttpTls
 from conch.frontends.http.infer.infer_headers import forwarder
+from conch.observability.exporters import LOGS, METRICS, ExportOptions, read_export
 from conch.observability.logging.log_settings import AccessLogOptions, AuditLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
-from conch.observability.otlp.endpoint import (
-    LOGS,
-    METRICS,
-    OtlpEndpoint,
-    metrics_interval_s,
-    signal_endpoint,
-)
 from conch.observability.tracing.trace_options import OLD_FLAGS, TraceOptions, trace_options
 from conch.process.option_files import contents_of, refuse_without
 from conch_console.console_options import ConsoleOptions
@@ -322,13 +316,6 @@ def _metrics(settings: Settings, http: HttpOptions | None) -> MetricsOptions | N
         config = read_settings(settings.metrics_config)
     except ValueError as error:
         raise FlagError(str(error)) from None
-    export = _export(METRICS, settings.otlp_metrics_url)
-    interval_s = 60.0
-    if export is not None:
-        try:
-            interval_s = metrics_interval_s()
-        except InvalidArgumentError as error:
-            raise FlagError(str(error)) from None
     return MetricsOptions(
         address=settings.metrics_address or settings.http_address,
         port=settings.metrics_port,
@@ -339,14 +326,13 @@ def _metrics(settings: Settings, http: HttpOptions | None) -> MetricsOptions | N
         first_responses=config.first_responses,
         quantiles=config.quantiles,
         tls=tls,
-        export=export,
-        export_interval_s=interval_s,
+        export=_export(METRICS, settings.otlp_metrics_url),
     )
 
 
-def _export(signal: str, url: str | None) -> OtlpEndpoint | None:
+def _export(signal: str, url: str | None) -> ExportOptions | None:
     try:
-        return None if url is None else signal_endpoint(signal, url)
+        return None if url is None else read_export(signal, [("url", url)])
     except InvalidArgumentError as error:
         raise FlagError(str(error)) from None
 

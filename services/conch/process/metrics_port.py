@@ -1,8 +1,9 @@
-"""The metrics port: connects the sources of metrics and serves them over HTTP. Used by `conch.server`."""
+"""The metrics port: connects the sources of metrics and serves them over HTTP."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from conch.access.access_guard import Access
@@ -16,7 +17,8 @@ from conch.frontends.http.guarded_routes import guard_handler
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.memory.regions import Regions
-from conch.observability.metrics.access_metrics import AccessMetrics
+from conch.observability.exporters import LOGS, METRICS, Exporter, LogItem
+from conch.observability.metrics.access_metrics import access_families
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.observability.metrics.load_meter import LoadMeter
@@ -26,10 +28,13 @@ from conch.observability.metrics.metrics_export import MetricsExport
 from conch.observability.metrics.metrics_exposition import Exposition, Polled, Source
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.observability.metrics.model_metrics import ModelMetrics
-from conch.observability.metrics.server_metrics import CustomMetrics, RegionSizes, StateMetrics
-from conch.observability.metrics.trace_metrics import ExportMetrics, TraceMetrics
-from conch.observability.otlp.batch_exporter import BatchExporter
-from conch.observability.otlp.endpoint import LOGS, METRICS
+from conch.observability.metrics.server_metrics import (
+    CustomMetrics,
+    RegionSizes,
+    StateMetrics,
+    export_families,
+    trace_families,
+)
 from conch.observability.tracing.open_tracing import Tracing
 from conch.process.gpu_discovery import gpu_uuids
 
@@ -52,7 +57,7 @@ class MetricsPort:
         families: CustomFamilies = FAMILIES,
         tracing: Tracing | None = None,
         exemplars: Exemplars | None = None,
-        log_exporter: BatchExporter[Any] | None = None,
+        log_exporter: Exporter[LogItem] | None = None,
         access: Access | None = None,
     ) -> None:
         self._options = options
@@ -70,9 +75,9 @@ class MetricsPort:
             CustomMetrics(families),
         ]
         if tracing is not None:
-            sources.append(TraceMetrics(tracing.tracer.drops.counts, tracing.exports))
+            sources.append(partial(trace_families, tracing.tracer.drops, tracing.exporter))
         if access is not None:
-            sources.append(AccessMetrics(access.counts))
+            sources.append(lambda: access_families(access.counts()))
         interval_ns = options.interval_ms * _NS_PER_MS
         if options.cpu:
             sources.append(Polled(MachineMetrics(), interval_ns))
@@ -96,12 +101,12 @@ class MetricsPort:
             guard = access.guard("metrics")
             self._handler = guard_handler(self._app, guard, READS, "metrics", EVERY_MODEL, OPEN_PATHS)
         self._export: MetricsExport | None = None
-        exporters = {} if log_exporter is None else {LOGS: log_exporter}
+        exporters: dict[str, Exporter[Any]] = {} if log_exporter is None else {LOGS: log_exporter}
         if options.export is not None:
-            self._export = MetricsExport(options.export, options.export_interval_s, self._app.text)
+            self._export = MetricsExport(options.export, self._app.text)
             exporters[METRICS] = self._export.exporter
         if exporters:
-            sources.append(ExportMetrics(exporters))
+            sources.append(partial(export_families, exporters))
         self._listener: Listener | None = None
 
     @property

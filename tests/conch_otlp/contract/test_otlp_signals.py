@@ -25,7 +25,7 @@ from tests.support.servers import (
 )
 
 from conch.cli.settings.setting import FlagError
-from conch.observability.metrics.otlp_metrics import otlp_metrics
+from conch_otlp.metric_encoder import otlp_metrics
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], Any]
 

@@ -17,10 +17,9 @@ from tests.support.servers import eventually, free_port
 from tests.support.tracing import TraceMaker, setting_of
 
 from conch.core.errors import InvalidArgumentError
-from conch.observability.otlp.drop_counter import DropCounter
-from conch.observability.tracing.otlp_exporter import OtlpExporter
-from conch.observability.tracing.otlp_options import otlp_options
+from conch.observability.exporters import TRACES, DropCounter
 from conch.observability.tracing.trace import Trace, TraceParent
+from conch_otlp.otlp_options import otlp_options
 
 WAIT_S = 20.0
 SPANS = 3
@@ -32,12 +31,12 @@ class Exporting:
 
     def __init__(self, url: str, *pairs: tuple[str, str]) -> None:
         self.drops = DropCounter()
-        options = otlp_options([("url", url), ("bsp_schedule_delay", "10"), *pairs], {})
-        self.exporter = OtlpExporter(options, self.drops, first_pause_s=0.01)
+        options = otlp_options(TRACES, [("url", url), ("bsp_schedule_delay", "10"), *pairs], {})
+        self.exporter = options.open_exporter(self.drops, first_pause_s=0.01)
         self._maker, self._setting = TraceMaker(), setting_of()
 
     def write(self, number: int, model: str = "m") -> None:
-        self.exporter.write([self._maker.root(self._setting, model) for _ in range(number)])
+        self.exporter.export([self._maker.root(self._setting, model) for _ in range(number)])
 
     def lost(self) -> dict[str, int]:
         return {reason: count for reason, count in self.drops.counts().items() if count}
@@ -184,10 +183,10 @@ def test_a_collector_that_hangs_holds_up_nothing(protocol: str) -> None:
         roots = [TraceMaker().root(setting_of()) for _ in range(100)]
         tracemalloc.start()
         try:
-            made.exporter.write(roots)
+            made.exporter.export(roots)
             before, _ = tracemalloc.get_traced_memory()
             for _ in range(traces // len(roots) - 1):
-                made.exporter.write(roots)
+                made.exporter.export(roots)
             after, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -261,7 +260,7 @@ def exported(layout: str, roots: Sequence[Trace]) -> Sequence[Sequence[Span]]:
         found = []
         for root in roots:
             before = len(collector.spans)
-            made.exporter.write([root])
+            made.exporter.export([root])
             eventually(lambda: made.exporter.counts().queued == 0, "it is sent")
             eventually(lambda before=before: len(collector.spans) > before, "it is there")  # type: ignore[misc]
             found.append(collector.spans[before:])
@@ -327,6 +326,6 @@ def test_a_trace_larger_than_a_request_is_split() -> None:
         with exporting(
             collector.url, ("bsp_max_queue_size", "10000"), ("bsp_max_export_batch_size", "5000")
         ) as made:
-            made.exporter.write([root])
+            made.exporter.export([root])
         assert len(collector.spans) == SPANS + 4000
         assert all(request.ByteSize() <= 4 * 2**20 for _, _, request in collector.seen)

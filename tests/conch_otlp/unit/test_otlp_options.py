@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from conch.core.errors import InvalidArgumentError
-from conch.observability.tracing.otlp_options import OtlpOptions, otlp_options
+from conch.observability.exporters import TRACES
+from conch_otlp.otlp_options import OtlpOptions, otlp_options
 
 Pairs = list[tuple[str, str]]
 
 
 def options(pairs: Pairs, **variables: str) -> OtlpOptions:
-    return otlp_options(pairs, {f"OTEL_{name}": value for name, value in variables.items()})
+    return otlp_options(TRACES, pairs, {f"OTEL_{name}": value for name, value in variables.items()})
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,9 @@ def test_addresses(pairs: Pairs, variables: dict[str, str], url: str) -> None:
         ([("compression", "none")], {"EXPORTER_OTLP_COMPRESSION": "gzip"}, "endpoint.gzip", False),
         ([], {"BSP_MAX_QUEUE_SIZE": "100"}, "limits.batch_size", 100),
         ([("bsp_schedule_delay", "0")], {"BSP_SCHEDULE_DELAY": "9"}, "limits.delay_s", 0.0),
-        ([("parent", "always")], {}, "follows_unsampled", True),
-        ([("layout", "SemConv")], {}, "layout", "semconv"),
-        ([("ratio", "1e-3")], {}, "ratio", 0.001),
+        ([("parent", "always")], {}, "spans.follows_unsampled", True),
+        ([("layout", "SemConv")], {}, "semconv", True),
+        ([("ratio", "1e-3")], {}, "spans.ratio", 0.001),
     ],
 )
 def test_settings(pairs: Pairs, variables: dict[str, str], attribute: str, value: Any) -> None:
@@ -74,7 +75,7 @@ def test_what_describes_the_server() -> None:
     assert {name: given.resource[name] for name in wanted} == wanted
     flagged = options([("resource", "service.name=flag")], SERVICE_NAME="own")
     assert flagged.resource["service.name"] == "flag"
-    assert dict(flagged.shown)["resource"] == ("service.name=flag",)
+    assert dict(flagged.spans.shown)["resource"] == ("service.name=flag",)
     assert options([]).resource["service.name"] == "conch"
 
 

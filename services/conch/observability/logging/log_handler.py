@@ -1,6 +1,6 @@
 """The server log: JSON for machines, Triton's line format for people.
 
-Threads: the logging thread formats, `conch-log` writes. Used by `conch serve` and `conch control`.
+Threads: the logging thread formats, `conch-log` writes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.current_span import span_fields
 from conch.core.errors import message_of, record_message, record_traceback, shortened
 from conch.core.request_log import REQUESTS
+from conch.observability.exporters import Exporter, LogItem
 from conch.observability.logging.line_writer import LineWriter
-from conch.observability.logging.log_export import LogExport
 from conch.observability.logging.log_settings import LogOptions
 from conch.observability.logging.log_sinks import FileSink, Sink, sink_of
 from conch.observability.logging.repeat_limit import Fate, RepeatLimit
@@ -93,10 +93,10 @@ class LogHandler(logging.Handler):
 
     Attributes:
         json: Whether lines are JSON.
-        export: Gets each record that is written, too; None for none.
+        exporter: Gets each record that is written, too; None for none.
     """
 
-    export: LogExport | None = None
+    exporter: Exporter[LogItem] | None = None
 
     def __init__(self, options: LogOptions, sink: Sink, as_json: bool, clock: Clock = monotonic_ns) -> None:
         super().__init__()
@@ -144,8 +144,8 @@ class LogHandler(logging.Handler):
                 return
         line = self._line(record)
         self._writer.put(line, _LINE_BYTES + len(line))
-        if self.export is not None and os.getpid() == self._process:
-            self.export.put(record)
+        if self.exporter is not None and os.getpid() == self._process:
+            self.exporter.export([_item(record)])
 
     def announce(self, text: str, lines: Lines, level: int = logging.INFO) -> None:
         """Writes a text at any log level: verbatim, or its lines with their fields in JSON."""
@@ -176,9 +176,8 @@ class LogHandler(logging.Handler):
     def summaries(self, now_ns: int | None) -> list[str]:
         """Summary lines of suppressed messages; see `Delayed`."""
         found = [_summary(repeats.first, repeats.count) for repeats in self._limit.due(now_ns)]
-        if self.export is not None:
-            for record in found:
-                self.export.put(record)
+        if self.exporter is not None:
+            self.exporter.export([_item(record) for record in found])
         return [self._line(record) for record in found]
 
     @property
@@ -189,7 +188,7 @@ class LogHandler(logging.Handler):
     def _line(self, record: logging.LogRecord) -> str:
         try:
             return self.format(record)
-        except Exception as error:  # a model's message may not fit its arguments
+        except Exception as error:  # the record of a model, whose arguments may not fit or may raise
             text = shortened(record.msg) if isinstance(record.msg, str) else type(record.msg).__name__
             broken = f"a message could not be formatted, {type(error).__name__}: {text}"
             place = record.name, record.levelno, record.pathname, record.lineno
@@ -261,11 +260,32 @@ def _summary(record: logging.LogRecord, count: int) -> logging.LogRecord:
 
 def _detached(record: logging.LogRecord) -> logging.LogRecord:
     """A copy with the message as text and no exception, so it keeps no objects alive."""
+    return _changed(record, msg=_message(record), args=None, exc_info=None, exc_text=None)
+
+
+def _message(record: logging.LogRecord) -> str:
     try:
-        text = record_message(record)
-    except Exception:  # arguments do not fit
-        text = message_of(record.msg)
-    return _changed(record, msg=text, args=None, exc_info=None, exc_text=None)
+        return record_message(record)
+    except Exception:  # the record of a model, whose arguments may not fit or may raise
+        return message_of(record.msg)
+
+
+def _item(record: logging.LogRecord) -> LogItem:
+    """A record for the exporter; made on the thread that logs, whose span is current."""
+    found = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    found |= span_fields()
+    trace_id, span_id = (str(found.pop(name, "")) for name in ("trace_id", "span_id"))
+    if text := record_traceback(record):
+        found["exception.stacktrace"] = text
+    attributes = {
+        name: value if isinstance(value, str | int | float) else message_of(value)
+        for name, value in found.items()
+    }
+    time_ns = int(record.created * 1e9)
+    message = _message(record)
+    return LogItem(
+        time_ns, record.levelno, record.levelname, record.name, message, attributes, trace_id, span_id
+    )
 
 
 def _changed(record: logging.LogRecord, **changes: object) -> logging.LogRecord:

@@ -1,7 +1,6 @@
 """Options of the logs, and `LogControl`, which changes them while the server runs.
 
-Names and error texts of settings are Triton's. One lock guards changes. Used by `conch.server_options` and by
-the front ends.
+Names and error texts of settings are Triton's. One lock guards changes.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
-from conch.observability.otlp.batch_exporter import BatchExporter
-from conch.observability.otlp.endpoint import OtlpEndpoint
+from conch.observability.exporters import Exporter, ExportOptions, LogItem
 
 Setting = bool | int | str
 """A value of a setting."""
@@ -50,7 +48,7 @@ class LogOptions:
     file: Path | None = None
     repeat_limit: int = 100
     escape: bool = True
-    export: OtlpEndpoint | None = None
+    export: ExportOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class LogControl:
         self,
         options: LogOptions,
         apply: Callable[[LogOptions], None] | None,
-        exporter: BatchExporter[Any] | None = None,
+        exporter: Exporter[LogItem] | None = None,
     ) -> None:
         self.exporter = exporter
         self._options = options

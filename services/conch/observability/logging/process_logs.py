@@ -1,22 +1,20 @@
-"""The logs of a server process: opens and closes them together, and reopens their files at SIGHUP.
-
-Used by: `serve_command`.
-"""
+"""The logs of a server process: opens and closes them together, and reopens their files at SIGHUP."""
 
 from __future__ import annotations
 
 import logging
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import Protocol
 
 from conch.core.errors import ConchError
+from conch.observability.exporters import EXPORT_REASONS, DropCounter
 from conch.observability.logging.access_log import AccessLog
 from conch.observability.logging.audit_log import AuditLog
-from conch.observability.logging.log_export import LogExport
 from conch.observability.logging.log_handler import Lines, LogHandler, configure, unconfigure
 from conch.observability.logging.log_settings import (
     AccessLogOptions,
@@ -24,6 +22,8 @@ from conch.observability.logging.log_settings import (
     LogControl,
     LogOptions,
 )
+
+_EXPORT_S = 5.0  # for the last export
 
 
 class Reopenable(Protocol):
@@ -113,8 +113,8 @@ class Logs:
         return [each for each in (self.access, self.audit) if each is not None]
 
     def _close_export(self) -> None:
-        if self._handler.export is not None:
-            self._handler.export.close()
+        if self._handler.exporter is not None:
+            self._handler.exporter.close(time.monotonic() + _EXPORT_S)
 
     def __enter__(self) -> Logs:
         self._stack.callback(self._close_export)  # last: it sends what the others log
@@ -140,12 +140,11 @@ def open_logs(
         raise LogFileError(f"--log-file can't be opened: {error}") from None
     if options.export is not None:
         try:
-            handler.export = LogExport(options.export)
+            handler.exporter = options.export.open_exporter(DropCounter(EXPORT_REASONS))
         except ConchError as error:
             unconfigure(handler)
             raise LogFileError(f"--otlp-logs-url: {error}") from None
-    exporter = None if handler.export is None else handler.export.exporter
-    control = LogControl(options, handler.apply, exporter)
+    control = LogControl(options, handler.apply, handler.exporter)
     files: list[Reopenable] = [] if options.file is None else [handler]
     access_log: AccessLog | None = None
     audit_log: AuditLog | None = None

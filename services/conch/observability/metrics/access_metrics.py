@@ -1,11 +1,11 @@
-"""Metrics of the access policy: refused calls, calls of each principal, reloads. Used by `MetricsPort`."""
+"""Metrics of the access policy: refused calls, calls of each principal, reloads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conch.observability.metrics.sample_text import Family, sample
+from conch.observability.metrics.sample_text import Family, counted
 
 _REFUSED = Family("conch_access_refused_total", "counter", "Calls that the access policy refused, by reason")
 _REQUESTS = Family(
@@ -34,22 +34,11 @@ class AccessCounts:
     fetches: Mapping[str, int]
 
 
-class AccessMetrics:
-    """Reads the counts of an access policy."""
-
-    def __init__(self, counts: Callable[[], AccessCounts]) -> None:
-        self._counts = counts
-
-    def __call__(self) -> list[tuple[Family, list[str]]]:
-        """The families with their samples."""
-        counts = self._counts()
-        return [
-            (_REFUSED, _samples(_REFUSED, "reason", counts.refused)),
-            (_REQUESTS, _samples(_REQUESTS, "principal", counts.requests)),
-            (_RELOADS, _samples(_RELOADS, "result", counts.reloads)),
-            (_FETCHES, _samples(_FETCHES, "result", counts.fetches)),
-        ]
-
-
-def _samples(family: Family, label: str, counts: Mapping[str, int]) -> list[str]:
-    return [sample(family.name, count, {label: name}) for name, count in sorted(counts.items())]
+def access_families(counts: AccessCounts) -> list[tuple[Family, list[str]]]:
+    """The families of an access policy with their samples."""
+    return [
+        (_REFUSED, counted(_REFUSED, "reason", counts.refused)),
+        (_REQUESTS, counted(_REQUESTS, "principal", counts.requests)),
+        (_RELOADS, counted(_RELOADS, "result", counts.reloads)),
+        (_FETCHES, counted(_FETCHES, "result", counts.fetches)),
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ssl import SSLContext
 
-from conch.observability.otlp.endpoint import OtlpEndpoint
+from conch.observability.exporters import ExportOptions
 
 _BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _COUNTERS = "counter_latencies"
@@ -32,7 +32,6 @@ class MetricsOptions:
         quantiles: Quantiles of Triton's summaries; empty for no summaries.
         tls: Makes the TLS context; None for plain text.
         export: Where metrics are also exported to; None for nowhere.
-        export_interval_s: Between exports.
     """
 
     address: str = "0.0.0.0"
@@ -44,8 +43,7 @@ class MetricsOptions:
     first_responses: bool = False
     quantiles: tuple[float, ...] = ()
     tls: Callable[[], SSLContext] | None = None
-    export: OtlpEndpoint | None = None
-    export_interval_s: float = 60.0
+    export: ExportOptions | None = None
 
     @property
     def reuse_port(self) -> bool:

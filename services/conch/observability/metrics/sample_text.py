@@ -82,6 +82,15 @@ def sample(name: str, value: float, pairs: Mapping[str, str] | None = None) -> s
     return f"{name}{{{labels(pairs)}}} {number(value)}\n" if pairs else f"{name} {number(value)}\n"
 
 
+def counted(
+    family: Family, label: str, counts: Mapping[str, int], others: Mapping[str, str] | None = None
+) -> list[str]:
+    """A line for each count, whose name is the value of a label."""
+    return [
+        sample(family.name, count, {label: name, **(others or {})}) for name, count in sorted(counts.items())
+    ]
+
+
 def model_labels(name: str, namespace: str) -> dict[str, str]:
     """The labels that identify a model: name, and namespace if names are not unique."""
     return {"model": name, "namespace": namespace} if namespace else {"model": name}

@@ -1,6 +1,6 @@
 """Metrics of the server as a whole, and the metrics that Python models define.
 
-The server's: model states, loads, response cache, shared-memory regions. Used by `MetricsPort`.
+The server's: model states, loads, response cache, shared-memory regions, traces and exports.
 """
 
 from __future__ import annotations
@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from conch.core.custom_metrics import FAMILIES, CustomFamilies, FamilySnapshot, Histogram, MetricSnapshot
 from conch.core.load_statistics import LoadCounts, Spread
 from conch.core.registry import Registry
 from conch.core.response_cache.local_cache import LocalCacheStatistics
+from conch.observability.exporters import DropCounter, Exporter
 from conch.observability.metrics.model_families import histogram_samples, seconds
 from conch.observability.metrics.sample_text import (
     LONG_EXPONENTS,
     Family,
     bounds,
+    counted,
     in_seconds,
     labels,
     model_labels,
@@ -104,7 +107,18 @@ _REGION_BYTES = Family(
 _REGIONS = Family(
     "conch_shared_memory_regions", "gauge", "Shared-memory regions that clients have registered"
 )
-
+_TRACE_DROPS = Family(
+    "conch_trace_dropped_total", "counter", "Traces and spans that were lost, by the reason of the loss"
+)
+_SPANS = Family("conch_trace_spans_total", "counter", "Spans that a collector has taken")
+_TRACE_EXPORTS = Family("conch_trace_exports_total", "counter", "Requests to the collector by their result")
+_TRACES_WAITING = Family("conch_trace_queue_spans", "gauge", "Spans that wait for their export")
+_EXPORTS = Family(
+    "conch_otlp_exports_total", "counter", "Requests with metrics or logs to a collector, by their result"
+)
+_EXPORT_DROPS = Family(
+    "conch_otlp_dropped_total", "counter", "Data points of metrics and log records that were lost"
+)
 
 RegionSizes = Callable[[], Mapping[str, Sequence[int]]]
 """Gives the sizes of clients' regions by kind: ``system`` and ``cuda``."""
@@ -179,6 +193,30 @@ def _region_families(sizes: Mapping[str, Sequence[int]]) -> Found:
         ),
         (_REGIONS, [sample(_REGIONS.name, len(each), {"kind": kind}) for kind, each in sizes.items()]),
     ]
+
+
+def trace_families(drops: DropCounter, exporter: Exporter[Any] | None) -> Found:
+    """The families of traces: lost ones and, in mode ``opentelemetry``, those of the exporter."""
+    found = [(_TRACE_DROPS, counted(_TRACE_DROPS, "reason", drops.counts()))]
+    if exporter is not None:
+        counts = exporter.counts()
+        found += [
+            (_SPANS, [sample(_SPANS.name, counts.taken)]),
+            (_TRACE_EXPORTS, counted(_TRACE_EXPORTS, "result", counts.exports)),
+            (_TRACES_WAITING, [sample(_TRACES_WAITING.name, counts.queued)]),
+        ]
+    return found
+
+
+def export_families(exporters: Mapping[str, Exporter[Any]]) -> Found:
+    """The families of the exporters of metrics and log, by signal."""
+    exports: list[str] = []
+    dropped: list[str] = []
+    for signal, exporter in exporters.items():
+        own = {"signal": signal}
+        exports += counted(_EXPORTS, "result", exporter.counts().exports, own)
+        dropped += counted(_EXPORT_DROPS, "reason", exporter.drops.counts(), own)
+    return [(_EXPORTS, exports), (_EXPORT_DROPS, dropped)]
 
 
 _CATCH_UP_S = 0.25

@@ -4,7 +4,7 @@ A setting with a log frequency collects so many traces for each indexed file. Th
 once; it ends with `]` after each write, so that readers find valid JSON. A setting with a count and rate 1
 has an indexed file of its own. What cannot be written is dropped and counted; the next write tries again.
 Owns collected texts and the ends of files; no descriptor stays open. Threads: the tracer's, and the one that
-closes it after that. Used by: `tracer`, `server`.
+closes it after that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.observability.otlp.drop_counter import DropCounter
+from conch.observability.exporters import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_records import tree_text
 from conch.observability.tracing.trace_setting import TraceSetting
+from conch.observability.tracing.trace_sink import TraceSink
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class _Collected:
         return self.counts_down and not self.setting.left and self.sampled >= values.count
 
 
-class TraceFile:
+class TraceFile(TraceSink):
     """Writes traces to files.
 
     Args:
@@ -127,7 +128,7 @@ class TraceFile:
         self._unreported = 0
 
     def write(self, roots: Sequence[Trace]) -> None:
-        """Writes trees, or collects them; see `TraceSink`."""
+        """Writes trees, or collects them."""
         touched: dict[TraceSetting, _Collected] = {}
         for root in roots:
             setting = root.setting

@@ -1,7 +1,7 @@
 """`TraceRing`: a `TraceSink` that keeps the newest traces in memory, as JSON with their waterfalls.
 
 Bounded in number and bytes. Threads and locks: the tracer's thread writes, any thread reads; a lock guards
-the ring. Used by: `open_tracing`, the console.
+the ring.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conch.core.clock import wall_seconds
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_reader import ReadTrace
 from conch.observability.tracing.trace_records import stamps
-from conch.observability.tracing.trace_setting import TraceSetting
+from conch.observability.tracing.trace_sink import TraceSink
 from conch.observability.tracing.waterfall import waterfall
 
 MOST_TRACES = 256
@@ -26,7 +26,7 @@ _MOST_ROWS = 400  # of one trace, such as an ensemble's of many steps
 _MOST_TEXT = 500
 
 
-class TraceRing:
+class TraceRing(TraceSink):
     """The newest traces.
 
     Args:
@@ -46,7 +46,7 @@ class TraceRing:
         self.count = 0
 
     def write(self, roots: Sequence[Trace]) -> None:
-        """Keeps trees; see `TraceSink`."""
+        """Keeps trees."""
         for root in roots:
             text = json.dumps(_trace_object(root), separators=(",", ":")).encode()
             with self._lock:
@@ -55,12 +55,6 @@ class TraceRing:
                 self.count += 1
                 while self._kept and (len(self._kept) > self._most or self._bytes > self._most_bytes):
                     self._bytes -= len(self._kept.popleft())
-
-    def replaced(self, setting: TraceSetting) -> None:
-        """Does nothing; see `TraceSink`."""
-
-    def close(self, deadline_s: float) -> None:
-        """Does nothing; see `TraceSink`."""
 
     def newest(self) -> list[bytes]:
         """All that is kept, newest first: each a JSON object."""

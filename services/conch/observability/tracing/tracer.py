@@ -5,7 +5,7 @@ the queue every `_INTERVAL_S`, keeps trees whose subrequests have not ended for 
 writes the others. A full queue drops the newest; drops are counted.
 
 Threads and locks: `begin`, `child` and `end` from any thread, without locks; a lock guards starting and
-closing. Used by: `request_watch`, `server`.
+closing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from random import Random
 
 from conch.core.request import InferenceRequest, RunTimes, TracedBatch
 from conch.core.request_log import Caller
-from conch.observability.otlp.drop_counter import DropCounter
+from conch.observability.exporters import DropCounter, SpanOptions
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent, parse_traceparent
 from conch.observability.tracing.trace_setting import TraceSetting, ratio_threshold
@@ -62,15 +62,11 @@ class Tracer:
         sinks: Where it goes.
         drops: Counts what is lost.
         tail: Which requests are kept after the fact.
-        propagates: Whether callers' spans are continued, as in mode ``opentelemetry``.
-        follows_unsampled: Whether a caller's span that is not sampled traces the request, as in Triton.
-        batch_spans: Whether a batch of several requests has a span.
-        returns_traceparent: Whether the answer to a request that is sampled names its root span.
-        ratio: The share of trace ids that are sampled while a setting's rate is 0.
+        spans: Settings of mode ``opentelemetry``; None for mode ``triton``.
 
     Attributes:
-        propagates: As given.
-        returns_traceparent: As given.
+        propagates: Whether callers' spans are continued: in mode ``opentelemetry``.
+        returns_traceparent: Whether the answer to a request that is sampled names its root span.
         drops: As given.
     """
 
@@ -80,24 +76,21 @@ class Tracer:
         sinks: Sequence[TraceSink] = (),
         drops: DropCounter | None = None,
         tail: TailRules | None = None,
-        propagates: bool = False,
-        follows_unsampled: bool = False,
-        batch_spans: bool = False,
-        returns_traceparent: bool = False,
-        ratio: float = 0.0,
+        spans: SpanOptions | None = None,
     ) -> None:
+        self.propagates = spans is not None
+        spans = spans or SpanOptions()
         self._settings = settings
         self._sinks = sinks
         self.drops = drops or DropCounter()
         self._tail = tail or TailRules()
-        self._by_id = ratio > 0
-        self._threshold = ratio_threshold(ratio)
+        self._by_id = spans.ratio > 0
+        self._threshold = ratio_threshold(spans.ratio)
         # Requests that neither their rate nor their caller samples.
         self._keeps_some = bool(self._tail) or self._by_id
-        self.propagates = propagates
-        self._follows_unsampled = follows_unsampled
-        self._batch_spans = batch_spans
-        self.returns_traceparent = returns_traceparent
+        self._follows_unsampled = spans.follows_unsampled
+        self._batch_spans = spans.batch_spans
+        self.returns_traceparent = spans.returns_traceparent
         self._number = count(1).__next__
         # Its own, as models may seed the generator of `random`.
         self._bits = Random().getrandbits
@@ -226,7 +219,7 @@ class Tracer:
         while not self._closing.wait(_INTERVAL_S):
             try:
                 self._write(final=False)
-            except Exception:  # the thread must go on
+            except Exception:  # the top of the thread, which has to go on
                 log.exception("traces could not be written")
 
     def _write(self, final: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.tracing import TraceMaker, setting_of
 
 from conch.cli import main
-from conch.observability.otlp.drop_counter import DropCounter
+from conch.observability.exporters import DropCounter
 from conch.observability.tracing.trace_file import TraceFile
 
 

@@ -19,7 +19,7 @@ from tests.support.tracing import TraceMaker, setting_of, tensor, triton_summary
 
 from conch.core.request import RunTimes
 from conch.core.tensor import encode_bytes
-from conch.observability.otlp.drop_counter import DropCounter
+from conch.observability.exporters import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_file import TraceFile
 from conch.observability.tracing.trace_records import tree_text

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.support.tracing import TraceMaker, setting_of, tensor, triton_summary
 
-from conch.observability.otlp.drop_counter import DropCounter
+from conch.observability.exporters import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_file import TraceFile
 from conch.observability.tracing.trace_reader import ReadTrace, TraceFileError, read_traces

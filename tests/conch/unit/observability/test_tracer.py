@@ -15,18 +15,19 @@ from tests.support.servers import eventually
 
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.request import InferenceRequest, RunTimes
-from conch.observability.otlp.drop_counter import DropCounter
+from conch.observability.exporters import DropCounter, SpanOptions
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent
 from conch.observability.tracing.trace_setting import TraceSetting, TraceValues
 from conch.observability.tracing.trace_settings import OPENTELEMETRY, TraceSettings
+from conch.observability.tracing.trace_sink import TraceSink
 from conch.observability.tracing.tracer import TailRules, Tracer
 
 ON = TraceValues(timestamps=True, rate=1, file="trace.json")
 MODELS = ("a", "b")
 
 
-class Kept:
+class Kept(TraceSink):
     """A sink that keeps what it gets."""
 
     def __init__(self) -> None:
@@ -39,9 +40,6 @@ class Kept:
 
     def replaced(self, setting: TraceSetting) -> None:
         self.items.append(setting)
-
-    def close(self, deadline_s: float) -> None:
-        """Nothing is open."""
 
 
 class From:
@@ -143,7 +141,7 @@ def test_settings_that_would_trace_nothing(
 
 
 def test_models_that_seed_random_repeat_no_id() -> None:
-    tracer = Tracer(TraceSettings(ON), batch_spans=True)
+    tracer = Tracer(TraceSettings(ON), spans=SpanOptions(batch_spans=True))
     ids: list[int | str] = []
     for _ in range(2):
         random.seed(7)
@@ -159,22 +157,21 @@ def test_models_that_seed_random_repeat_no_id() -> None:
 def test_callers_decide_in_mode_opentelemetry() -> None:
     made = TraceSettings(replace(ON, rate=2), OPENTELEMETRY)
     sampled, unsampled = (From(traceparent=format_traceparent(5, 6, flag)) for flag in (True, False))
-    tracer = Tracer(made, propagates=True)
+    tracer = Tracer(made, spans=SpanOptions())
     traces = [begun(tracer, caller=caller) for caller in (sampled, None, unsampled, unsampled)]
     assert [trace is not None for trace in traces] == [True, True, False, True]
     assert traces[0] is not None and traces[1] is not None
     assert (traces[0].trace_id, traces[0].caller) == (5, (5, 6, True, ""))
     assert traces[1].caller is None
-    always = Tracer(
-        TraceSettings(replace(ON, rate=0), OPENTELEMETRY), propagates=True, follows_unsampled=True
-    )
+    follows = SpanOptions(follows_unsampled=True)
+    always = Tracer(TraceSettings(replace(ON, rate=0), OPENTELEMETRY), spans=follows)
     assert begun(always, caller=unsampled) is not None
     assert begun(always, caller=From(traceparent="00-x")) is None
 
 
 def by_ratio(ratio: float, **changes: Any) -> Tracer:
     values = replace(ON, **{"rate": 0, **changes})
-    return Tracer(TraceSettings(values, OPENTELEMETRY), propagates=True, ratio=ratio)
+    return Tracer(TraceSettings(values, OPENTELEMETRY), spans=SpanOptions(ratio=ratio))
 
 
 @settings(max_examples=30, deadline=None)
@@ -216,12 +213,11 @@ def test_what_goes_with_a_ratio() -> None:
     assert [begun(counted) is not None for _ in range(3)] == [True, True, False]
     own = TraceSettings(replace(ON, rate=0), OPENTELEMETRY)
     own.update({"trace_rate": ["2"]}, "b")
-    tracer = Tracer(own, propagates=True, ratio=1.0)
+    tracer = Tracer(own, spans=SpanOptions(ratio=1.0))
     assert [begun(tracer, "b") is not None for _ in range(4)] == [False, True, False, True]
     assert begun(tracer)
-    tail = Tracer(
-        TraceSettings(replace(ON, rate=0), OPENTELEMETRY), (), None, TailRules(failed=True), True, ratio=0.5
-    )
+    unsampled = TraceSettings(replace(ON, rate=0), OPENTELEMETRY)
+    tail = Tracer(unsampled, tail=TailRules(failed=True), spans=SpanOptions(ratio=0.5))
     kept = [begun(tail, caller=caller) for caller in (least, most)]
     assert [trace and trace.reason for trace in kept] == ["", "sampled"]
 

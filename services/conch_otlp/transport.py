@@ -1,7 +1,6 @@
 """`HttpTransport`, `GrpcTransport`: send one export request to a collector, and say what became of it.
 
 Each keeps its connection. Threads: `send` by the exporter's; `abort` ends a send from another thread.
-Used by: `batch_exporter`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from conch import __version__
 from conch.core.clock import wall_seconds
 from conch.core.errors import InvalidArgumentError
 from conch.core.timed_response import TimedResponse
-from conch.observability.otlp.endpoint import GRPC, HTTP_JSON, LOGS, METRICS, TRACES, OtlpEndpoint
+from conch.observability.exporters import LOGS, METRICS, TRACES
+from conch_otlp.endpoint import GRPC, HTTP_JSON, OtlpEndpoint
 
 _RETRIED_STATUS = frozenset({429, 502, 503, 504})
 _RETRIED_CODES = frozenset(
@@ -148,7 +148,7 @@ class HttpTransport:
         self._aborted = False
 
     def send(self, request: bytes, timeout_s: float) -> Outcome:
-        """Posts a request; see `Transport`."""
+        """Posts a request."""
         body = _as_json(self._service.request.FromString(request)) if self._json else request
         headers = self._headers
         if self._gzip and len(body) > _GZIP_ABOVE:
@@ -209,7 +209,7 @@ class HttpTransport:
         return connection
 
     def abort(self) -> None:
-        """Ends a post that waits; see `Transport`."""
+        """Ends a post that waits."""
         self._aborted = True
         connection = self._connection
         sock = None if connection is None else connection.sock
@@ -218,7 +218,7 @@ class HttpTransport:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the connection; see `Transport`."""
+        """Closes the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -249,7 +249,7 @@ class GrpcTransport:
         self._compression = grpc.Compression.Gzip if endpoint.gzip else None
 
     def send(self, request: bytes, timeout_s: float) -> Outcome:
-        """Calls the service; see `Transport`."""
+        """Calls the service."""
         try:
             response = self._export(
                 request, timeout=timeout_s, metadata=self._headers, compression=self._compression
@@ -267,11 +267,11 @@ class GrpcTransport:
         return _taken(self._service, response)
 
     def abort(self) -> None:
-        """Cancels a call that waits; see `Transport`."""
+        """Cancels a call that waits."""
         self._channel.close()
 
     def close(self) -> None:
-        """Closes the channel; see `Transport`."""
+        """Closes the channel."""
         self._channel.close()
 
 

@@ -3,14 +3,14 @@
 A request is the root ``InferRequest``; below it each trace is a span named as its model, with a span
 ``compute`` if it ran, and the spans of its subrequests. Most spans differ from earlier ones in ids and times
 only: they are copies of templates, which is far cheaper than to build their events and attributes.
-Owns templates and the offset of the wall clock. Threads: the exporter's only. Used by: `otlp_exporter`.
+Owns templates and the offset of the wall clock. Threads: the exporter's only.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from operator import itemgetter
 from random import Random
@@ -24,25 +24,17 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from conch import __version__
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
-from conch.core.request import TracedBatch
-from conch.observability.otlp.attributes import attribute, attributes_of, short
-from conch.observability.tracing.otlp_options import SEMCONV_LAYOUT, OtlpOptions
-from conch.observability.tracing.span_parts import (
-    batch_span,
-    field,
-    link,
-    model_code_span,
-    number_attribute,
-)
-from conch.observability.tracing.span_template import PARENT_ID, SPAN_ID, SpanTemplate
+from conch.core.request import SpanRecord, TracedBatch
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_records import stamps
+from conch_otlp.attributes import attribute, attributes_of, short
+from conch_otlp.span_template import PARENT_ID, SPAN_ID, SpanTemplate
 
 _OK = 200
 _FRAMING = 12  # bytes around a message: tags, and lengths up to 2**35
 _OFFSET_NS = 60 * 10**9
-_MOST_EVENTS = 128
-"""Of one span; OpenTelemetry's default limit."""
+_MOST_EVENTS = _MOST_LINKS = 128
+"""Of one span; OpenTelemetry's default limits."""
 
 _MOST_SHAPES = 1024
 _RPC_METHODS = {
@@ -81,6 +73,9 @@ _UNKNOWN = 2
 _RESOURCE_SPANS, _SCOPE_SPANS, _SPANS = b"\x0a", b"\x12", b"\x12"
 """Tags: field 1 of the request, 2 of `ResourceSpans` and of `ScopeSpans`."""
 
+_ATTRIBUTES = b"\x4a"
+"""Tag of field 9 of `Span`."""
+
 _OWN_NUMBER = KeyValue(key="triton.trace_id").SerializeToString()
 _PARENT_NUMBER = KeyValue(key="triton.trace_parent_id").SerializeToString()
 _ROOT, _MODEL, _COMPUTE = range(3)
@@ -96,11 +91,6 @@ _PARTS = {
 """Events that belong to the spans of a model; all others are the root's."""
 
 _name_of = itemgetter(0)
-
-
-def span_count(root: Trace) -> int:
-    """The number of spans of a tree."""
-    return 1 + _model_spans(root)
 
 
 def _model_spans(trace: Trace) -> int:
@@ -133,16 +123,23 @@ class _Shape(NamedTuple):
 
 
 class SpanEncoder:
-    """Makes export requests.
+    """Makes export requests; an `Encoder`, whose queue has trees of traces.
 
     Args:
-        options: Resource and layout.
+        resource: Attributes of the server.
+        semconv: Whether spans have the names and kinds of OpenTelemetry's conventions, else Triton's.
         clock: Monotonic time in nanoseconds.
         wall: Time since 1970 in nanoseconds.
     """
 
-    def __init__(self, options: OtlpOptions, clock: Clock = monotonic_ns, wall: Clock = time.time_ns) -> None:
-        self._semconv = options.layout == SEMCONV_LAYOUT
+    def __init__(
+        self,
+        resource: Mapping[str, str | int],
+        semconv: bool,
+        clock: Clock = monotonic_ns,
+        wall: Clock = time.time_ns,
+    ) -> None:
+        self._semconv = semconv
         self._clock = clock
         self._wall = wall
         self._offset_ns = self._renew_ns = 0
@@ -152,16 +149,18 @@ class SpanEncoder:
         scope = InstrumentationScope(name="triton-server")
         if self._semconv:
             scope = InstrumentationScope(name="conch", version=__version__)
-        resource = Resource(attributes=attributes_of(options.resource))
-        self._resource = ResourceSpans(resource=resource).SerializeToString()
+        message = Resource(attributes=attributes_of(resource))
+        self._resource = ResourceSpans(resource=message).SerializeToString()
         self._scope = ScopeSpans(scope=scope).SerializeToString()
 
-    def requests(
-        self, roots: Iterable[Trace], most_spans: int, most_bytes: int
-    ) -> Iterator[tuple[bytes, int]]:
+    def queued(self, items: Iterable[Trace]) -> list[tuple[Trace, int]]:
+        """Trees with their numbers of spans."""
+        return [(root, 1 + _model_spans(root)) for root in items]
+
+    def requests(self, queued: Iterable[Trace], most: int, most_bytes: int) -> Iterator[tuple[bytes, int]]:
         """Requests within limits, and their numbers of spans; one span may be above the limit of bytes."""
         spans: list[bytes] = []
-        for root in roots:
+        for root in queued:
             caller = root.caller
             parent_id = b"" if caller is None else caller.span_id.to_bytes(8, "big")
             state = Span(trace_state=caller.state).SerializeToString() if caller and caller.state else b""
@@ -170,13 +169,13 @@ class SpanEncoder:
         place = 0
         while place < len(spans):
             left, last = room - len(spans[place]), place + 1
-            while last < len(spans) and last - place < most_spans:
+            while last < len(spans) and last - place < most:
                 left -= len(spans[last])
                 if left < 0:
                     break
                 last += 1
-            scoped = field(_SCOPE_SPANS, self._scope + b"".join(spans[place:last]))
-            yield field(_RESOURCE_SPANS, self._resource + scoped), last - place
+            scoped = _field(_SCOPE_SPANS, self._scope + b"".join(spans[place:last]))
+            yield _field(_RESOURCE_SPANS, self._resource + scoped), last - place
             place = last
 
     def _add(
@@ -211,26 +210,26 @@ class SpanEncoder:
             told: int | None = getattr(trace, "root_id", None)
             span_id = self._new_id() if told is None else told.to_bytes(8, "big")
             values = [trace_id, span_id, parent_id, *packed]
-            spans.append(field(_SPANS, shape.root(values) + state + self._of_root(trace)))
+            spans.append(_field(_SPANS, shape.root(values) + state + self._of_root(trace)))
             parent_id = span_id
         if shape.model is None:
             return
         model_id = trace.span_id.to_bytes(8, "big")
         values = [trace_id, model_id, parent_id, *packed]
-        spans.append(field(_SPANS, shape.model(values) + state + self._of_model(trace)))
+        spans.append(_field(_SPANS, shape.model(values) + state + self._of_model(trace)))
         if shape.compute is not None:
             values[SPAN_ID], values[PARENT_ID] = self._new_id(), model_id
             batch = None if trace.times is None else trace.times.batch
             links = (
                 b""
                 if batch is None
-                else Span(links=[link(batch.trace_id, batch.span_id)]).SerializeToString()
+                else Span(links=[_link(batch.trace_id, batch.span_id)]).SerializeToString()
             )
-            spans.append(field(_SPANS, shape.compute(values) + state + links))
+            spans.append(_field(_SPANS, shape.compute(values) + state + links))
         if (batch := _first_of_batch(trace)) is not None:
-            spans.append(field(_SPANS, batch_span(batch, trace, offset)))
+            spans.append(_field(_SPANS, _batch_span(batch, trace, offset)))
         for record in trace.spans:
-            spans.append(field(_SPANS, model_code_span(record, trace_id, offset) + state))
+            spans.append(_field(_SPANS, _model_code_span(record, trace_id, offset) + state))
         for child in trace.children:
             self._add(spans, child, trace_id, model_id, state, offset)
 
@@ -256,8 +255,8 @@ class SpanEncoder:
     def _of_model(self, trace: Trace) -> bytes:
         """Which request it was."""
         parent = trace.parent
-        found = number_attribute(_OWN_NUMBER, trace.number)
-        found += number_attribute(_PARENT_NUMBER, 0 if parent is None else parent.number)
+        found = _number_attribute(_OWN_NUMBER, trace.number)
+        found += _number_attribute(_PARENT_NUMBER, 0 if parent is None else parent.number)
         if not trace.request_id and trace.error is None:
             return found
         span = Span()
@@ -387,3 +386,70 @@ def _status(root: Trace) -> int:
     if error is not None:
         return error.http_status
     return 0 if root.cancelled else _OK
+
+
+def _batch_span(batch: TracedBatch, trace: Trace, offset: int) -> bytes:
+    """The span of a batch, as long as the model ran; a trace of its own, linked to its requests."""
+    times = trace.times
+    assert times is not None, "the trace of a request that ran"
+    span = Span(
+        trace_id=batch.trace_id.to_bytes(16, "big"),
+        span_id=batch.span_id.to_bytes(8, "big"),
+        name=f"batch {short(trace.model)}",
+        kind=Span.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=times.start_ns + offset,
+        end_time_unix_nano=max(times.end_ns, times.start_ns) + offset,
+        attributes=[
+            attribute("triton.model_name", trace.model),
+            attribute("triton.model_version", trace.version),
+            attribute("conch.batch.size", times.size),
+            attribute("conch.batch.requests", batch.requests),
+        ],
+        links=[_link(*member) for member in batch.members[:_MOST_LINKS]],
+        dropped_links_count=max(len(batch.members) - _MOST_LINKS, 0),
+    )
+    return span.SerializeToString()
+
+
+def _link(trace_id: int, span_id: int) -> Span.Link:
+    """A link to a span, by its ids."""
+    return Span.Link(trace_id=trace_id.to_bytes(16, "big"), span_id=span_id.to_bytes(8, "big"))
+
+
+def _model_code_span(record: SpanRecord, trace_id: bytes, offset: int) -> bytes:
+    """A span that the model made."""
+    span = Span(
+        trace_id=trace_id,
+        span_id=record.span_id.to_bytes(8, "big"),
+        parent_span_id=record.parent_id.to_bytes(8, "big"),
+        name=short(record.name) or "unknown",
+        kind=Span.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=record.start_ns + offset,
+        end_time_unix_nano=record.end_ns + offset,
+        attributes=attributes_of(record.attributes),
+    )
+    if record.error_type:
+        span.attributes.append(attribute("error.type", record.error_type))
+        span.status.code = Status.STATUS_CODE_ERROR
+        span.status.message = short(record.error)
+    return span.SerializeToString()
+
+
+def _varint(number: int) -> bytes:
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
+
+
+def _field(tag: bytes, content: bytes) -> bytes:
+    """A field of a message, whose content is bytes."""
+    return tag + _varint(len(content)) + content
+
+
+def _number_attribute(head: bytes, number: int) -> bytes:
+    """An attribute with a number, as a field of `Span`; `head` is its key."""
+    value = b"\x18" + _varint(number)  # AnyValue.int_value
+    return _field(_ATTRIBUTES, head + _field(b"\x12", value))  # KeyValue.value

@@ -1,7 +1,4 @@
-"""Attributes of spans, metrics, logs and the server, as messages.
-
-No state. Used by: the encoders of all signals.
-"""
+"""Attributes of spans, metrics, logs and the server, as messages."""
 
 from __future__ import annotations
 

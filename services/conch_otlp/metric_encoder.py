@@ -1,7 +1,6 @@
-"""Metrics as OpenTelemetry has them, made of the text of a scrape.
+"""`MetricEncoder`: makes metrics of OpenTelemetry out of the text of a scrape.
 
-Names are those of the scrape. All counts are cumulative, from the start of the server. No state.
-Used by: `metrics_export`.
+Names are those of the scrape. All counts are cumulative, from the start of the server.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from prometheus_client.parser import text_fd_to_metric_families
 from prometheus_client.samples import Sample
 
 from conch import __version__
-from conch.observability.otlp.attributes import attributes_of
+from conch.observability.exporters import Scrape
+from conch.observability.metrics.metrics_exposition import GilYielder
+from conch_otlp.attributes import attributes_of
 
 _CUMULATIVE = otlp.AGGREGATION_TEMPORALITY_CUMULATIVE
 _TYPE = "# TYPE "
@@ -28,6 +29,37 @@ _MOST_POINTS = 5000
 """Of one message of a metric; larger families are several."""
 
 Labels = tuple[tuple[str, str], ...]
+
+
+class MetricEncoder:
+    """Makes export requests; an `Encoder`, whose queue has metrics.
+
+    Args:
+        resource: Attributes of the server.
+    """
+
+    def __init__(self, resource: Mapping[str, str | int]) -> None:
+        self._resource = Resource(attributes=attributes_of(resource))
+        self._scope = InstrumentationScope(name="conch", version=__version__)
+
+    def queued(self, items: Sequence[Scrape]) -> list[tuple[otlp.Metric, int]]:
+        """The metrics of scrapes with their numbers of data points; takes long, and yields the GIL."""
+        yielder = GilYielder()
+        return [found for each in items for found in otlp_metrics(*each, yielder.yield_if_due)]
+
+    def requests(
+        self, queued: Sequence[otlp.Metric], most: int, most_bytes: int
+    ) -> Iterator[tuple[bytes, int]]:
+        """One request: the queue's limit of data points keeps it within the bytes."""
+        found = otlp.ResourceMetrics(
+            resource=self._resource, scope_metrics=[otlp.ScopeMetrics(scope=self._scope, metrics=queued)]
+        )
+        request = ExportMetricsServiceRequest(resource_metrics=[found])
+        yield request.SerializeToString(), sum(map(_points, queued))
+
+
+def _points(metric: otlp.Metric) -> int:
+    return len(getattr(metric, metric.WhichOneof("data") or "gauge").data_points)
 
 
 def otlp_metrics(
@@ -74,21 +106,6 @@ def otlp_metrics(
             )
             getattr(metric, kind).data_points.extend(some)
             yield metric, len(some)
-
-
-def export_request(metrics: Iterable[otlp.Metric], resource: Mapping[str, str | int]) -> bytes:
-    """A request with metrics, serialised.
-
-    Args:
-        metrics: The metrics.
-        resource: Attributes of the server.
-    """
-    scope = InstrumentationScope(name="conch", version=__version__)
-    found = otlp.ResourceMetrics(
-        resource=Resource(attributes=attributes_of(resource)),
-        scope_metrics=[otlp.ScopeMetrics(scope=scope, metrics=metrics)],
-    )
-    return ExportMetricsServiceRequest(resource_metrics=[found]).SerializeToString()
 
 
 def _numbers(family: Metric, start_ns: int, now_ns: int) -> Iterator[otlp.NumberDataPoint]:

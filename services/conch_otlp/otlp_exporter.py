@@ -1,10 +1,10 @@
-"""`BatchExporter`: sends items, such as spans, to an OpenTelemetry collector.
+"""`OtlpExporter`: sends the items of one signal to an OpenTelemetry collector.
 
 A thread waits for a batch or the delay, encodes it, and sends it; it tries again with growing pauses where
 the protocol allows it. Owns the queue, bounded in items: what does not fit is dropped, and counted. A
-collector that hangs holds up this thread only.
-Threads and locks: `put` and `close` from any thread; one condition guards queue and counts.
-Used by: `otlp_exporter`, `metrics_export`, `log_export`.
+collector that hangs holds up this thread only. docs/adr/0007-otlp-exporter.md says why this is not
+OpenTelemetry's SDK.
+Threads and locks: `export` and `close` from any thread; one condition guards queue and counts.
 """
 
 from __future__ import annotations
@@ -14,63 +14,49 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from conch.core.errors import UnavailableError
-from conch.observability.otlp.drop_counter import EXPORT_REASONS, DropCounter
-from conch.observability.otlp.endpoint import HTTP_JSON, OtlpEndpoint, QueueLimits
-
-if TYPE_CHECKING:
-    from conch.observability.otlp.transport import Outcome
+from conch.observability.exporters import LOGS, METRICS, TRACES, DropCounter, ExportCounts
+from conch_otlp.endpoint import HTTP_JSON, OtlpEndpoint, QueueLimits
+from conch_otlp.transport import Outcome, open_transport
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 4 * 2**20
-"""Of one request."""
-
+_MOST_BYTES = 4 * 2**20  # of one request
 _JSON_GROWTH = 4  # of a message that is JSON, at most about
 _MOST_TRIES = 6
-FIRST_PAUSE_S = 1.0
 _MOST_PAUSE_S, _MOST_ASKED_S = 30.0, 300.0
 _BETWEEN_WARNINGS_S = 60.0
 _ABORT_S = 0.5  # for the thread to end after its send was aborted
-
+_ITEMS = {TRACES: "spans", METRICS: "data points of metrics", LOGS: "log records"}
 
 Item = TypeVar("Item")
-Encode = Callable[[Sequence[Item], int, int], Iterable[tuple[bytes, int]]]
-"""Makes export requests of items, with most items and most bytes of each; gives their numbers, too."""
+Queued = TypeVar("Queued")
+Item_contra = TypeVar("Item_contra", contravariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportCounts:
-    """Numbers for the metrics port.
+class Encoder(Protocol[Item_contra, Queued]):
+    """Makes export requests of the items of one signal."""
 
-    Attributes:
-        taken: Items that collectors took.
-        exports: Requests by result: ``ok``, ``partial``, ``retried`` or ``failed``.
-        queued: Items that wait.
-    """
+    def queued(self, items: Sequence[Item_contra]) -> Iterable[tuple[Queued, int]]:
+        """What waits in the queue for items, each with the number that it counts; on the caller's thread."""
 
-    taken: int
-    exports: dict[str, int]
-    queued: int
+    def requests(self, queued: Sequence[Queued], most: int, most_bytes: int) -> Iterable[tuple[bytes, int]]:
+        """Requests within limits, each with its number of items; on the exporter's thread."""
 
 
-class BatchExporter(Generic[Item]):
-    """Exports one signal.
+class OtlpExporter(Generic[Item, Queued]):
+    """Exports one signal; an `Exporter`.
 
     Args:
         endpoint: Where to.
         limits: Of the queue.
-        encode: Makes requests; runs on the exporter's thread.
-        what: What the items are, for messages: ``spans``.
-        first_pause_s: Before the second try; it doubles with each further one.
+        encoder: Makes requests.
         drops: Counts lost items.
+        first_pause_s: Before the second try; it doubles with each further one.
 
     Raises:
-        UnavailableError: The package of the messages is missing.
         InvalidArgumentError: The certificate can't be used.
     """
 
@@ -78,25 +64,20 @@ class BatchExporter(Generic[Item]):
         self,
         endpoint: OtlpEndpoint,
         limits: QueueLimits,
-        encode: Encode[Item],
-        what: str,
-        drops: DropCounter | None = None,
-        first_pause_s: float = FIRST_PAUSE_S,
+        encoder: Encoder[Item, Queued],
+        drops: DropCounter,
+        first_pause_s: float,
     ) -> None:
-        try:
-            from conch.observability.otlp.transport import open_transport
-        except ModuleNotFoundError as error:
-            raise missing_package(endpoint.signal, error) from None
         self._endpoint = endpoint
         self._limits = limits
-        self._encode = encode
-        self._what = what
-        self.drops = DropCounter(EXPORT_REASONS) if drops is None else drops
+        self._encoder = encoder
+        self._what = _ITEMS[endpoint.signal]
+        self._drops = drops
         self._first_pause_s = first_pause_s
-        self._most_bytes = MOST_BYTES // (_JSON_GROWTH if endpoint.protocol == HTTP_JSON else 1)
+        self._most_bytes = _MOST_BYTES // (_JSON_GROWTH if endpoint.protocol == HTTP_JSON else 1)
         self._transport = open_transport(endpoint)
         self._changed = threading.Condition()
-        self._queue: deque[tuple[Item, int]] = deque()
+        self._queue: deque[tuple[Queued, int]] = deque()
         self._queued = 0
         self._sending = 0  # items out of the queue whose fate is open
         self._exported = 0
@@ -106,20 +87,22 @@ class BatchExporter(Generic[Item]):
         self._thread: threading.Thread | None = None
         self._warn_s = 0.0
 
+    @property
+    def drops(self) -> DropCounter:
+        """Lost items."""
+        return self._drops
+
     def counts(self) -> ExportCounts:
         """Numbers for the metrics port."""
         with self._changed:
             return ExportCounts(self._exported, dict(self._exports), self._queued)
 
-    def put(self, items: Iterable[tuple[Item, int]]) -> int:
-        """Queues items, each with how much it counts; never blocks for long.
-
-        Returns:
-            How much was dropped because the queue is full.
-        """
+    def export(self, items: Sequence[Item]) -> None:
+        """Queues items; a tree of traces waits, or is dropped, as a whole."""
+        queued = list(self._encoder.queued(items))
         lost = 0
         with self._changed:
-            for item, number in items:
+            for item, number in queued:
                 if self._closing or self._queued + number > self._limits.queue_size:
                     lost += number
                 else:
@@ -133,8 +116,9 @@ class BatchExporter(Generic[Item]):
                     self._thread.start()
                 self._changed.notify_all()
         if lost:
-            self.drops.add("shutdown" if closing else "queue_full", lost)
-        return 0 if closing else lost
+            self._drops.add("shutdown" if closing else "queue_full", lost)
+            if not closing and self._endpoint.signal == TRACES:  # Triton's text
+                log.debug("BatchSpanProcessor queue is full - dropping span.")
 
     def close(self, deadline_s: float) -> None:
         """Sends what is queued until a monotonic time, drops the rest, and ends."""
@@ -152,7 +136,7 @@ class BatchExporter(Generic[Item]):
             self._queue.clear()
             self._queued = self._sending = 0
         if lost:
-            self.drops.add("shutdown", lost)
+            self._drops.add("shutdown", lost)
             log.warning("stopped before %d %s were exported to %s", lost, self._what, self._address)
         if thread is None or not thread.is_alive():
             self._transport.close()
@@ -164,17 +148,18 @@ class BatchExporter(Generic[Item]):
     def _run(self) -> None:
         while items := self._next():
             try:
-                for request, number in self._encode(items, self._limits.batch_size, self._most_bytes):
+                batch_size = self._limits.batch_size
+                for request, number in self._encoder.requests(items, batch_size, self._most_bytes):
                     self._deliver(request, number)
-            except Exception as error:  # the thread must go on
+            except Exception as error:  # the top of the thread, which has to go on
                 log.exception("%s could not be exported", self._what)
                 self._settle(self._sending, "export_failed", "failed", repr(error))
             with self._changed:
                 lost, self._sending = self._sending, 0
             if lost:
-                self.drops.add("shutdown", lost)
+                self._drops.add("shutdown", lost)
 
-    def _next(self) -> list[Item]:
+    def _next(self) -> list[Queued]:
         """Waits for items and takes a batch of them; empty when the exporter ends."""
         limits = self._limits
         with self._changed:
@@ -182,7 +167,7 @@ class BatchExporter(Generic[Item]):
             self._changed.wait_for(lambda: self._queued >= limits.batch_size or self._closing, limits.delay_s)
             if self._closing and time.monotonic() >= self._deadline_s:
                 return []
-            items: list[Item] = []
+            items: list[Queued] = []
             while self._queue:
                 item, number = self._queue[0]
                 if items and self._sending + number > limits.batch_size:
@@ -235,7 +220,7 @@ class BatchExporter(Generic[Item]):
                 return  # `close` has counted them
             self._sending = max(self._sending - number, 0)
         if lost:
-            self.drops.add(reason, lost)
+            self._drops.add(reason, lost)
         if error:
             self._warn(result, error, lost)
 
@@ -252,11 +237,3 @@ class BatchExporter(Generic[Item]):
                 lost,
                 self._what,
             )
-
-
-def missing_package(signal: str, error: ModuleNotFoundError) -> UnavailableError:
-    """The error for a package that exporting needs."""
-    return UnavailableError(
-        f"the export of {signal} needs a package that is missing ({error.name}): "
-        "pip install 'conch[opentelemetry]'"
-    )

@@ -2,7 +2,7 @@
 
 The generated class makes such a span once, with a mark in each place; each further span is one formatting of
 bytes, where building the message costs ten times as much. What only few spans have is appended to the bytes:
-protobuf merges messages that follow each other. No state. Used by: `otlp_spans`.
+protobuf merges messages that follow each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`OtlpEndpoint`: where one signal is exported and how, out of settings and ``OTEL_*``.
 
 A setting wins over a variable, and a variable of the signal over one of all signals.
-No state. Used by: `otlp_options`, `open_export`, the exporters.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import TypeVar
@@ -21,9 +20,6 @@ from conch import __version__
 from conch.core.errors import InvalidArgumentError
 
 T = TypeVar("T")
-
-TRACES, METRICS, LOGS = "traces", "metrics", "logs"
-"""The signals of OpenTelemetry."""
 
 HTTP_PROTOBUF, HTTP_JSON, GRPC = "http/protobuf", "http/json", "grpc"
 
@@ -40,7 +36,7 @@ class OtlpEndpoint:
     """Where a signal is exported, and how.
 
     Attributes:
-        signal: One of `TRACES`, `METRICS`, `LOGS`.
+        signal: One of the signals of `exporters`.
         url: Where it goes; of gRPC, only scheme, host and port matter.
         protocol: ``http/protobuf``, ``http/json`` or ``grpc``.
         headers: Sent with each export; names in lower case.
@@ -77,7 +73,7 @@ def read_endpoint(signal: str, given: Given) -> OtlpEndpoint:
     """The endpoint of a signal.
 
     Args:
-        signal: One of `TRACES`, `METRICS`, `LOGS`.
+        signal: One of the signals of `exporters`.
         given: Settings of `KEYS`, and variables.
 
     Raises:
@@ -268,28 +264,6 @@ def _headers(given: Given, signal: str) -> tuple[tuple[str, str], ...]:
             raise bad_option(name, reason)
         headers[key] = value
     return tuple(headers.items())
-
-
-def signal_endpoint(signal: str, url: str) -> OtlpEndpoint:
-    """The endpoint of a signal with a flag for its address only, ``--otlp-<signal>-url``.
-
-    Raises:
-        InvalidArgumentError: The address or a variable is wrong; the text names it.
-    """
-    endpoint = read_endpoint(signal, Given(f"--otlp-{signal}-", [("url", url)]))
-    if endpoint.protocol != GRPC and endpoint.url.path in ("", "/"):
-        endpoint = replace(endpoint, url=endpoint.url._replace(path=f"/v1/{signal}"))
-    return endpoint
-
-
-def metrics_interval_s() -> float:
-    """Time between exports of metrics, from the standard variable.
-
-    Raises:
-        InvalidArgumentError: It is wrong.
-    """
-    given = Given("--otlp-metrics-", [])
-    return given.convert("interval", ("OTEL_METRIC_EXPORT_INTERVAL",), 60_000, whole(1)) / 1000
 
 
 def server_resource(environment: Mapping[str, str] = os.environ) -> dict[str, str | int]:

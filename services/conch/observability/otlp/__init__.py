@@ -1,1 +1,0 @@
-"""Export by OpenTelemetry's protocol: endpoints, transports, queues; what is exported is elsewhere."""
