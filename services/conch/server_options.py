@@ -22,10 +22,9 @@ from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.frontends.access_policy import parse_restricted_apis, parse_restricted_protocols
 from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.grpc_front_end import ConnectionLimits, GrpcOptions, KeepAlive
-from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
+from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.http.cors import ANY_ORIGIN
 from conch.frontends.http.http_server import HttpOptions, HttpTls
-from conch.frontends.http.infer.infer_headers import forwarder
 from conch.observability.exporters import LOGS, METRICS, ExportOptions, read_export
 from conch.observability.logging.log_settings import AccessLogOptions, AuditLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
@@ -399,7 +398,7 @@ def _http(settings: Settings) -> HttpOptions:
         raise FlagError(f"--http-restricted-api: {error}") from None
     pattern = settings.http_header_forward_pattern
     try:
-        forwarder(pattern)
+        HeaderForwarder(pattern)
     except ValueError as error:
         raise FlagError(f"--http-header-forward-pattern: {error}") from None
     origins = frozenset(settings.http_cors_origin)

@@ -26,8 +26,8 @@ from conch.core.server_state import ServerState
 from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
 from conch.frontends.http.http_exchange import Headers, HttpExchange
 from conch.frontends.http.http_pools import result_of
-from conch.frontends.http.infer.infer_headers import HEAD_LENGTH, check_head, head_length
-from conch.frontends.http.infer.infer_request import RequestDecoder
+from conch.frontends.http.infer.infer_request import RequestDecoder, check_head, head_length
+from conch.frontends.http.infer.infer_response import HEAD_LENGTH
 from conch.frontends.http.json_body import read_body
 from conch.frontends.thread_pool import ThreadPool
 from conch.frontends.unread_bytes import UnreadBytes

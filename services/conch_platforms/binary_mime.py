@@ -6,7 +6,7 @@ import re
 
 from conch.core.errors import InvalidArgumentError
 from conch.frontends.http.http_exchange import Headers, HttpExchange
-from conch.frontends.http.infer.infer_headers import HEAD_LENGTH
+from conch.frontends.http.infer.infer_response import HEAD_LENGTH
 
 _CONTENT_TYPE = b"content-type"
 _NUMBER = re.compile(rb"[-+]?[0-9]+")

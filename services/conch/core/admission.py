@@ -213,8 +213,10 @@ class Admission:
 
     def resolve_early(self, name: str, version: str) -> Servable | None:
         """As `resolve_name`, but None if a draining version may have the sequence of the request."""
+        if self._stages.stage is Stage.FAILED:
+            raise UnavailableError("Server not ready")
         try:
-            return self.resolve_name(name, version)
+            return self._registry.resolve(name, version)
         except ConchError:
             if not self._registry.draining_of(name):
                 raise

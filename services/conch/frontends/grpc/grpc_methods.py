@@ -21,13 +21,13 @@ from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.grpc.guarded_rpcs import charge_unary, guard_streams, guard_unary, preparation
 from conch.frontends.grpc.health_watch import HealthWatch
 from conch.frontends.grpc.infer_rpc import InferHandler
-from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.operation_rpcs import operation_handlers
 from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod, UnaryRpc
 from conch.frontends.grpc.stream_infer_rpc import StreamInferHandler
+from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_handlers import Services

@@ -12,7 +12,6 @@ from conch.access.access_guard import AccessGuard
 from conch.access.principals import ANY, INFERS, Grant, Roles
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest
-from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.response_encoder import retry_metadata
 from conch.frontends.grpc.restricted_rpcs import OnRefused
 from conch.frontends.grpc.rpc_calls import (
@@ -23,6 +22,7 @@ from conch.frontends.grpc.rpc_calls import (
     UnaryMethod,
     UnaryRpc,
 )
+from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.operations.operation_table import ENDPOINT_BY_RPC, INFER, STREAM_INFER
 
 PrepareRequest = Callable[[InferenceRequest, RpcCall, int], None]
@@ -107,7 +107,7 @@ def preparation(
     def prepare(request: InferenceRequest, call: RpcCall, size: int) -> None:
         if check is not None:
             check(request, call, size)
-        forward(request, call.metadata)
+        forward.forward(request, call.metadata)
 
     return prepare
 

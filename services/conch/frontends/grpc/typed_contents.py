@@ -16,7 +16,7 @@ import numpy as np
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Array, Buffer, joined
 from conch.frontends.grpc.wire_format import MAX_FIELDS, read_fields
-from conch.frontends.http.yield_gil import yield_gil
+from conch.frontends.yield_gil import yield_gil
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIELDS: tuple[tuple[str, int, np.dtype[np.generic]], ...] = (

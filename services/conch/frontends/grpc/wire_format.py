@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
-from conch.frontends.http.yield_gil import yield_gil
+from conch.frontends.yield_gil import yield_gil
 
 MAX_FIELDS = 64 * 1024
 """Most fields of a request, with those of its inputs but without those of its tensors."""

@@ -1,7 +1,4 @@
-"""A thread that runs an event loop, the listeners on it, and the way of model threads to it.
-
-Used by: the REST and metrics ports, `infer_route`.
-"""
+"""A thread that runs an event loop, and the listeners on it."""
 
 from __future__ import annotations
 
@@ -11,11 +8,10 @@ import logging
 import socket
 import ssl
 import threading
-from collections import deque
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -297,38 +293,3 @@ def _bound_socket(host: str, port: int, reuse_port: bool) -> socket.socket:
             raise UnavailableError(f"Socket '{host}:{port}' already in use ") from None
         raise UnavailableError(f"address {host}:{port} can't be listened on: {error.strerror}") from None
     return bound
-
-
-class Recipient(Protocol):
-    """Receives items on the event loop."""
-
-    def deliver(self, item: Any) -> None:
-        """Handles one item."""
-
-
-class ResponseMailbox:
-    """Delivers items from any thread on the event loop; items close together share a wake-up.
-
-    Lock-free: `_empty` clears `_waking` before it reads the queue, so an item that is
-    added later wakes the loop again.
-    """
-
-    def __init__(self, thread: LoopThread) -> None:
-        self._thread = thread
-        self._filled: deque[tuple[Recipient, Any]] = deque()
-        self._waking = False
-
-    def put(self, recipient: Recipient, item: Any) -> None:
-        """Queues an item; any thread."""
-        self._filled.append((recipient, item))
-        if not self._waking:
-            self._waking = True
-            with suppress(RuntimeError):  # the loop is closed
-                self._thread.loop.call_soon_threadsafe(self._empty)
-
-    def _empty(self) -> None:
-        self._waking = False  # first: later items wake the loop again
-        filled = self._filled
-        while filled:
-            recipient, item = filled.popleft()
-            recipient.deliver(item)

@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from conch.core.errors import CancelledError, UnavailableError
-from conch.frontends.http.yield_gil import on_yield
 from conch.frontends.thread_pool import OperationPools, ThreadPool
+from conch.frontends.yield_gil import on_yield
 
 _THREADS: Final = 16
 _OF_ONE_CLIENT: Final = 8

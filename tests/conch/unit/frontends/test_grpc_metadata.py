@@ -10,8 +10,8 @@ from tests.support.core import make_request
 
 from conch.core.errors import InvalidArgumentError
 from conch.frontends.access_policy import parse_restricted_protocols
-from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
+from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.operations.operation_table import ENDPOINTS
 from conch.protocol import inference_pb2
 
@@ -121,7 +121,7 @@ def test_forwarding(
     pattern: str, metadata: list[tuple[str, str | bytes]], parameters: dict[str, str] | None
 ) -> None:
     request = make_request()
-    HeaderForwarder(pattern)(request, metadata)
+    HeaderForwarder(pattern).forward(request, metadata)
     assert request.parameters == parameters
 
 
@@ -138,22 +138,24 @@ def test_forwarding(
 )
 def test_patterns_are_read_as_re2_reads_them(pattern: str, found: list[str]) -> None:
     request = make_request()
-    HeaderForwarder(pattern)(request, [(key, "") for key in ("(", "X-A", "X-B", "x-A", "x-a", "x-b", "x-1")])
+    HeaderForwarder(pattern).forward(
+        request, [(key, "") for key in ("(", "X-A", "X-B", "x-A", "x-a", "x-b", "x-1")]
+    )
     assert sorted(request.parameters or ()) == sorted(found)
 
 
 def test_forwarding_keeps_the_parameters_of_the_request() -> None:
     request = make_request(parameters={"own": 1})
-    HeaderForwarder("a")(request, [("a", "x")])
+    HeaderForwarder("a").forward(request, [("a", "x")])
     assert request.parameters == {"own": 1, "a": "x"}
 
 
 @pytest.mark.parametrize("key", ["sequence_id", "priority", "timeout", "headers", "triton_anything"])
 def test_reserved_keys_are_not_forwarded(key: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        HeaderForwarder(".*")(make_request(), [(key, "1")])
+        HeaderForwarder(".*").forward(make_request(), [(key, "1")])
     assert caught.value.message == f"Header '{key}' is reserved for Triton usage and cannot be forwarded."
-    HeaderForwarder("^x")(make_request(), [(key, "1")])  # not forwarded, not refused
+    HeaderForwarder("^x").forward(make_request(), [(key, "1")])  # not forwarded, not refused
 
 
 def test_a_pattern_that_is_none() -> None:

@@ -9,15 +9,18 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.core import make_request
 from tests.support.raw_http import request
 from tests.support.rest import Wire
 
+from conch.core.request import InferenceResponse
 from conch.core.tensor import Tensor, copied
 from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
@@ -29,8 +32,8 @@ from conch.frontends.http.flow_control import (
     body_pieces,
     body_size,
 )
-from conch.frontends.http.http_exchange import HttpExchange
-from conch.frontends.http.infer.infer_response import success, write_elements
+from conch.frontends.http.http_exchange import HttpExchange, Reply
+from conch.frontends.http.infer.infer_response import BinaryOutputs, ResponseEncoder, write_elements
 
 LONG = AT_ONCE_BYTES + 1000
 
@@ -243,19 +246,29 @@ def test_json_is_written_in_short_pieces() -> None:
     assert np.array_equal(np.array(b"".join(parts).split(b","), float), np.linspace(0, 1, 1 << 20))
 
 
+def encoded(encoder: ResponseEncoder, tensor: Tensor) -> Reply:
+    """The reply to a request for a binary output."""
+    request = make_request()
+    request.model = SimpleNamespace(spec=SimpleNamespace(name="m"), version_text="1")
+    reply = encoder(request, InferenceResponse([tensor]), BinaryOutputs(True))
+    assert isinstance(reply, Reply)
+    return reply
+
+
 def test_long_bodies_are_not_joined() -> None:
-    head = [b"x" * (1 << 20)] * 9
-    reply = success(head, [], None)
-    assert not isinstance(reply.body, bytes)
-    assert all(part is given for part, given in zip(reply.body, head, strict=True))
-    assert body_size(reply.body) == 9 << 20
-    short = success([b"x"], [memoryview(b"y")], None)
-    assert short.body == b"xy"
+    encoder = ResponseEncoder()
+    name = "x" * (9 << 20)
+    bodies = [encoded(encoder, Tensor(name, "UINT8", (1,), b"y")).body for _ in range(2)]
+    longest = [max(body, key=len) for body in bodies if not isinstance(body, bytes)]
+    assert len(longest) == 2 and longest[0] is longest[1], "the JSON is remembered, and not copied"
+    assert all(body_size(body) > 9 << 20 for body in bodies)
+    short = encoded(encoder, Tensor("x", "UINT8", (1,), memoryview(b"y")))
+    assert isinstance(short.body, bytes) and short.body.endswith(b"]}y")
 
 
 def test_what_a_model_may_write_to_is_copied_however_long_it_is() -> None:
     array = np.zeros(LONG, np.uint8)
-    reply = success([b"{}"], [array.data], None)
+    reply = encoded(ResponseEncoder(), Tensor("x", "UINT8", (LONG,), array.data))
     array += 1
     assert not isinstance(reply.body, bytes)
-    assert not any(np.frombuffer(reply.body[1], np.uint8))
+    assert not any(np.frombuffer(reply.body[-1], np.uint8))

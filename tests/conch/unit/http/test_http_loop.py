@@ -13,7 +13,8 @@ from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
 from conch.frontends.http.http_exchange import HttpExchange
-from conch.frontends.http.http_loop import LoopThread, ResponseMailbox
+from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.infer.infer_route import ResponseMailbox
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_the_mailbox_loses_nothing_and_keeps_order(thread: LoopThread) -> None:
 
     def put(who: int) -> None:
         for number in range(2000):
-            mailbox.put(collector, (who, number))
+            mailbox.put(collector, (who, number))  # type: ignore[arg-type]
 
     writers = [threading.Thread(target=put, args=(who,)) for who in range(4)]
     for writer in writers:

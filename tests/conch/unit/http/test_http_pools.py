@@ -12,7 +12,7 @@ from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import CancelledError
 from conch.frontends.http.http_pools import AbandonedError, ParsingPool
-from conch.frontends.http.yield_gil import yield_gil
+from conch.frontends.yield_gil import yield_gil
 
 
 class Long:

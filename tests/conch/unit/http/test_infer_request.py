@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.tensor import NUMPY_DTYPES, Tensor
+from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor
 from conch.frontends.http.infer.compression import accepted, decompressed
-from conch.frontends.http.infer.infer_headers import head_length
-from conch.frontends.http.infer.infer_request import RequestDecoder
+from conch.frontends.http.infer.infer_request import RequestDecoder, head_length
 from conch.frontends.http.infer.infer_response import BinaryOutputs, failure, write_elements
-from conch.frontends.http.infer.json_elements import tensor_bytes
+from conch.frontends.http.infer.json_elements import json_tensor
 from conch.frontends.http.jsontext.json_loader import load
 from conch.frontends.http.jsontext.json_values import WINDOW, BulkArray, flattened
 from conch.memory.regions import Regions
@@ -32,6 +31,10 @@ def json_text(tensor: Tensor) -> bytes:
     parts: list[bytes] = []
     write_elements(tensor, parts)
     return b"".join(parts)
+
+
+def tensor_bytes(name: str, given: Any, datatype: str, count: int) -> Buffer:
+    return json_tensor(name, datatype, (count,), given, MOST).data
 
 
 def nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:

@@ -15,7 +15,7 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.request import Parameter, id_prefix
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
-from conch.frontends.http.infer.json_elements import tensor_bytes
+from conch.frontends.http.infer.json_elements import json_tensor
 from conch.frontends.http.jsontext.json_loader import load
 from conch.frontends.http.jsontext.json_scanner import Pairs
 from conch.frontends.http.jsontext.json_values import BulkArray, text
@@ -130,8 +130,7 @@ class _Mapper:
         # Before the tensor is made: it may be several times as large as its text.
         self._count(key, _string_bytes(given) if rule.datatype == "BYTES" else 0)
         self._count(key, count * ELEMENT_SIZES.get(rule.datatype, 0))
-        data = tensor_bytes(key, given, rule.datatype, count)
-        self.mapped.inputs[key] = Tensor(key, rule.datatype, shape, data)
+        self.mapped.inputs[key] = json_tensor(key, rule.datatype, shape, given)
 
     def _count(self, key: str, size: int) -> None:
         self._bytes += size

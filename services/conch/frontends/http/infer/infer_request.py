@@ -1,7 +1,8 @@
-"""Decodes infer requests: JSON and binary tensors to an `InferenceRequest`. Used by: `infer_route`."""
+"""Decodes infer requests: JSON and binary tensors to an `InferenceRequest`."""
 
 from __future__ import annotations
 
+import re
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -12,7 +13,7 @@ from conch.core.request import InferenceRequest, Parameter, Responder
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.frontends.http.infer.infer_response import BinaryOutputs
-from conch.frontends.http.infer.json_elements import check_size, tensor_bytes
+from conch.frontends.http.infer.json_elements import json_tensor
 from conch.frontends.http.jsontext import json_values as access
 from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, load
 from conch.frontends.http.jsontext.json_values import JsonAccessError, parsed, parsed_member
@@ -21,6 +22,47 @@ from conch.memory.regions import Regions
 
 _LONGEST_KEY = 4096
 _MOST_DIMS = 1024
+_HEAD_LENGTH = re.compile(rb"[ \t]*[-+]?[0-9]+[ \t]*")
+_LEAST, _MOST = -(2**31), 2**31 - 1
+
+
+def head_length(value: bytes) -> int:
+    """Returns the length of the JSON, 0 for a raw request, from its header.
+
+    Raises:
+        InvalidArgumentError: The header is no number; texts are Triton's.
+    """
+    text = value.decode("latin-1")
+    if _HEAD_LENGTH.fullmatch(value) is None:
+        raise InvalidArgumentError(f"Unable to parse Inference-Header-Content-Length, got: {text}")
+    number = int(value) if len(value) < 32 else _MOST + 1
+    if not _LEAST <= number <= _MOST:
+        raise InvalidArgumentError(
+            f"Unable to parse Inference-Header-Content-Length, value is out of range [ {_LEAST}, {_MOST} ], "
+            f"got: {text}"
+        )
+    return number
+
+
+def check_head(head: int | None, size: int, most_bytes: int) -> None:
+    """Checks the JSON length against the body length.
+
+    Raises:
+        InvalidArgumentError: The length is out of range; texts are Triton's.
+    """
+    if head is not None and not 0 <= head <= size:
+        raise InvalidArgumentError(f"inference header size should be in range (0, {size}), got: {head}")
+    if head == 0 and size > most_bytes:
+        raise InvalidArgumentError(
+            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of "
+            f"{most_bytes} bytes. Use --http-max-input-size to increase the limit."
+        )
+    length = size if head is None else head
+    if length > most_bytes:
+        raise InvalidArgumentError(
+            f"request JSON size of {length} bytes exceeds the maximum allowed input size of {most_bytes} "
+            f"bytes. Use --http-max-input-size to increase the limit."
+        )
 
 
 class _Template(RequestTemplate):
@@ -86,9 +128,8 @@ class RequestDecoder:
         length = len(body) if head is None else head
         text = body[:length] if length > QUICK_BYTES else bytes(body[:length])
         # Longer texts are not remembered: hashing them would take long.
-        template = None
-        if isinstance(text, bytes) and len(text) <= _LONGEST_KEY:
-            template = self._templates.get(text)
+        key = text if isinstance(text, bytes) and len(text) <= _LONGEST_KEY else None
+        template = None if key is None else self._templates.get(key)
         if template is not None and head is not None and len(body) - head == template.size:
             tensors = body[head:]
             request = InferenceRequest(
@@ -110,40 +151,29 @@ class RequestDecoder:
                 setattr(request, attribute, value)
             return request, template.wanted
         request = InferenceRequest(*model, {}, responder, now_ns)
+        wanted = BinaryOutputs(False, {})
         try:
-            return request, self._parse(request, text, body, head, most_used)
+            document = load(text, quick=most_used is not None)
+            inputs = None
+            if isinstance(document, dict):
+                inputs = document.get("inputs")
+                if "id" in document:
+                    request.id = parsed(access.text, document["id"], "id")
+                if "parameters" in document:
+                    wanted.binary = read_parameters(request, document["parameters"])
+            if type(inputs) is not list:
+                inputs = parsed_member(access.elements, document, "inputs")
+            sizes = self._read_inputs(request, inputs, None if head is None else body[head:], most_used)
+            if "outputs" in document:
+                self._read_outputs(request, document["outputs"], wanted, most_used)
         except BaseException:
             request.discard()
             raise
-
-    def _parse(
-        self,
-        request: InferenceRequest,
-        text: bytes | memoryview,
-        body: memoryview,
-        head: int | None,
-        most_used: int | None,
-    ) -> BinaryOutputs:
-        document = load(text, quick=most_used is not None)
-        wanted = BinaryOutputs(False, {})
-        inputs = None
-        if isinstance(document, dict):
-            inputs = document.get("inputs")
-            if "id" in document:
-                request.id = parsed(access.text, document["id"], "id")
-            if "parameters" in document:
-                wanted.binary = read_parameters(request, document["parameters"])
-        if type(inputs) is not list:
-            inputs = parsed_member(access.elements, document, "inputs")
-        tensors = None if head is None else body[head:]
-        sizes = self._read_inputs(request, inputs, tensors, most_used)
-        if "outputs" in document:
-            self._read_outputs(request, document["outputs"], wanted, most_used)
         all_binary = request.region_bindings is None and len(sizes) == len(inputs)
         simple = not (request.id or request.correlation_id or request.sequence_start or request.sequence_end)
-        if simple and all_binary and isinstance(text, bytes) and len(text) <= _LONGEST_KEY:
-            self._templates.keep(text, _Template(request, sizes, wanted))
-        return wanted
+        if key is not None and simple and all_binary:
+            self._templates.keep(key, _Template(request, sizes, wanted))
+        return request, wanted
 
     def _bindings(self, request: InferenceRequest, most_used: int | None) -> RegionBindings:
         """Returns the region bindings of a request, which `request.discard` releases."""
@@ -170,22 +200,12 @@ class RequestDecoder:
             in_body, in_region = "binary_data_size" in parameters, "shared_memory_region" in parameters
             if in_json + in_body + in_region != 1:
                 raise _wrong_source(given, in_json, in_body, in_region)
-            name = field = "name"
+            name, datatype, shape = _declared(request, given)
+            field = ""
             try:
-                name = access.text(given[field])
-                field = "datatype"
-                datatype = access.text(given[field])
-                field = "shape"
-                dims = access.elements(given[field])
-                if len(dims) > _MOST_DIMS:
-                    raise InvalidArgumentError(
-                        f"{request.log_prefix}input '{name}' has {len(dims)} dimensions, and at most "
-                        f"{_MOST_DIMS} are taken"
-                    )
-                shape = access.unsigned_all(dims)
                 if in_json:
                     field = "data"
-                    tensor = self._json_tensor(name, datatype, shape, given[field])
+                    tensor = json_tensor(name, datatype, shape, given[field], self._most_bytes)
                 elif in_body:
                     field = "binary_data_size"
                     size = access.unsigned(parameters[field])
@@ -206,7 +226,7 @@ class RequestDecoder:
                     position += size
                     sizes.append(size)
                 else:
-                    field = ""  # `_region` names it
+                    # `_region` names the field itself.
                     bindings = self._bindings(request, most_used)
                     tensor = bindings.input(*_region(parameters), name, datatype, shape)
             except (JsonAccessError, KeyError) as error:
@@ -260,24 +280,37 @@ class RequestDecoder:
                 self._bindings(request, most_used).output(*_region(parameters), name)
         request.requested = tuple(names)
 
-    def _json_tensor(self, name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
-        if datatype in ("FP16", "BF16") and 0 not in shape:
-            raise InvalidArgumentError(
-                f"receiving {datatype} data via JSON is not supported. Please use the binary data format for "
-                f"input {name}"
-            )
-        given = data if type(data) is list else access.array(data)
-        count = prod(shape)
-        if not 0 < count * ELEMENT_SIZES.get(datatype, 1) <= self._most_bytes:
-            check_size(name, datatype, shape, self._most_bytes)
-        if not count or datatype not in _DATATYPES:
-            return Tensor(name, datatype, shape, b"")  # the model's check reports the error
-        return Tensor(name, datatype, shape, tensor_bytes(name, given, datatype, count))
 
-
-_DATATYPES = frozenset(ELEMENT_SIZES.keys() - {"FP16", "BF16"} | {"BYTES"})
-"""Datatypes with a JSON form."""
 _SOURCES = ("data", "binary_data_size", "shared_memory_region")
+
+
+def _declared(request: InferenceRequest, given: Any) -> tuple[str, str, tuple[int, ...]]:
+    """Name, datatype and shape of an input."""
+    name = field = "name"
+    try:
+        # What nearly all requests have is taken as it is; `access` converts the rest, or refuses it.
+        name = given[field]
+        if type(name) is not str or not name.isascii():
+            name = access.text(name)
+        field = "datatype"
+        datatype = given[field]
+        if type(datatype) is not str or not datatype.isascii():
+            datatype = access.text(datatype)
+        field = "shape"
+        dims = given[field]
+        if type(dims) is not list:
+            dims = access.elements(dims)
+        if len(dims) > _MOST_DIMS:
+            raise InvalidArgumentError(
+                f"{request.log_prefix}input '{name}' has {len(dims)} dimensions, and at most "
+                f"{_MOST_DIMS} are taken"
+            )
+        for dim in dims:
+            if type(dim) is not int or dim < 0:
+                access.unsigned(dim)  # raises
+    except (JsonAccessError, KeyError) as error:
+        raise _wrong_field(error, given, field, name) from None
+    return name, datatype, tuple(dims)
 
 
 def _wrong_source(given: Any, *found: bool) -> InvalidArgumentError:

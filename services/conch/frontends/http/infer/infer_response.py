@@ -1,11 +1,11 @@
-"""Responses to HTTP bodies: the JSON, and the binary tensors behind it."""
+"""Encodes infer responses: the JSON, and the binary tensors behind it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -16,13 +16,14 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Array, Buffer, Tensor, copied
 from conch.frontends.http.flow_control import AT_ONCE_BYTES
-from conch.frontends.http.http_exchange import Reply
+from conch.frontends.http.http_exchange import Headers, Reply
 from conch.frontends.http.infer.compression import compressed
-from conch.frontends.http.infer.infer_headers import HEAD_LENGTH
 from conch.frontends.http.json_body import JSON, error_reply
-from conch.frontends.http.yield_gil import yield_gil
+from conch.frontends.yield_gil import yield_gil
 from conch.memory.region_bindings import PlacedTensor
 
+HEAD_LENGTH: Final = b"inference-header-content-length"
+"""The header with the length of the JSON before binary tensors; 0 for a raw request."""
 _OCTETS = (b"content-type", b"application/octet-stream")
 
 Answer = Reply | Callable[[], Reply]
@@ -31,18 +32,6 @@ Answer = Reply | Callable[[], Reply]
 
 class UnsupportedEncodingError(UnsupportedError):
     """The request has an unsupported Content-Encoding."""
-
-
-def success(head: list[bytes], tail: list[Buffer], encoding: bytes | None) -> Reply:
-    """Builds a response of JSON and binary tensors, compressed if requested."""
-    parts = [*head, *tail]
-    headers = [_OCTETS, (HEAD_LENGTH, b"%d" % sum(map(len, head)))] if tail else [JSON]
-    if encoding is not None:
-        parts = compressed(parts, encoding)
-        headers.append((b"content-encoding", encoding))
-    # Copied, as models may reuse their output buffers.
-    short = sum(map(len, parts)) <= AT_ONCE_BYTES
-    return Reply(200, headers, b"".join(parts) if short else [copied(part) for part in parts])
 
 
 def failure(error: ConchError) -> Reply:
@@ -67,6 +56,7 @@ class BinaryOutputs:
 
 
 _SLICE = 32 * 1024
+_QUICK_COMPRESSION = 16 * 1024
 _ESCAPED = re.compile(rb'["\\\x00-\x1f]')
 _INFINITIES = {"inf": b"Infinity", "-inf": b"-Infinity", "nan": b"NaN"}
 
@@ -85,7 +75,7 @@ class _Described(Table[tuple[str, str, tuple[int, ...], int], bytes]):
 
 
 class ResponseEncoder:
-    """Encodes response bodies; caches the JSON of names, datatypes and shapes."""
+    """Encodes responses; caches the JSON of names, datatypes and shapes."""
 
     def __init__(self) -> None:
         self._models: Table[tuple[str, str], bytes] = Table()
@@ -96,18 +86,20 @@ class ResponseEncoder:
         request: InferenceRequest,
         response: InferenceResponse,
         wanted: BinaryOutputs,
+        encoding: bytes | None = None,
         quick: bool = False,
-    ) -> tuple[list[bytes], list[Buffer]]:
+    ) -> Answer:
         """Encodes one response.
 
         Args:
             request: The answered request.
             response: A response without an error.
             wanted: Which outputs are sent in binary form.
-            quick: Whether the thread must not compute for long.
+            encoding: Compresses the body; None for not.
+            quick: Whether the thread must not compute for long: a long body is compressed later.
 
         Returns:
-            The JSON in pieces, and the bytes of binary outputs that follow it.
+            The reply, or with `quick` a slow function that compresses it.
 
         Raises:
             ConchError: Something in it can't be sent; texts are Triton's.
@@ -142,7 +134,25 @@ class ResponseEncoder:
                 write_elements(tensor, parts, quick)
                 parts.append(b"]}")
         parts.append(b"]}" if response.outputs else b',"outputs":[]}')
-        return parts, binary
+        headers = [_OCTETS, (HEAD_LENGTH, b"%d" % sum(map(len, parts)))] if binary else [JSON]
+        body: list[Buffer] = [*parts, *binary]
+        size = sum(map(len, body))
+        if encoding is None:
+            # Copied, as models may reuse their output buffers.
+            return Reply(
+                200, headers, b"".join(body) if size <= AT_ONCE_BYTES else [copied(part) for part in body]
+            )
+        headers.append((b"content-encoding", encoding))
+        if quick and size > _QUICK_COMPRESSION:
+            body = [*parts, *map(copied, binary)]
+            return lambda: _packed(headers, body, encoding)
+        return _packed(headers, body, encoding)
+
+
+def _packed(headers: Headers, body: list[Buffer], encoding: bytes) -> Reply:
+    parts = compressed(body, encoding)
+    short = sum(map(len, parts)) <= AT_ONCE_BYTES
+    return Reply(200, headers, b"".join(parts) if short else parts)
 
 
 def _start(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
@@ -193,23 +203,22 @@ def write_elements(tensor: Tensor, parts: list[bytes], quick: bool = False) -> N
         raise LongOutputError
     if not array.flags.aligned:
         array = array.copy()
-    write = _strings if tensor.datatype == "BYTES" else _numbers
-    parts.append(write(array[:_SLICE]))
-    for start in range(_SLICE, array.size, _SLICE):
-        yield_gil()
-        parts += (b",", write(array[start : start + _SLICE]))
+    for start in range(0, array.size or 1, _SLICE):
+        piece = array[start : start + _SLICE]
+        if start:
+            yield_gil()
+            parts.append(b",")
+        if tensor.datatype == "BYTES":
+            parts.append(_strings(piece))
+            continue
+        text = orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        parts.append(_with_infinities(text, piece) if b"null" in text else text)
 
 
-def _numbers(array: Array) -> bytes:
-    text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-    if array.dtype.kind != "f":
-        return text
-    finite = np.isfinite(array)
-    if finite.all():
-        return text
-    # The others have been written as null.
+def _with_infinities(text: bytes, array: Array) -> bytes:
+    """Puts the numbers that are not finite in place of the nulls that orjson writes for them."""
     pieces = text.split(b"null")
-    between = [_INFINITIES[str(value)] for value in array[~finite].tolist()]
+    between = [_INFINITIES[str(value)] for value in array[~np.isfinite(array)].tolist()]
     return b"".join([part for pair in zip(pieces, [*between, b""], strict=True) for part in pair])
 
 

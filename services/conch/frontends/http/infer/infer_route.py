@@ -1,13 +1,13 @@
 """The infer route: decodes a request, submits it to admission, encodes its response.
 
 Threads and locks: event loop, except `_do` (parsing pool) and `_respond` (any thread).
-Used by `http_server`.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -19,22 +19,21 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
-from conch.core.tensor import Buffer, copied
+from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.http.flow_control import MOST_CHUNKS, TooManyChunksError, UnreadBodyError, body_size
 from conch.frontends.http.http_exchange import HttpExchange, Reply
-from conch.frontends.http.http_loop import LoopThread, ResponseMailbox
+from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
-from conch.frontends.http.infer.infer_headers import HEAD_LENGTH, check_head, forwarder, head_length
-from conch.frontends.http.infer.infer_request import RequestDecoder, raw_tensor
+from conch.frontends.http.infer.infer_request import RequestDecoder, check_head, head_length, raw_tensor
 from conch.frontends.http.infer.infer_response import (
+    HEAD_LENGTH,
     Answer,
     BinaryOutputs,
     LongOutputError,
     ResponseEncoder,
     UnsupportedEncodingError,
     failure,
-    success,
 )
 from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, SlowTextError
 from conch.memory.region_bindings import LargeBindingsError
@@ -44,7 +43,6 @@ log = logging.getLogger(__name__)
 
 DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 _QUICK_BODY = 1 << 20
-_QUICK_COMPRESSION = 16 * 1024
 
 
 Work = Callable[[], Answer | InferenceRequest]
@@ -118,6 +116,36 @@ class InferCall:
             self._route.cancel(request)
 
 
+class ResponseMailbox:
+    """Delivers answers from any thread on the event loop; answers close together share a wake-up.
+
+    Lock-free: `_empty` clears `_waking` before it reads the queue, so an answer that is added later wakes the
+    loop again.
+    """
+
+    def __init__(self, thread: LoopThread) -> None:
+        self._thread = thread
+        self._filled: deque[tuple[InferCall, Answer | InferenceRequest]] = deque()
+        self._waking = False
+
+    def put(self, call: InferCall, item: Answer | InferenceRequest) -> None:
+        """Queues an item for `InferCall.deliver`; any thread."""
+        self._filled.append((call, item))
+        if not self._waking:
+            self._waking = True
+            try:
+                self._thread.loop.call_soon_threadsafe(self._empty)
+            except RuntimeError:
+                pass  # the loop is closed
+
+    def _empty(self) -> None:
+        self._waking = False  # first: later items wake the loop again
+        filled = self._filled
+        while filled:
+            call, item = filled.popleft()
+            call.deliver(item)
+
+
 class InferRoute:
     """Serves infer requests.
 
@@ -150,7 +178,7 @@ class InferRoute:
         self._mailbox = ResponseMailbox(thread)
         self._decode = RequestDecoder(most_bytes, regions)
         self._encode = ResponseEncoder()
-        self._forward = forwarder(forward_pattern)
+        self._forwarder = HeaderForwarder(forward_pattern) if forward_pattern else None
 
     def cancel(self, request: InferenceRequest) -> None:
         """Cancels a request."""
@@ -160,7 +188,8 @@ class InferRoute:
         """Checks the headers of a request; refuses it at once, or reads its body."""
         call = InferCall(self, exchange, model, version, self._clock())
         try:
-            self._admission.check_open()
+            if self._admission.closed:
+                self._admission.check_open()
             call.model = self._admission.resolve_early(model, version)
             fields = exchange.fields
             encoding = fields.get(b"content-encoding")
@@ -170,8 +199,9 @@ class InferRoute:
                 call.packed = encoding in ENCODINGS
             if HEAD_LENGTH in fields:
                 call.head = head_length(fields[HEAD_LENGTH])
-            if exchange.length is not None and not call.packed:
-                check_head(call.head, exchange.length, self._most_bytes)
+            length, most = exchange.length, self._most_bytes
+            if length is not None and not call.packed and (call.head is not None or length > most):
+                check_head(call.head, length, most)
             accept = fields.get(b"accept-encoding")
             if accept is not None:
                 call.encoding = accepted(accept)
@@ -265,8 +295,9 @@ class InferRoute:
                     names, body, head, self._respond, call.received_ns, most_used
                 )
             request.context = call
-            if self._forward is not None:
-                self._forward(request, exchange.headers)
+            if self._forwarder is not None:
+                texts = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in exchange.headers]
+                self._forwarder.forward(request, texts)
             if exchange.hooks is not None:
                 exchange.hooks.prepare(request, exchange)
             # With a correlation id, a draining version may have the sequence.
@@ -288,11 +319,23 @@ class InferRoute:
         """Encodes a response; any thread."""
         call = request.context
         assert isinstance(call, InferCall)
+        answer: Answer
         try:
-            answer = self._answer(request, response, call)
+            if response is None:
+                raise InternalError("expected a single response, got 0")  # Triton's text
+            if response.error is not None:
+                answer = failure(response.error)
+            else:
+                try:
+                    answer = self._encode(request, response, call.wanted, call.encoding, quick=True)
+                except LongOutputError:
+                    # The model's thread goes on; the model may write to its arrays then.
+                    outputs = [tensor.detached(tensor.name) for tensor in response.outputs]
+                    kept = InferenceResponse(outputs, parameters=response.parameters)
+                    answer = partial(self._long, request, kept, call)
         except ConchError as error:
             answer = failure(error)
-        except Exception as error:
+        except Exception as error:  # boundary: outputs that user code has made
             answer = failure(unsendable(request.model_name, response, error))
         if request.watch is not None:
             # A body that is encoded later is counted by its tensors.
@@ -301,34 +344,15 @@ class InferRoute:
             )
         self._mailbox.put(call, answer)
 
-    def _answer(
-        self, request: InferenceRequest, response: InferenceResponse | None, call: InferCall
-    ) -> Answer:
-        if response is None:
-            raise InternalError("expected a single response, got 0")  # Triton's text
-        if response.error is not None:
-            return failure(response.error)
-        encoding = call.encoding
-        try:
-            head, tail = self._encode(request, response, call.wanted, quick=True)
-        except LongOutputError:
-            # The model's thread goes on; the model may write to its arrays then.
-            outputs = [tensor.detached(tensor.name) for tensor in response.outputs]
-            kept = InferenceResponse(outputs, parameters=response.parameters)
-            return partial(self._long, request, kept, call)
-        if encoding is None or sum(map(len, (*head, *tail))) <= _QUICK_COMPRESSION:
-            return success(head, tail, encoding)
-        behind: list[Buffer] = [copied(data) for data in tail]
-        return partial(success, head, behind, encoding)
-
     def _long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
         try:
-            head, tail = self._encode(request, response, call.wanted)
+            answer = self._encode(request, response, call.wanted, call.encoding)
         except ConchError:
             raise
-        except Exception as error:
+        except Exception as error:  # boundary: outputs that user code has made
             raise unsendable(request.model_name, response, error) from None
-        return success(head, tail, call.encoding)
+        assert isinstance(answer, Reply)
+        return answer
 
 
 def _tensor_bytes(response: InferenceResponse | None) -> int:

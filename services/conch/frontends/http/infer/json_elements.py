@@ -1,10 +1,8 @@
-"""Converts the elements of a JSON ``data`` array to a tensor's bytes.
-
-Used by: `generate_request`, `infer_request`.
-"""
+"""Tensors from the elements of a JSON array."""
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterator
 from math import prod
@@ -13,13 +11,16 @@ from typing import Any, Final
 import numpy as np
 
 from conch.core.errors import InternalError, InvalidArgumentError
-from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Buffer, encode_bytes
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Buffer, Tensor, encode_bytes
 from conch.core.validation import shape_text
 from conch.frontends.http.jsontext.json_scanner import MOST_DEPTH, JsonDepthError
 from conch.frontends.http.jsontext.json_values import WINDOW, BulkArray, flattened
-from conch.frontends.http.yield_gil import yield_gil
+from conch.frontends.http.jsontext.json_values import array as read_array
+from conch.frontends.yield_gil import yield_gil
 
 _MOST_ELEMENTS: Final = 2**63 - 1
+_DATATYPES = frozenset(ELEMENT_SIZES.keys() - {"FP16", "BF16"} | {"BYTES"})
+"""Datatypes with a JSON form."""
 _CODES = {"FP32": "f", "FP64": "d"}
 _NUMBERS = frozenset((int, float))
 _SIGNED = frozenset(("INT8", "INT16", "INT32", "INT64"))
@@ -37,7 +38,7 @@ _KIND_NAMES: dict[Any, str] = {
 _WRONG_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
 
 
-def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int) -> None:
+def _check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int) -> None:
     """Checks the size of a tensor sent as JSON.
 
     Raises:
@@ -77,23 +78,41 @@ class _WrongElementsError(Exception):
         self.got = got
 
 
-def tensor_bytes(name: str, given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
-    """Returns the bytes of a tensor of `count` elements, however they are nested.
+def json_tensor(
+    name: str, datatype: str, shape: tuple[int, ...], data: Any, most_bytes: int = sys.maxsize
+) -> Tensor:
+    """Returns a tensor from its JSON elements, however they are nested.
 
     Raises:
+        JsonAccessError: The data is no array.
         InternalError: The number or type of the elements is wrong; texts begin with Triton's.
-        InvalidArgumentError: They are nested too deep.
+        InvalidArgumentError: It is too large, or nested too deep, or JSON has nothing for its datatype.
     """
+    if datatype in ("FP16", "BF16") and 0 not in shape:
+        raise InvalidArgumentError(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for "
+            f"input {name}"
+        )
+    given = data if type(data) is list else read_array(data)
+    count = prod(shape)
+    if not 0 < count * ELEMENT_SIZES.get(datatype, 1) <= most_bytes:
+        _check_size(name, datatype, shape, most_bytes)
+    if not count or datatype not in _DATATYPES:
+        return Tensor(name, datatype, shape, b"")  # the model's check reports the error
     code = _CODES.get(datatype)
-    if code is not None and isinstance(given, list) and len(given) == count:
-        kinds = set(map(type, given))
-        if kinds <= _NUMBERS:  # else nested or wrong, see below
-            try:
-                return memoryview(array(code, given)).cast("B")
-            except OverflowError:
-                pass  # a large integer, which numpy may still round
+    # Nested or wrong elements take the careful path below.
+    if (
+        code is not None
+        and type(given) is list
+        and len(given) == count
+        and _NUMBERS.issuperset(map(type, given))
+    ):
+        try:
+            return Tensor(name, datatype, shape, memoryview(array(code, given)).cast("B"))
+        except OverflowError:
+            pass  # a large integer, which numpy may still round
     try:
-        return _bytes(given, datatype, count)
+        return Tensor(name, datatype, shape, _bytes(given, datatype, count))
     except _WrongElementsError as wrong:
         raise InternalError(
             f"{wrong.text}: input '{name}' expects {wrong.expected}, got {wrong.got}"

@@ -1,7 +1,6 @@
 """Parses JSON: with orjson where the result is the same, else with the Triton-compatible scanner.
 
 Threads and locks: any thread; no state.
-Used by: `infer_request`, `generate_request`, `json_body`, `api_routes`.
 """
 
 from __future__ import annotations
@@ -50,8 +49,16 @@ def load(text: Buffer, pairs: bool = False, quick: bool = False) -> Any:
             pass  # an error, or a number such as NaN
         else:
             # orjson takes the last of members with the same name. Where it has found as many members as there
-            # are colons there are no such.
-            if _members(value) == text.count(b":"):
+            # are colons there are no such. Objects in arrays that begin with a scalar are not counted.
+            members = 0
+            left = [value]
+            for each in left:  # grows meanwhile
+                if type(each) is dict:
+                    members += len(each)
+                    left += each.values()
+                elif type(each) is list and each and type(each[0]) is dict:
+                    left += each
+            if members == text.count(b":"):
                 try:
                     return _ordered(value) if pairs else value
                 except RecursionError:
@@ -59,19 +66,6 @@ def load(text: Buffer, pairs: bool = False, quick: bool = False) -> Any:
     if quick:
         raise SlowTextError
     return scan(text, pairs)
-
-
-def _members(value: Any) -> int:
-    """Counts the members of all objects but those in arrays that begin with a scalar."""
-    count = 0
-    left = [value]
-    for each in left:  # grows meanwhile
-        if type(each) is dict:
-            count += len(each)
-            left += each.values()
-        elif type(each) is list and each and type(each[0]) is dict:
-            left += each
-    return count
 
 
 def _ordered(value: Any) -> Any:

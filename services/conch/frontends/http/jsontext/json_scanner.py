@@ -18,7 +18,7 @@ import orjson
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.tensor import Buffer
 from conch.frontends.http.jsontext.json_values import WINDOW, BulkArray, take_elements
-from conch.frontends.http.yield_gil import yield_gil
+from conch.frontends.yield_gil import yield_gil
 
 _PLAIN = re.compile(rb'[^"\\\x00-\x1f]{0,65536}')
 _ESCAPED_RUN = re.compile(

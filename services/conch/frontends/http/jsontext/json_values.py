@@ -17,7 +17,7 @@ import orjson
 
 from conch.core.errors import InternalError
 from conch.core.tensor import Array, Buffer
-from conch.frontends.http.yield_gil import yield_gil
+from conch.frontends.yield_gil import yield_gil
 
 T = TypeVar("T")
 
@@ -84,14 +84,6 @@ def unsigned(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise JsonAccessError("attempt to access JSON non-unsigned-integer as unsigned-integer")
     return value
-
-
-def unsigned_all(values: list[Any]) -> tuple[int, ...]:
-    """Returns unsigned integers."""
-    for value in values:
-        if type(value) is not int or value < 0:
-            unsigned(value)  # raises
-    return tuple(values)
 
 
 def array(value: Any) -> list[Any] | BulkArray:

@@ -1,12 +1,12 @@
-"""Forwards call metadata to models as request parameters (``--grpc-header-forward-pattern``)."""
+"""Forwards headers and call metadata to models as request parameters."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest
-from conch.frontends.grpc.adapter import Metadata
 
 _RESERVED = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
@@ -74,7 +74,7 @@ def _posix_class(found: re.Match[str]) -> str:
 
 
 class HeaderForwarder:
-    """Adds matching metadata to a request's parameters.
+    """Adds matching headers to a request's parameters.
 
     Args:
         pattern: RE2 regular expression, searched anywhere in a key; ignores case but with ``(?-i)`` in front.
@@ -89,13 +89,13 @@ class HeaderForwarder:
         except re.error as error:
             raise ValueError(f"'{pattern}' is not a regular expression: {error}") from None
 
-    def __call__(self, request: InferenceRequest, metadata: Metadata) -> None:
-        """Adds the metadata of the request's call or stream.
+    def forward(self, request: InferenceRequest, headers: Iterable[tuple[str, str | bytes]]) -> None:
+        """Adds the headers of the request, or the metadata of its call or stream, but no binary values.
 
         Raises:
             InvalidArgumentError: A matching key is reserved.
         """
-        for key, value in metadata:
+        for key, value in headers:
             if isinstance(value, bytes) or self._search(key) is None:
                 continue
             if key in _RESERVED or key.startswith("triton_"):

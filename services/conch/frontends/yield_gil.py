@@ -1,4 +1,4 @@
-"""Releases the GIL during long work. Used by JSON parsing and encoding of both front ends."""
+"""Releases the GIL during long work."""
 
 from __future__ import annotations
 
