@@ -32,7 +32,7 @@ from conch_control.config.parse import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.control_options import WILDCARD, ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent, ModelFacingAgent
-from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies, LoadOne
+from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides
 from conch_control.lifecycle.model_archives import ModelArchives
@@ -43,13 +43,12 @@ from conch_control.lifecycle.version_diff import STALE
 from conch_control.lifecycle.version_states import UNFINISHED, VersionStates
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.repository.repositories import open_repositories
-from conch_control.repository.source import ModelSource, Repository, Scan, without_incomplete
+from conch_control.repository.source import DUPLICATE, ModelSource, Repository, Scan, without_incomplete
 from conch_control.repository.uploads import remove_abandoned
 
 log = logging.getLogger(__name__)
 
 
-_DUPLICATE = "model appears in two or more repositories"
 _NO_DEVICE = -1
 
 
@@ -112,8 +111,8 @@ class Agent:
         loader = ModelLoader(options, get_backend, registry, cache, calls, families)
         self.loads = LoadStatistics()
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
-        models.extra_slot = self.lifecycle.extra_slot
-        self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self.loads)
+        models.extra_slot = self.lifecycle.queue.extra_slot
+        self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)
         # Result of the last scan:
         self._seen: Mapping[str, ModelSource] = {}
@@ -127,11 +126,11 @@ class Agent:
         """
         self.repositories.check()
         remove_abandoned()
-        scan = self._scan()
+        scan = self._remember(self.repositories.scan())
         names = self._startup_names(scan)
         if not names:
             return []
-        errors = self._dependencies.load(names, scan, self._loading(scan))
+        errors = self._dependencies.load(names, scan)
         return [self._failure(name, errors[name]) for name in names if name in errors]
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
@@ -139,7 +138,7 @@ class Agent:
 
         A repository that does not answer contributes the models of its last listing.
         """
-        scan = self._list_available()
+        scan = self._remember(self.repositories.list_available())
         failures = self._states.failures
         published = self._registry.entries
         shown = self._registry.name_of
@@ -147,7 +146,7 @@ class Agent:
         names = {*scan.models, *scan.duplicates, *scan.remembered}
         for name in sorted(names, key=lambda each: (shown(each), each)):
             if name in scan.duplicates:
-                lines.append(IndexEntry(name, state="UNAVAILABLE", reason=_DUPLICATE))
+                lines.append(IndexEntry(name, state="UNAVAILABLE", reason=DUPLICATE))
             else:
                 lines.extend(_lines(shown(name), published.get(name, Entry()), failures.get(name)))
         return [line for line in lines if line.state == "READY"] if ready_only else lines
@@ -165,19 +164,21 @@ class Agent:
         """
         _check_name(self._registry.name_of(name))
         overrides = read_overrides(parameters, self._options.max_config_bytes)
-        scan = self._list_available()
+        scan = self._remember(self.repositories.list_available())
         if overrides.files and self._registry.namespaces:
             raise UnsupportedError("files can't be given with a load where models have namespaces")
         try:
             scan = apply_overrides(name, overrides, scan)
             names = scan.identified(name)
-            if any(self._dependencies.needs_late_answers(each, scan, overrides.config) for each in names):
-                scan = apply_overrides(name, overrides, self._scan())
+            if scan.late and any(
+                self._dependencies.needs_late_answers(each, scan, overrides.config) for each in names
+            ):
+                scan = apply_overrides(name, overrides, self._remember(self.repositories.scan()))
                 names = scan.identified(name)
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
             raise PollError(name, wrong.message) from wrong
-        errors = self._dependencies.load(names, scan, self._loading(scan), overrides.config)
+        errors = self._dependencies.load(names, scan, overrides.config)
         for each in names:
             error = errors.get(each)
             if isinstance(error, EnsembleError):
@@ -200,13 +201,13 @@ class Agent:
 
     def models(self) -> Index:
         """All models with their states, by name."""
-        scan = self._list_available()
+        scan = self._remember(self.repositories.list_available())
         known = self._states.snapshot()
         sources = {**scan.remembered, **scan.models}
         found = []
         for name in sorted({*sources, *scan.duplicates, *known.versions, *known.failures}):
             source = None if name in scan.duplicates else sources.get(name)
-            reason = _DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
+            reason = DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
             versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
         return Index(self.events.epoch, known.revision, tuple(found), self.draining)
@@ -286,13 +287,6 @@ class Agent:
             self.events.close()
             self.repositories.close()
 
-    def _scan(self) -> Scan:
-        return self._remember(self.repositories.scan())
-
-    def _list_available(self) -> Scan:
-        """As `_scan`, without waiting for repositories that are much slower than others."""
-        return self._remember(self.repositories.list_available())
-
     def _remember(self, scan: Scan) -> Scan:
         self._seen, self._identifiers = {**scan.remembered, **scan.models}, scan.identifiers
         return scan
@@ -327,20 +321,6 @@ class Agent:
             self._states.failed(name, failure.reason)
         return failure
 
-    def _loading(self, scan: Scan) -> LoadOne:
-        return lambda name, override, ticket: self._load(name, scan, override, ticket)
-
-    def _load(self, name: str, scan: Scan, override: str | None, ticket: int) -> None:
-        if name in scan.duplicates:
-            log.error("failed to poll model '%s': not unique across all model repositories", name)
-            self._states.failed(name, _DUPLICATE)
-            self.loads.failed(name)
-            raise PollError(name, _DUPLICATE)
-        source = scan.models.get(name)
-        if source is None:
-            raise _not_found(name, scan)
-        self.lifecycle.load(source, override, ticket)
-
 
 def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
     if entry.states:
@@ -357,19 +337,6 @@ def _remarks(entry: Entry, version: int, stale: str) -> str:
     """Remarks of the index about a version that serves."""
     model = entry.ready.get(version)
     return "" if model is None else "; ".join([*filter(None, (stale,)), *model.notes])
-
-
-def _not_found(name: str, scan: Scan) -> PollError:
-    """The error for a model that no repository lists; transient if one is unreadable."""
-    reason = "model not found in any model repository"
-    if scan.unreadable:
-        failures = "; ".join(f"'{location}': {text}" for location, text in scan.unreadable.items())
-        reason += f" that can be read; some can not: {failures}"
-    log.error("failed to poll model '%s': %s", name, reason)
-    error = PollError(name, reason)
-    if scan.unreadable:
-        error.__cause__ = OSError(reason)  # marks the error as transient
-    return error
 
 
 def _check_options(options: ControlOptions) -> None:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
@@ -28,6 +27,7 @@ from conch_control.lifecycle.ensemble_loader import EnsembleError, composing_mod
 from conch_control.lifecycle.load_queue import SupersededError
 from conch_control.lifecycle.model_definition import NoVersionError, PollError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
+from conch_control.lifecycle.version_states import VersionStates
 from conch_control.repository.dependency_graph import (
     Graph,
     build_graph,
@@ -35,7 +35,7 @@ from conch_control.repository.dependency_graph import (
     read_composing_models,
     run_in_order,
 )
-from conch_control.repository.source import Scan
+from conch_control.repository.source import DUPLICATE, Scan
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,7 @@ class _Waiting:
     override: str | None
 
 
-LoadOne = Callable[[str, str | None, int], None]
-"""Loads a model by name, override (JSON or None) and ticket of the call; raises `ConchError`."""
+_NO_ENTRY = Entry()
 
 
 class EnsembleDependencies:
@@ -59,47 +58,58 @@ class EnsembleDependencies:
         options: ControlOptions,
         registry: Registry,
         lifecycle: ModelLifecycle,
+        states: VersionStates,
         statistics: LoadStatistics,
     ) -> None:
         self._options = options
         self._registry = registry
         self._lifecycle = lifecycle
+        self._states = states
         self._statistics = statistics
         self._lock = threading.Lock()  # guards the next three
         self._implicit: set[str] = set()  # loaded only for ensembles
         self._waiting: dict[str, _Waiting] = {}  # ensembles that wait for a composing model
         self._overrides: dict[str, str] = {}  # overrides in force, by loaded model
 
-    def load(
-        self, names: Iterable[str], scan: Scan, load_one: LoadOne, override: str | None = None
-    ) -> dict[str, Exception]:
+    def load(self, names: Iterable[str], scan: Scan, override: str | None = None) -> dict[str, Exception]:
         """Loads models after their composing models; returns the errors by model, also of composing ones."""
-        with self._lifecycle.call() as ticket:
-            return self._load(frozenset(names), scan, load_one, override, ticket)
+        wanted = frozenset(names)
+        with self._lifecycle.queue.call() as ticket:
+            graph = self._graph(wanted, scan, override)
+            cyclic = find_cycles(graph)
+            entries = self._registry.entries
+            served = {name: entries.get(name, _NO_ENTRY).ready for name in graph}
 
-    def _load(
-        self, wanted: frozenset[str], scan: Scan, load_one: LoadOne, override: str | None, ticket: int
-    ) -> dict[str, Exception]:
-        graph = self._graph(wanted, scan, override)
-        cyclic = find_cycles(graph)
-        served = {name: self._ready(name) for name in graph}
-
-        def run(name: str, failures: Mapping[str, Exception]) -> None:
-            with self._counting(name):
+            def run(name: str, failures: Mapping[str, Exception]) -> None:
                 if name in cyclic:
-                    raise EnsembleError(name, cycle_text(name, cyclic[name]))
-                self._check_parts(name, graph[name], failures)
-            load_one(name, override if name in wanted else None, ticket)
-            self._check_still_composed(name)
+                    raise self._refusal(name, cycle_text(name, cyclic[name]))
+                if not failures.keys().isdisjoint(graph[name]):
+                    self._check_parts(name, graph[name], failures)
+                self._load_one(name, scan, override if name in wanted else None, ticket)
+                self._check_still_composed(name)
 
-        order = {name: () if name in cyclic else graph[name] for name in graph}
-        failures = run_in_order(order, run, self._options.load_threads)
-        self._note_loaded(wanted, served, failures, override)
-        changed = {name for name, before in served.items() if self._ready(name) != before}
-        if changed:
-            self._refresh(changed, served)
-            self._reload_waiting(scan, load_one, changed, failures)
-        return failures
+            order = {name: () if name in cyclic else graph[name] for name in graph} if cyclic else graph
+            failures = run_in_order(order, run, self._options.load_threads)
+            entries = self._registry.entries
+            changed = {
+                name for name, before in served.items() if entries.get(name, _NO_ENTRY).ready != before
+            }
+            self._note_loaded(wanted, served, changed, failures, override)
+            if changed:
+                self._refresh(changed, served)
+                self._reload_waiting(scan, changed, failures)
+            return failures
+
+    def _load_one(self, name: str, scan: Scan, override: str | None, ticket: int) -> None:
+        if name in scan.duplicates:
+            log.error("failed to poll model '%s': not unique across all model repositories", name)
+            self._states.failed(name, DUPLICATE)
+            self._statistics.failed(name)
+            raise PollError(name, DUPLICATE)
+        source = scan.models.get(name)
+        if source is None:
+            raise _not_found(name, scan)
+        self._lifecycle.load(source, override, ticket)
 
     def needs_late_answers(self, name: str, scan: Scan, override: str | None) -> bool:
         """True if a load may need a model of a repository that has not answered yet.
@@ -158,7 +168,7 @@ class EnsembleDependencies:
         return build_graph(wanted, parts)
 
     def _entry(self, name: str) -> Entry:
-        return self._registry.entries.get(name, Entry())
+        return self._registry.entries.get(name, _NO_ENTRY)
 
     def _ready(self, name: str) -> Mapping[int, object]:
         return self._entry(name).ready
@@ -168,13 +178,13 @@ class EnsembleDependencies:
         failed = {part: failures[part] for part in parts if part in failures and not self._ready(part)}
         missing = [part for part, error in failed.items() if isinstance(error, PollError)]
         if missing:
-            raise EnsembleError(
+            raise self._refusal(
                 name,
                 f"ensemble {name} contains models that are not available or ambiguous: {', '.join(missing)}",
             )
         for part, error in failed.items():
             if isinstance(error, EnsembleError):
-                raise EnsembleError(
+                raise self._refusal(
                     name,
                     f"ensemble '{name}' depends on '{part}' which is not valid. Model '{part}' failed with "
                     f"error: {error.reason}",
@@ -182,7 +192,7 @@ class EnsembleDependencies:
             reason = failure_text(self._entry(part))
             if not reason:
                 reason = error.reason if isinstance(error, NoVersionError) else as_conch_error(error).message
-            raise EnsembleError(
+            raise self._refusal(
                 name,
                 f"ensemble '{name}' depends on '{part}' which has no loaded version. Model '{part}' loading "
                 f"failed with error: {reason}",
@@ -197,24 +207,20 @@ class EnsembleDependencies:
         for part in composing_models(self._entry(name)):
             if not self._ready(part):
                 self._lifecycle.unload(name)
-                with self._counting(name):
-                    raise EnsembleError(
-                        name, f"ensemble '{name}' depends on '{part}' which has no loaded version."
-                    )
+                raise self._refusal(
+                    name, f"ensemble '{name}' depends on '{part}' which has no loaded version."
+                )
 
-    @contextmanager
-    def _counting(self, name: str) -> Iterator[None]:
-        """Counts an EnsembleError as a failed load."""
-        try:
-            yield
-        except EnsembleError:
-            self._statistics.failed(name)
-            raise
+    def _refusal(self, name: str, reason: str) -> EnsembleError:
+        """The error of an ensemble that can't be loaded; counts it as a failed load."""
+        self._statistics.failed(name)
+        return EnsembleError(name, reason)
 
     def _note_loaded(
         self,
         wanted: frozenset[str],
         served: Mapping[str, Mapping[int, object]],
+        changed: Container[str],
         failures: Mapping[str, Exception],
         override: str | None,
     ) -> None:
@@ -227,7 +233,7 @@ class EnsembleDependencies:
                     self._implicit.add(name)
                 if name in wanted and override is not None:
                     self._overrides[name] = override
-                elif self._ready(name) != served[name]:  # else the override is still in force
+                elif name in changed:  # else the override is still in force
                     self._overrides.pop(name, None)
             for name in wanted:
                 if isinstance(failures.get(name), EnsembleError) and not served[name]:
@@ -266,9 +272,7 @@ class EnsembleDependencies:
                     error.message,
                 )
 
-    def _reload_waiting(
-        self, scan: Scan, load_one: LoadOne, changed: Iterable[str], tried: Container[str]
-    ) -> None:
+    def _reload_waiting(self, scan: Scan, changed: Iterable[str], tried: Container[str]) -> None:
         """Reloads waiting ensembles of changed models if all their models are ready; others keep waiting.
 
         `tried` ensembles have just failed with the current models.
@@ -288,11 +292,10 @@ class EnsembleDependencies:
                 with self._lock:
                     if self._waiting.get(name) is not entry:
                         continue
-                    ticket = (
-                        self._lifecycle.ticket()
-                    )  # under the lock: a later explicit unload gets a higher ticket
+                    # Under the lock: a later explicit unload gets a higher ticket.
+                    ticket = self._lifecycle.queue.ticket()
                 try:
-                    load_one(name, entry.override, ticket)
+                    self._load_one(name, scan, entry.override, ticket)
                     self._check_still_composed(name)
                 except ConchError as error:
                     log.error("failed to load '%s' again: %s", name, error.message)
@@ -302,3 +305,16 @@ class EnsembleDependencies:
                         del self._waiting[name]
                 back.add(name)
             fresh, tried = back, ()
+
+
+def _not_found(name: str, scan: Scan) -> PollError:
+    """The error for a model that no repository lists; transient if one is unreadable."""
+    reason = "model not found in any model repository"
+    if scan.unreadable:
+        failures = "; ".join(f"'{location}': {text}" for location, text in scan.unreadable.items())
+        reason += f" that can be read; some can not: {failures}"
+    log.error("failed to poll model '%s': %s", name, reason)
+    error = PollError(name, reason)
+    if scan.unreadable:
+        error.__cause__ = OSError(reason)  # marks the error as transient
+    return error

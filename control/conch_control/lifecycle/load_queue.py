@@ -175,7 +175,12 @@ class LoadQueue:
         name = load.name
         try:
             with self.lock:
-                self.lock.wait_for(lambda: load.stopped is not None or self._free(name))
+                self.lock.wait_for(
+                    lambda: (
+                        load.stopped is not None
+                        or (name not in self._running and len(self._running) < self._limit)
+                    )
+                )
                 load.check()
                 self._running[name] = load
             yield
@@ -254,6 +259,3 @@ class LoadQueue:
 
     def _add(self, load: QueuedLoad) -> None:
         self._live.setdefault(load.name, []).append(load)
-
-    def _free(self, name: str) -> bool:
-        return name not in self._running and len(self._running) < self._limit

@@ -15,11 +15,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from conch.core.clock import monotonic_ns
-from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
@@ -30,11 +30,11 @@ from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
 from conch_control.lifecycle.memory_usage import MemoryMeter
 from conch_control.lifecycle.model_definition import Definition, NoVersionError, PollError, read_definition
 from conch_control.lifecycle.model_loader import ModelLoader
-from conch_control.lifecycle.staging import Fetcher, Lease, read_fingerprint
+from conch_control.lifecycle.staging import Fetcher, Lease, poll_error
 from conch_control.lifecycle.version_builder import BuiltVersions, VersionBuilder, with_code
 from conch_control.lifecycle.version_diff import Origin, clear_stale, diff_versions, on_failure, on_success
 from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, VersionStates
-from conch_control.repository.layout import select_versions
+from conch_control.repository.layout import Fingerprint, select_versions
 from conch_control.repository.namespaces import Namespaced, namespace_of, unwrapped
 from conch_control.repository.source import ModelSource, Renamed
 from conch_control.version_phase import Phase
@@ -89,18 +89,6 @@ class ModelLifecycle:
         self._loaded: dict[str, _Loaded] = {}
         self._leases: dict[Servable, Lease] = {}
 
-    def call(self) -> AbstractContextManager[int]:
-        """Context of a call that loads something; yields its ticket."""
-        return self.queue.call()
-
-    def extra_slot(self) -> AbstractContextManager[None]:
-        """Raises the load limit by one inside the context."""
-        return self.queue.extra_slot()
-
-    def ticket(self) -> int:
-        """A new ticket, inside a call."""
-        return self.queue.ticket()
-
     def origin(self, name: str) -> Origin | None:
         """What a model was loaded from; None if it is not loaded."""
         loaded = self._loaded.get(name)
@@ -117,39 +105,35 @@ class ModelLifecycle:
         Args:
             source: The model.
             override: Config in JSON that replaces the file.
-            requested_ticket: Ticket of the call; None to take a new one.
+            requested_ticket: Ticket of the caller's `LoadQueue.call`; None to begin one.
 
         Raises:
             PollError: The definition can't be read.
             SupersededError: A newer call has replaced it.
             ConchError: It can't be loaded; the previous versions still serve.
         """
-        self._statistics.begun(source.name)
-        with self.queue.call() as ticket:
-            while True:
-                self.queue.check_open()
-                looked = self.queue.ticket()
-                with self._noting(source.name):
-                    state = read_fingerprint(source)
-                queued = QueuedLoad(
-                    source.name,
-                    ticket if requested_ticket is None else requested_ticket,
-                    looked,
-                    state,
-                    override,
-                )
-                submitted = self.queue.submit(queued)
-                if submitted is queued:
-                    self._run(queued, source)
-                    return
-                if submitted is None:
-                    continue
-                error = self.queue.wait(submitted)
-                if error is None:
-                    return
-                if submitted.override == override:
-                    raise error
-                # It failed with another config.
+        if requested_ticket is None:
+            with self.queue.call() as ticket:
+                self.load(source, override, ticket)
+            return
+        name = source.name
+        self._statistics.begun(name)
+        while True:
+            self.queue.check_open()
+            looked = self.queue.ticket()
+            queued = QueuedLoad(name, requested_ticket, looked, self._fingerprint(name, source), override)
+            submitted = self.queue.submit(queued)
+            if submitted is queued:
+                self._run(queued, source)
+                return
+            if submitted is None:
+                continue
+            error = self.queue.wait(submitted)
+            if error is None:
+                return
+            if submitted.override == override:
+                raise error
+            # It failed with another config.
 
     def refresh(self, name: str) -> None:
         """Loads a model again from its current definition; does nothing if it is not loaded.
@@ -232,10 +216,17 @@ class ModelLifecycle:
         name = queued.name
         with self.queue.running(queued), self._ending(queued):
             loaded = self._loaded.get(name)
-            if queued.override is None and loaded is not None and _same(loaded.origin, queued, source):
+            if (
+                queued.override is None
+                and loaded is not None
+                and loaded.origin.state == queued.state
+                and loaded.origin.location == source.location
+            ):
                 with self._lock:
                     queued.check()
-                    self._states.change(name, clear_stale(self._states.versions(name)))
+                    stale = clear_stale(self._states.versions(name))
+                    if stale:
+                        self._states.change(name, stale)
                     self._states.clear_failure(name)
                 return
             # Before reading: any later change makes the next load a reload.
@@ -364,19 +355,15 @@ class ModelLifecycle:
                 raise stopped from None
             raise
 
-    @contextmanager
-    def _noting(self, name: str) -> Iterator[None]:
-        """Records a failed poll."""
+    def _fingerprint(self, name: str, source: ModelSource) -> Fingerprint:
+        """Current state of a model's files. Raises PollError: the storage does not answer."""
         try:
-            yield
-        except PollError as error:
+            return source.fingerprint()
+        except (ConchError, OSError) as error:
+            failure = poll_error(name, error)
             self._statistics.failed(name)
-            self._states.failed(name, error.reason)
-            raise
-
-
-def _same(origin: Origin, queued: QueuedLoad, source: ModelSource) -> bool:
-    return origin.location == source.location and origin.state == queued.state
+            self._states.failed(name, failure.reason)
+            raise failure from error
 
 
 def _select(definition: Definition) -> list[int]:

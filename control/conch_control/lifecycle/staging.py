@@ -87,14 +87,6 @@ def _nothing() -> None:
     """Default callback."""
 
 
-def read_fingerprint(source: ModelSource) -> Fingerprint:
-    """Current state of a model's files. Raises PollError: the storage does not answer."""
-    try:
-        return source.fingerprint()
-    except (ConchError, OSError) as error:
-        raise _poll_error(source.name, error) from error
-
-
 def stage(source: ModelSource, progress: Progress, cancelled: Callable[[], bool]) -> Lease:
     """Makes a model's files local.
 
@@ -107,7 +99,7 @@ def stage(source: ModelSource, progress: Progress, cancelled: Callable[[], bool]
     except CancelledError:
         raise
     except (ConchError, OSError) as error:
-        raise _poll_error(source.name, error) from error
+        raise poll_error(source.name, error) from error
 
 
 def guess_versions(
@@ -132,7 +124,8 @@ def guess_versions(
         return ()  # the load itself reports the error
 
 
-def _poll_error(name: str, error: ConchError | OSError) -> PollError:
+def poll_error(name: str, error: ConchError | OSError) -> PollError:
+    """Logs that the storage does not answer, and returns the error of the load."""
     reason = error.message if isinstance(error, ConchError) else str(error) or type(error).__name__
     log.error("Poll failed for model directory '%s': %s", name, reason)
     return PollError(name, reason)

@@ -6,7 +6,6 @@ model, or a bare model file. Reads names only. Used by: `mounted_repository`, `m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
 from conch_control.config.platforms import FORMATS
-from conch_control.repository.layout import CONFIG_FILE, is_directory, split_versions
+from conch_control.repository.layout import CONFIG_FILE, list_directory, split_versions
 
 _ADVICE = (
     "make it a repository, with a file such as <model>/1/model.onnx or <model>/1/model.py in it, or the "
@@ -64,8 +63,7 @@ def find_layout(path: Path) -> DirectoryLayout:
         if not usual:
             raise InvalidArgumentError(f"'{path}' is no model file of a known name: {_ADVICE}")
         return DirectoryLayout(LayoutKind.FILES, path.parent, ((usual, path),))
-    with os.scandir(path) as found:
-        entries = {each.name: is_directory(each) for each in found if not _is_internal(each.name)}
+    entries = {name: found for name, found in list_directory(path).items() if not _is_internal(name)}
     versions, others = split_versions(name for name, directory in entries.items() if directory)
     if versions:
         return DirectoryLayout(LayoutKind.MODEL, path)
@@ -124,10 +122,8 @@ def _is_internal(name: str) -> bool:
 
 def _looks_like_model(directory: Path) -> bool:
     try:
-        with os.scandir(directory) as found:
-            entries = list(found)
+        entries = list_directory(directory)
     except OSError:
         return False
-    names = {each.name for each in entries}
-    versions, _ = split_versions(each.name for each in entries if is_directory(each))
-    return CONFIG_FILE in names or bool(versions)
+    versions, _ = split_versions(name for name, is_directory in entries.items() if is_directory)
+    return CONFIG_FILE in entries or bool(versions)

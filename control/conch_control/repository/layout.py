@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
@@ -48,8 +48,9 @@ def version_numbers(directory: Path) -> list[int]:
     Raises:
         OSError: The directory can't be read.
     """
-    with os.scandir(directory) as entries:
-        versions, ignored = split_versions(entry.name for entry in entries if is_directory(entry))
+    versions, ignored = split_versions(
+        name for name, is_directory in list_directory(directory).items() if is_directory
+    )
     for name, reason in ignored.items():
         log.warning("ignore version directory '%s' which %s", name, reason)
     return versions
@@ -71,12 +72,20 @@ def split_versions(names: Iterable[str]) -> tuple[list[int], dict[str, str]]:
     return sorted(versions), ignored
 
 
-def is_directory(entry: os.DirEntry[str]) -> bool:
-    """True for a directory, and for entries that can't be examined; their use reports the error."""
-    try:
-        return entry.is_dir()
-    except OSError:  # a link loop, or no permission
-        return True
+def list_directory(directory: Path) -> dict[str, bool]:
+    """The entries of a directory by name: True for directories, and for what can't be examined.
+
+    Raises:
+        OSError: The directory can't be read.
+    """
+    found: dict[str, bool] = {}
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            try:
+                found[entry.name] = entry.is_dir()
+            except OSError:  # a link loop, or no permission: its use reports the error
+                found[entry.name] = True
+    return found
 
 
 def fingerprint(directory: Path) -> Fingerprint:
@@ -84,7 +93,9 @@ def fingerprint(directory: Path) -> Fingerprint:
 
     A file that is replaced meanwhile shows as a change, now or next time.
     """
-    return tuple(sorted(_files(os.fspath(directory), "", set())))
+    found: list[tuple[str, int, int, int]] = []
+    _add_files(found, os.fspath(directory), "", frozenset())
+    return tuple(sorted(found))
 
 
 def versions_in(state: Fingerprint) -> list[int]:
@@ -120,7 +131,9 @@ def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) < _MOST_DIGITS and int(name) <= _MAX_VERSION
 
 
-def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, int, int, int]]:
+def _add_files(
+    files: list[tuple[str, int, int, int]], directory: str, prefix: str, above: frozenset[tuple[int, int]]
+) -> None:
     try:
         status = os.stat(directory)
         identity = (status.st_dev, status.st_ino)
@@ -135,15 +148,15 @@ def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator
         try:
             if not entry.is_dir():
                 status = entry.stat()
-                yield path, status.st_size, status.st_mtime_ns, status.st_ino
+                files.append((path, status.st_size, status.st_mtime_ns, status.st_ino))
                 continue
         except OSError:
-            yield path, -1, -1, -1
+            files.append((path, -1, -1, -1))
             continue
         # Python's caches are no change of the model.
         if entry.name != "__pycache__":
-            yield f"{path}/", 0, 0, 0  # so that empty version directories count
-            yield from _files(entry.path, f"{path}/", above | {identity})
+            files.append((f"{path}/", 0, 0, 0))  # so that empty version directories count
+            _add_files(files, entry.path, f"{path}/", above | {identity})
 
 
 def select_versions(config: ModelConfig, available: Collection[int]) -> list[int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
-from conch_control.repository.layout import Fingerprint, fingerprint, is_directory
+from conch_control.repository.layout import Fingerprint, fingerprint, list_directory
 from conch_control.repository.source import ModelSource, Progress
 
 log = logging.getLogger(__name__)
@@ -90,8 +90,7 @@ class LocalRepository:
         Raises:
             OSError: The directory can't be read, or is the empty mount point of a lost file system.
         """
-        with os.scandir(self._path) as entries:
-            names = [entry.name for entry in entries if is_directory(entry)]
+        names = [name for name, is_directory in list_directory(self._path).items() if is_directory]
         device = os.stat(self._path).st_dev
         if names:
             self._device = device

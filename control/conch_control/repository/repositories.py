@@ -233,7 +233,14 @@ class Repositories:
     def _merge(self, found: Mapping[str, Mapping[str, ModelSource]]) -> Scan:
         """One scan from the models of each repository, by location and name."""
         if self._read_composing_models is None:
-            return _unique(found.values())
+            models: dict[str, ModelSource] = {}
+            duplicates: set[str] = set()
+            for each in found.values():
+                duplicates.update(each.keys() & models.keys())
+                models.update(each)
+            for name in duplicates:
+                del models[name]
+            return Scan(models, frozenset(duplicates))
         # Names of unreadable repositories keep their meaning.
         known = {*self._added, *(each.location for each in self._repositories)}
         self._names |= {location: tuple(models) for location, models in found.items()}
@@ -243,18 +250,6 @@ class Repositories:
 
 def _has_succeeded(listing: Listing | None) -> bool:
     return listing is not None and listing.models is not None
-
-
-def _unique(found: Iterable[Mapping[str, ModelSource]]) -> Scan:
-    """Models that only one repository has, and duplicate names."""
-    models: dict[str, ModelSource] = {}
-    duplicates: set[str] = set()
-    for each in found:
-        duplicates.update(each.keys() & models.keys())
-        models.update(each)
-    for name in duplicates:
-        del models[name]
-    return Scan(models, frozenset(duplicates))
 
 
 def open_repositories(options: ControlOptions, others: Iterable[Repository] = ()) -> Repositories:

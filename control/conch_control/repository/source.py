@@ -113,6 +113,10 @@ class Repository(Protocol):
         """Closes connections and drops staged files."""
 
 
+DUPLICATE = "model appears in two or more repositories"
+"""Why a model of `Scan.duplicates` can't be loaded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scan:
     """The models of all repositories at one moment.

@@ -211,7 +211,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         asked = threading.Event()
 
         def run() -> None:
-            with self.lifecycle.call() as ticket:
+            with self.lifecycle.queue.call() as ticket:
                 asked.set()
                 self.lifecycle.load(self.models[name], override, ticket)
 
