@@ -1,7 +1,4 @@
-"""Findings of a check: their data classes, and their collection for one model.
-
-Used by: `model_checks`, `report`, `repository_checks`.
-"""
+"""Findings of a check: their data classes, and their collection for one model."""
 
 from __future__ import annotations
 

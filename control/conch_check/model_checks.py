@@ -1,6 +1,6 @@
 """Checks one model: runs the checks of a load, without loading.
 
-Unlike a load, each check continues after its first problem. Used by: `check_command`, `repository_checks`.
+Unlike a load, each check continues after its first problem.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ModelCheck:
         """Checks everything that needs no other model."""
         try:
             self._run()
-        except Exception as error:  # a load would fail too
+        except Exception as error:  # boundary: backends and what they import; a load would fail too
             log.debug("checking '%s' failed", self.model_report.name, exc_info=True)
             self.report([Problem("", f"{type(error).__name__}: {error}")])
 

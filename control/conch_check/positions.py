@@ -1,7 +1,7 @@
 """Positions of a config's fields in its text.
 
 protobuf's text parser keeps no positions. This one reads names, brackets and lists, but no values, and
-accepts any text, also malformed configs. Used by: `reading`.
+accepts any text, also malformed configs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 protobuf stops at the first error. The text is repaired there (nearest valid name, missing sign, or the field
 dropped) and parsed again, until it parses or no repair helps. Messages are protobuf's, positions those of the
-original text. Used by: `findings`, `model_checks`.
+original text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Formats a report as text or JSON, and effective configs with the source of each value.
-
-Used by: `check_command`, the console.
-"""
+"""Formats a report as text or JSON, and effective configs with the source of each value."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks repositories: each model alone, then ensembles against their composing models.
-
-Used by: `check_command`.
-"""
+"""Checks repositories: each model alone, then ensembles against their composing models."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks that a load does not make: settings without effect, a model's Python source, repository agents.
 
-Nothing here runs user code; of the agents, only ``checksum`` runs. Used by: `model_checks`.
+Nothing here runs user code; of the agents, only ``checksum`` runs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A reader continues from the last revision it knows. The log keeps a limited number of events; a reader that
 is too late must read the index first. Each server process has an epoch, as revisions restart with it.
 
-Owns: the events. Locks: one condition. Used by: `VersionStates` (writer), planner and control port
-(readers).
+Owns: the events. Locks: one condition.
 """
 
 from __future__ import annotations

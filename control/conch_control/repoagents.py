@@ -1,10 +1,9 @@
 """Repository agents: hooks named in a model's config that run when the model is loaded and unloaded.
 
-`RepositoryHook` is their base class, `Checksum` the built-in agent. `AgentChain` runs the agents of one load:
-in order for ``load`` and ``unload``, in reverse for completion.
+`RepositoryHook` is their base class, also for other packages; `Checksum` is the built-in agent. `AgentChain`
+runs the agents of one load: in order for ``load`` and ``unload``, in reverse for completion.
 
-Locks: a chain holds its lock while hooks run, so that they never overlap. Used by: `model_definition`,
-`model_lifecycle`, `conch check`; other packages subclass `RepositoryHook`.
+Locks: a chain holds its lock while hooks run, so that they never overlap.
 """
 
 from __future__ import annotations
@@ -209,7 +208,7 @@ class AgentChain:
                         f"repository agent '{name}' has model '{self._model}' loaded from '{directory}', "
                         f"which is not a directory"
                     )
-            except BaseException as error:
+            except BaseException as error:  # boundary: the agent's code
                 self.completed(False)
                 if not isinstance(error, ConchError):
                     log.exception("repository agent '%s' failed for model '%s'", name, self._model)
@@ -247,7 +246,7 @@ class AgentChain:
         for name, hook in hooks:
             try:
                 getattr(hook, method)()
-            except Exception:
+            except Exception:  # boundary: the agent's code
                 log.exception("repository agent '%s': %s failed for model '%s'", name, method, self._model)
 
 
@@ -258,7 +257,7 @@ def make_chain(config: ModelConfig, model: str, find: FindHook = find_hook) -> A
         make = find(agent.name)
         try:
             hook = make(ModelContext(model, to_json(config), dict(agent.parameters)))
-        except Exception as error:
+        except Exception as error:  # boundary: the agent's code
             log.exception("repository agent '%s' could not be made for model '%s'", agent.name, model)
             raise as_conch_error(error) from error
         hooks.append((agent.name, hook))

@@ -2,7 +2,7 @@
 
 Owns: the rollout's state, and an event log that says which models the fleet serves. Threads: `conch-fleet`
 lets time pass; the members report on theirs; planner threads wait in `load` and `unload`. Locks: `_changed`
-guards everything. Used by: `conch control`.
+guards everything.
 """
 
 from __future__ import annotations
@@ -121,13 +121,13 @@ class Fleet:
             return Index(self._events.epoch, self._events.revision, tuple(statuses))
 
     def on_seen(self, server: str, sight: Sight, ended: list[Ended]) -> None:
-        """See `Observer`."""
+        """Records what a server has and which steps have ended, and goes on."""
         with self._changed:
             self._unreported.discard(server)
             self._act(self._rollout.seen(server, sight, ended, self._clock()))
 
     def on_lost(self, server: str, reason: str, ended: list[Ended]) -> None:
-        """See `Observer`."""
+        """Records that a server can't be reached, and goes on without it."""
         with self._changed:
             self._unreported.discard(server)
             self._act(self._rollout.lost(server, reason, ended, self._clock()))

@@ -3,7 +3,7 @@
 Whatever happens (an event, the end of a step, a lost connection), the thread reads the server's index anew
 and reports it with the steps that have ended before. So reports of one server are in order.
 Threads: `conch-fleet-<server>` follows; each step has its own, as in the planner. Locks: `_lock` guards the
-ended steps. Used by: `fleet_port`.
+ended steps.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FleetMember:
                 self._agent.load(step.model, {})
             else:
                 self._agent.unload(step.model, False)
-        except BaseException as raised:
+        except BaseException as raised:  # boundary: the top of the thread; the error ends the step
             error = raised
         with self._lock:
             self._ended.append((step, error))
@@ -99,7 +99,7 @@ class FleetMember:
                 ended, self._ended = self._ended, []
             try:
                 index = self._agent.models()
-            except Exception as error:
+            except Exception as error:  # boundary: the top of the thread, which must go on
                 if self._closed.is_set():
                     return
                 if not isinstance(error, ConchError | OSError):

@@ -1,7 +1,4 @@
-"""Data of the fleet's state machine: servers, models, steps and what the machine tells. Pure.
-
-Used by: `rollout`, which changes the states; `fleet_server` and `fleet_port` for steps, sights and notes.
-"""
+"""Data of the fleet's state machine: servers, models, steps and what the machine tells. Pure."""
 
 from __future__ import annotations
 

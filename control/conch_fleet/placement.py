@@ -6,7 +6,6 @@ what is missing. A composing model is placed wherever one of its ensembles is.
 
 Guarantees: the result depends on the arguments only; the known sizes of a server's models never exceed its
 memory; a model moves only if a rule or memory asks for it; what `place` has decided it does not change.
-Used by: `rollout`, `conch control --plan`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads placement files (TOML): the servers of a fleet, and rules for where models go.
 
-Unknown keys and wrong values are refused with file and field. Used by: `conch control`.
+Unknown keys and wrong values are refused with file and field.
 """
 
 from __future__ import annotations

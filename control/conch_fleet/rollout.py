@@ -17,7 +17,6 @@ Turns: a model is loaded on one server at a time, first on those without a copy.
 copies, no other server does; and none does while a server that returned has not tried to get its models
 again. A held model stays as it is, except on servers that returned. Servers that are lost or drain count as
 absent: the others go on, and what was placed there is placed elsewhere after `grace_ns`.
-Used by: `fleet_port`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lenient JSON parser with the rules and error texts of protobuf's C++ parser.
 
 Triton uses that parser for config overrides. Accepted besides JSON: unquoted keys, single quotes, trailing
-commas, line breaks in strings. Not accepted: comments, NaN, leading zeros. Used by: `json_format`.
+commas, line breaks in strings. Not accepted: comments, NaN, leading zeros.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Converts a finished config to the core's spec. Used by: loads, and `conch check`."""
+"""Converts a finished config to the core's spec."""
 
 from __future__ import annotations
 

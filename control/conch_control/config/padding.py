@@ -1,4 +1,4 @@
-"""Parses ``CONCH_PADDING`` and checks it against a model's tensors. Used by: `model_spec`."""
+"""Parses ``CONCH_PADDING`` and checks it against a model's tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """``sequence_batching`` of a config: defaults, checks, conversion to the core.
 
-Rules and texts are Triton's; a load fails here also where Triton fails later or ignores a setting. Used by:
-`model_spec`, `parse`, `validate`.
+Rules and texts are Triton's; a load fails here also where Triton fails later or ignores a setting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads warm-up samples and their files. Used by: `model_checks`, `model_loader`."""
+"""Reads warm-up samples and their files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Access policies for model control: what clients and models may ask of the agent.
-
-Used by: front ends (`GuardedAgent`) and models that load other models (`ModelFacingAgent`).
-"""
+"""Access policies for model control: what clients and models may ask of the agent."""
 
 from __future__ import annotations
 
@@ -26,16 +23,16 @@ class ModelFacingAgent:
         self.extra_slot: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """See `ModelControl.index`."""
+        """All models with the state of each version."""
         return self._agent.index(ready_only)
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """See `ModelControl.load`."""
+        """Loads a model in an extra slot of the load queue."""
         with self.extra_slot():
             self._agent.load(name, parameters)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """See `ModelControl.unload`."""
+        """Starts unloading a model."""
         self._agent.unload(name, unload_dependents)
 
 
@@ -66,7 +63,7 @@ class GuardedAgent:
 
         Args:
             name: Model name.
-            parameters: See `ModelControl.load`.
+            parameters: Those of `ModelControl.load`.
             may_upload: True if the caller may send files or choose the environment.
 
         Raises:

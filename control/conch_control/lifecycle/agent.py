@@ -1,7 +1,7 @@
 """The agent: composes the control plane of one server and implements its API.
 
 Owns: repositories, event log, version states, load statistics. Threads: none of its own; any thread may
-call it. Used by: front ends (`ModelControl`), planner and control port (`AgentPort`), the server.
+call it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Identity of cached responses: which loads of a model may share them.
 
 A process-local cache gets a random identity per load, so a reload invalidates. A shared cache gets a digest
-of files and config. Ensembles get an identity per combination of their composing models' loads. Used by:
-`ensemble_loader`, `model_loader`.
+of files and config. Ensembles get an identity per combination of their composing models' loads.
 """
 
 from __future__ import annotations

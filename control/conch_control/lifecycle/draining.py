@@ -1,7 +1,7 @@
 """Finishes unloaded versions and removed instances in the background.
 
 Owns: one thread `conch-unload-<model>` per closing version. Locks: the load queue's lock, never held while
-waiting. Used by: `model_lifecycle`.
+waiting.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 | ensemble is unloaded "with parts" | implicit models without other dependents unload                        |
 
 Owns: implicit models, waiting ensembles, overrides in force. Locks: `_lock` guards them, never held while
-loading. Threads: a pool `conch-load` per call with several models. Used by: the agent.
+loading. Threads: a pool `conch-load` per call with several models.
 """
 
 from __future__ import annotations

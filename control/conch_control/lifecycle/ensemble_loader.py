@@ -1,7 +1,4 @@
-"""Loads ensemble versions: checks them against their composing models, without a backend.
-
-Used by: `model_loader`.
-"""
+"""Loads ensemble versions: checks them against their composing models, without a backend."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Guarantees: a stopped load publishes nothing; an unload stops every load request
 set only under `LoadQueue.lock`, so a holder of the lock that finds a load not stopped may publish its
 result.
 
-Threads: any. Owns: the loads and the lock of the lifecycle. Used by: `ModelLifecycle` and its parts.
+Threads: any. Owns: the loads and the lock of the lifecycle.
 """
 
 from __future__ import annotations

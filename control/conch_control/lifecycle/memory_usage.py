@@ -1,6 +1,6 @@
 """Measures the process memory that loads take, and returns freed memory to the system.
 
-Threads and locks: any thread; `MemoryMeter` has a lock. Used by: `version_builder`, `draining`.
+Threads and locks: any thread; `MemoryMeter` has a lock.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and its parts. It may be another tenant's than the next one, so its links may no
 gets a given name (Triton's name mapping); with namespaces, parts of different archives may share names.
 Implements `conch.core.model_control.ArchiveControl`.
 
-Owns: the registered archives. Locks: `_lock` guards them, never held while loading. Used by: the agent.
+Owns: the registered archives. Locks: `_lock` guards them, never held while loading.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class _Archive:
     self_managed: bool = True
 
     def check(self) -> None:
-        """Does nothing."""
+        """Returns at once: the models were read when the archive was registered."""
 
     def models(self) -> Mapping[str, ModelSource]:
         """The models."""
         return self.sources
 
     def close(self) -> None:
-        """Does nothing."""
+        """Returns at once: an archive holds nothing open."""
 
 
 class ModelArchives:

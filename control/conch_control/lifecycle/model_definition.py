@@ -1,7 +1,7 @@
 """Reads a model's definition, config and versions, before anything is loaded.
 
 Errors here are Triton's "failed to poll": clients get one fixed text; log and index have the reason.
-Runs on the thread of the load. Used by: `ModelLifecycle`, and others for the errors.
+Runs on the thread of the load.
 """
 
 from __future__ import annotations

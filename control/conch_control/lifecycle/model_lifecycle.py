@@ -6,7 +6,7 @@ a changed instance count resizes the pool.
 
 Owns: what each model was loaded from, and leases on its files. Locks: the load queue's lock guards it; the
 locks of `VersionStates` and the registry are taken inside it. A holder of the lock whose load is not
-stopped may publish. Used by: the agent, `ensemble_dependencies`.
+stopped may publish.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Builds one ready version of a model: completes the config, loads the backend, runs warm-up.
 
-Threads and locks: runs on the thread of the load, without a lock. Used by: `ModelLifecycle`,
-`VersionBuilder`, `conch.testing`.
+Threads and locks: runs on the thread of the load, without a lock.
 """
 
 from __future__ import annotations

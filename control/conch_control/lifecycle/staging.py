@@ -12,8 +12,7 @@ version hold one use each:
 | version drained           | -1                                             |
 | last `drop`               | `before_release` callback, then files released |
 
-Locks: each lease has its own; the callback and the release run outside it. Used by: `model_lifecycle`,
-`draining`.
+Locks: each lease has its own; the callback and the release run outside it.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Lease:
             try:
                 self._first()
                 self._staged.release()
-            except Exception:
+            except Exception:  # boundary: repository agents and repositories of other packages
                 log.exception("the files in '%s' could not be released", self.directory)
 
 

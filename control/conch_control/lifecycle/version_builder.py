@@ -1,7 +1,6 @@
 """Builds the versions of a load beside the ones that serve: all of them, or reports why not.
 
-Threads and locks: runs on the thread of the load; the load queue's lock guards reports of progress. Used by:
-`ModelLifecycle`.
+Threads and locks: runs on the thread of the load; the load queue's lock guards reports of progress.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ class VersionBuilder:
         for version in versions:
             try:
                 resize = self._loader.resize(definition, serving[version])
-            except BaseException as error:
+            except BaseException as error:  # boundary: a backend, which runs model code
                 built.failures[version] = _failure(definition.name, version, error)
                 return True
             if resize is None:
@@ -174,7 +173,7 @@ class VersionBuilder:
                 with cancellable_load(lambda: queued.stopped is not None):
                     model = built.loaded[version] = self._loader.load(definition, version, warm)
             except BaseException as error:
-                # Model code may raise anything, also SystemExit.
+                # Boundary: a backend, which runs model code. It may raise anything, also SystemExit.
                 self._meter.end(measurement)
                 reason = _failure(name, version, error)
             else:

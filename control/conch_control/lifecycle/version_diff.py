@@ -1,9 +1,7 @@
 """What a load does with each version, and what becomes of the statuses when it ends. Pure.
 
 `diff_versions` compares the loaded definition with the new one, version by version: keep, resize the
-instance
-pool, or load again. `on_success` and `on_failure` turn the result of a load into state transitions.
-Used by: `agent`, `model_lifecycle`, `version_builder`.
+instance pool, or load again. `on_success` and `on_failure` turn the result of a load into state transitions.
 """
 
 from __future__ import annotations

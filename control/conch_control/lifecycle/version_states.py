@@ -8,7 +8,6 @@ events up to its revision. Events of version 0 concern the whole model: ``FAILED
 attempted) and ``UNLOADED`` (that failure is over). Staging progress changes without events.
 
 Owns: statuses and model failures. Locks: `_lock` (re-entrant), taken inside the load queue's lock.
-Used by: the agent, `model_lifecycle`, `version_builder`, `staging`, `draining`.
 """
 
 from __future__ import annotations

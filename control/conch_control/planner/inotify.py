@@ -4,7 +4,7 @@ Only the reader is used: watchdog's recursive observers follow no links, need a 
 errors for subdirectories. `watcher` decides what to watch.
 
 Threads: one reader, `conch-watch`; callbacks run on it and must not block or raise. Locks: one for the table
-of watches. Used by: `watcher`.
+of watches.
 """
 
 from __future__ import annotations

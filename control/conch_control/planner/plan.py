@@ -14,7 +14,7 @@ its time. The output is operations to start. States of one model:
 | as asked   | FAILED, and a composing model was loaded               | to do                             |
 
 A model with a marker ``.incomplete`` stays in settling. Absence settles too, as renaming a directory removes
-it for a moment. Absence in a partial snapshot means nothing. Used by: `planner_loop`, `snapshot`.
+it for a moment. Absence in a partial snapshot means nothing.
 """
 
 from __future__ import annotations

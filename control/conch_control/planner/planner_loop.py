@@ -2,7 +2,7 @@
 
 Threads: `conch-planner` polls and decides, and may hang with the storage; each operation has its own
 thread, `conch-load-<model>` or `conch-unload-<model>`. Locks: `_changed` guards what the threads share.
-Owns: plan, snapshot reader, watcher. Used by: the server, `conch control`.
+Owns: plan, snapshot reader, watcher.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Planner:
                 self._poll(names)
             self.start_operations(self._plan.tick(self._clock()))
             return self._next()
-        except Exception:
+        except Exception:  # boundary: the top of the thread
             log.exception("the planner has failed; it goes on later")
             return self._clock() + round(self._options.poll_s * _S)
 
@@ -386,7 +386,7 @@ class Planner:
                 self._port.load(operation.name, {})
             else:
                 self._port.unload(operation.name, False)
-        except BaseException as raised:
+        except BaseException as raised:  # boundary: the top of the thread; the error ends the operation
             error = raised
         with self._changed:
             self._ended.append((operation, error, self._clock() - began))

@@ -1,7 +1,6 @@
 """Takes snapshots of the repositories for the plan.
 
-Owns: the last state of each model, to avoid reading configs twice. Threads: the planner's only. Used by:
-`planner_loop`.
+Owns: the last state of each model, to avoid reading configs twice. Threads: the planner's only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Path and file system facts for watching: symbolic links, and file systems without reliable events.
-
-Used by: `inotify`, `watcher`.
-"""
+"""Path and file system facts for watching: symbolic links, and file systems without reliable events."""
 
 from __future__ import annotations
 

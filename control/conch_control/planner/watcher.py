@@ -5,7 +5,7 @@ directory is watched before it is listed: entries created later cause an event, 
 list.
 
 Locks: `_lock` guards what the reader's thread shares. Threads: all methods but `take_changed` are for the
-planner's thread. Used by: `planner_loop`.
+planner's thread.
 """
 
 from __future__ import annotations

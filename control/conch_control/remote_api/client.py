@@ -132,11 +132,11 @@ class ModelControlClient:
         )
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """Loads or reloads a model, without a timeout; see `AgentPort.load`."""
+        """Loads or reloads a model and returns when it is ready; has no timeout."""
         self._call("Load", load_request(name, parameters), None)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """See `AgentPort.unload`."""
+        """Unpublishes a model; requests in flight finish in the background."""
         request = pb.UnloadRequest(model=name, unload_dependents=unload_dependents)
         self._call("Unload", request, self._timeout_s)
 
@@ -145,12 +145,12 @@ class ModelControlClient:
         return index_of(self._call("Index", pb.IndexRequest(), self._timeout_s).index)
 
     def describe(self, name: str) -> ModelDescription:
-        """See `AgentPort.describe`."""
+        """Status, effective config and instances of one model."""
         request = pb.DescribeRequest(model=name)
         return description_of(self._call("Describe", request, self._timeout_s).description)
 
     def drain(self) -> None:
-        """See `AgentPort.drain`."""
+        """Makes the server not ready; it still answers requests."""
         self._call("Drain", pb.DrainRequest(), self._timeout_s)
 
     def watch(

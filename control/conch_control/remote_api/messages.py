@@ -1,7 +1,4 @@
-"""Wire form of the ModelControl service: messages of `port`'s data classes, bearer tokens, error statuses.
-
-Used by: `client`, `server`, `watch_stream`; `conch control` and `conch models` for the error classes.
-"""
+"""Wire form of the ModelControl service: messages of `port`'s data classes, bearer tokens, error statuses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Who may what on the control port: without an access policy every caller, with one its principals.
 
 The token of the port, where there is one, stays valid beside a policy and gives all roles. Threads and locks:
-any thread. Used by: `server`.
+any thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The agent of another process, reached through its control port, with a copy of its event log.
 
 Threads: `conch-remote-events` receives events between `start` and `close`, and reconnects after failures.
-Locks: `_lock` guards the current watch; the mirror has its own condition. Used by: `conch control`.
+Locks: `_lock` guards the current watch; the mirror has its own condition.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class EventMirror(EventLog):
     def after(
         self, revision: int, timeout_s: float | None = 0.0, given_up: Callable[[], bool] = never
     ) -> list[Event]:
-        """See `EventLog.after`.
+        """The events after a revision; waits for the first one.
 
         A revision beyond the newest event is valid: an index may arrive before the events.
         """
@@ -168,11 +168,11 @@ class RemoteAgent:
             self._thread.join()
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """See `AgentPort.load`."""
+        """Loads or reloads a model and returns when it is ready."""
         self._client.load(name, parameters)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """See `AgentPort.unload`."""
+        """Unpublishes a model; requests in flight finish in the background."""
         self._client.unload(name, unload_dependents)
 
     def models(self) -> Index:
@@ -186,11 +186,11 @@ class RemoteAgent:
         return [model for model in self._client.models().models if model.name in names]
 
     def describe(self, name: str) -> ModelDescription:
-        """See `AgentPort.describe`."""
+        """Status, effective config and instances of one model."""
         return self._client.describe(name)
 
     def drain(self) -> None:
-        """See `AgentPort.drain`."""
+        """Makes the server not ready; it still answers requests."""
         self._client.drain()
 
     def _receive_events(self) -> None:
@@ -221,7 +221,7 @@ class RemoteAgent:
                     log.warning("the events of %s do not come: %s; trying again", self.target, error.message)
                     lost = error.message
             except Exception:
-                # The planner must not stay without events, whatever the error.
+                # Boundary: the top of the thread. The planner must not stay without events.
                 log.exception("the events of %s could not be read; trying again", self.target)
             if not (anew or resume):
                 self._show(False, self.draining)

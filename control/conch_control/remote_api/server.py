@@ -1,7 +1,7 @@
 """The control port: a gRPC server separate from the data port, and the handlers of the ModelControl service.
 
 Threads: gRPC runs each call on a pool thread, `conch-control-port`. Locks: `_changed` of `ModelControl`
-guards the count of running calls. Used by: the server.
+guards the count of running calls.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class ModelControl:
             abort(context, error)
         except DecodeError as error:
             abort(context, _malformed(error))
-        except Exception as error:
+        except Exception as error:  # boundary: the top of a call
             log.exception("a watch has failed")
             abort(context, _failed(error))
 
@@ -246,7 +246,7 @@ class ModelControl:
                 error = without_traceback(raised)
             except DecodeError as raised:
                 error = _malformed(raised)
-            except Exception as raised:
+            except Exception as raised:  # boundary: the top of a call
                 log.exception("%s could not be answered", kind.__name__)
                 error = _failed(raised)
             abort(context, error, transient)

@@ -1,4 +1,4 @@
-"""The messages of one watch stream: start, events, staging progress, end. Used by: `server`."""
+"""The messages of one watch stream: start, events, staging progress, end."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def run_in_order(
         (name,) = graph
         try:
             run(name, failures)
-        except Exception as error:
+        except Exception as error:  # as the pool below keeps errors: `run` is the caller's
             failures[name] = error
         return failures
     threads = max(threads, 1)

@@ -1,7 +1,7 @@
 """Recognises what a directory holds that a platform has put there: a repository, one model, or model files.
 
 Platforms copy what a user names: KServe's ``storageUri`` may be a repository of models, the directory of one
-model, or a bare model file. Reads names only. Used by: `mounted_repository`, `model_archives`.
+model, or a bare model file. Reads names only.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ meanwhile, so that it includes everything written before the request:
 2. Thread B writes a model and requests a listing; B's ticket is for number 2, as 1 may have missed the model.
 3. Listing 1 ends; A continues, and number 2 starts. If 1 failed, its failure answers B too.
 
-Threads: `conch-listing`. Locks: the condition of `Repositories`. Used by: `Repositories`.
+Threads: `conch-listing`. Locks: the condition of `Repositories`.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ class Lister:
                 again = self._end(Listing(self._begun, self._began, self._clock(), models, error))
                 on_late = self._take_callback()
                 self._changed.notify_all()
-            on_late()
+            if on_late is not None:
+                on_late()
             if not again:
                 return
 
@@ -180,17 +181,17 @@ class Lister:
             reason = reason_of(self._repository, error)
             log.error("failed to read model repository '%s': %s", self.location, reason)
             return None, reason
-        except Exception as error:
+        except Exception as error:  # boundary: the repository may be of another package
             log.exception("failed to read model repository '%s'", self.location)
             return None, f"{type(error).__name__}: {error}"
 
-    def _take_callback(self) -> Callable[[], None]:
+    def _take_callback(self) -> Callable[[], None] | None:
         if self._late_callback is None:
-            return _no_callback
+            return None
         ticket, on_late = self._late_callback
         listing = self.result(ticket)
         if listing is None or listing.models is None:
-            return _no_callback
+            return None
         self._late_callback = None
         self.answered_late = True
         return on_late
@@ -211,10 +212,6 @@ class Lister:
             return True
         self._thread = None
         return False
-
-
-def _no_callback() -> None:
-    """Does nothing."""
 
 
 def reason_of(repository: Repository, error: ConchError | OSError) -> str:

@@ -1,7 +1,4 @@
-"""Local model repositories: each subdirectory is a model, served in place.
-
-Used by: `planner_loop`, `conch_control.repository.storage`.
-"""
+"""Local model repositories: each subdirectory is a model, served in place."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class InPlace:
     fingerprint: Fingerprint
 
     def release(self) -> None:
-        """Does nothing: the files are the operator's."""
+        """Keeps the files: they are the operator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +106,4 @@ class LocalRepository:
         return models
 
     def close(self) -> None:
-        """Does nothing."""
+        """Returns at once: a directory holds nothing open."""

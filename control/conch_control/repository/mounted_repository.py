@@ -4,7 +4,7 @@
 and serves that: a repository as it is, one model or bare model files under a given name. Mounts are
 read-only, so files get their version directory in a temporary directory of links.
 
-Threads: `check` waits on the starting thread; `close` ends the wait. Used by: `Repositories`.
+Threads: `check` waits on the starting thread; `close` ends the wait.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A model has an *identifier*, ``<repository>::<name>``, everywhere but in client-visible texts. An
 ensemble's step names a model of its own repository, else the only one of that name elsewhere. The resolved
 identifiers are part of an ensemble's fingerprint, so that a change of resolution is a change of the
-ensemble. Pure. Used by: `Repositories`, which wraps models in `Namespaced`.
+ensemble. Pure.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class Namespaced:
         return self._with_parts(state)
 
     def read(self, path: str) -> bytes:
-        """See `ModelSource.read`."""
+        """Contents of a small file, by path in the model's directory."""
         return self.source.read(path)
 
     def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> Staged:
-        """See `ModelSource.stage`."""
+        """Makes the model's files local."""
         staged = self.source.stage(progress, cancelled)
         return _StagedWithParts(staged, self._with_parts(staged.fingerprint))
 

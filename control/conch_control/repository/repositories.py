@@ -4,7 +4,7 @@ Several repositories are listed in parallel (`Lister`), so that hanging storage 
 need it: `scan` waits for all; `list_available` goes on without slow ones; `poll` does so too and is notified
 when they answer.
 
-Owns: the listers. Locks: one condition for all of them. Used by: the agent and the planner.
+Owns: the listers. Locks: one condition for all of them.
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ owners/<id>/<n>.copied  bytes copied where links were impossible
 ```
 
 Several servers may share it. All locks are kernel locks, released when a process is killed. Linked and
-wanted blobs are never evicted. Threads: any. Used by: `ObjectRepository`, `Stager`, `Fetch`.
+wanted blobs are never evicted. Threads: any.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import itertools
 import logging
 import os
@@ -30,7 +31,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.clock import wall_seconds
-from conch_control.repository.storage.partial import Partial, Write
+
+log = logging.getLogger(__name__)
+
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
+_FORGET_S = 7 * 24 * 3600
+"""Age at which partial downloads are removed, in seconds."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Write = Callable[[int, bytes, int], int]
+"""Writes bytes to a descriptor at an offset; returns the count, as `os.pwrite`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +125,9 @@ def size_of(path: Path) -> int:
         return -1
 
 
-log = logging.getLogger(__name__)
-
-_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
-_FORGET_S = 7 * 24 * 3600
-"""Age at which partial downloads are removed, in seconds."""
+def is_disk_full(error: OSError) -> bool:
+    """True if an error says that the disk is full."""
+    return error.errno in _FULL
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,3 +432,85 @@ class Tree:
         if self._copied:
             self._place.with_name(f"{self._place.name}.copied").write_text(str(self._copied))
             self._cache._evict_for({})
+
+
+class Partial:
+    """The first bytes of a blob in the cache, and the right to append: the file is locked."""
+
+    def __init__(self, cache: ModelCache, path: Path, descriptor: int, write: Write) -> None:
+        self._cache = cache
+        self._path = path
+        self._lock = threading.Lock()  # `close` may run while another thread writes
+        self._descriptor: int | None = descriptor
+        self._write = write
+        self.size = os.fstat(descriptor).st_size
+
+    def append(self, data: bytes) -> None:
+        """Appends bytes; evicts blobs if the disk is full.
+
+        Raises:
+            OSError: They can't be written; the earlier bytes stay valid.
+        """
+        with self._lock:
+            while data:
+                try:
+                    written = self._write(self._open(), data, self.size)
+                except OSError as error:
+                    if not is_disk_full(error):
+                        raise
+                    if not self._cache.free(len(data)):
+                        raise self._cache.disk_full(error) from None
+                    continue
+                self.size += written
+                data = data[written:]
+
+    def restart(self) -> None:
+        """Drops all bytes. Raises FileNotFoundError: another server has completed it."""
+        with self._lock, self._cache.locked():
+            self._unlink()
+            fresh = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fresh, fcntl.LOCK_EX)
+            os.close(self._open())
+            self._descriptor = fresh
+            self.size = 0
+
+    def drop(self) -> None:
+        """Removes the file. Raises FileNotFoundError: another server has completed it."""
+        with self._lock, self._cache.locked():
+            self._unlink()
+
+    def md5(self) -> str:
+        """MD5 in hexadecimal."""
+        digest = hashlib.md5(usedforsecurity=False)
+        with self._lock:
+            offset = 0
+            while data := os.pread(self._open(), 1 << 20, offset):
+                digest.update(data)
+                offset += len(data)
+        return digest.hexdigest()
+
+    def sync(self) -> None:
+        """Flushes to disk, so that a power loss leaves no wrong bytes."""
+        with self._lock:
+            try:
+                os.fsync(self._open())
+            except OSError as error:
+                raise self._cache.disk_full(error) if is_disk_full(error) else error from None
+
+    def close(self) -> None:
+        """Unlocks the file for others."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _unlink(self) -> None:
+        # Never truncated: it may be a blob already, linked to a model.
+        if os.stat(self._path).st_ino != os.fstat(self._open()).st_ino:
+            raise FileNotFoundError(errno.ENOENT, "what was fetched is gone", str(self._path))
+        self._path.unlink()
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            raise OSError(errno.EBADF, "it has been closed")
+        return self._descriptor

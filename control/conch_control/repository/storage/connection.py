@@ -1,7 +1,7 @@
 """Thread-safe access to an object store: an event loop on its own thread, with retries and timeouts.
 
 Owns: the store client. Threads: `conch-storage`, started by the first call. Locks: `_lock` guards loop and
-futures; `_closing` serialises `close`. Used by: `ObjectRepository`, `Stager`, `Fetch`.
+futures; `_closing` serialises `close`.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Connection:
             except OSError as error:
                 raise self.failure(error) from None
             except Exception as error:
-                # Errors of libraries, also those of connections closed meanwhile.
+                # Boundary: a store's library, also its errors about connections closed meanwhile.
                 text = f"{type(error).__name__}: {error}"
                 if store is None or store is self._store:
                     raise self.failure(OSError(text)) from None
@@ -214,7 +214,7 @@ class Connection:
                     self._store = await self._open_store(self.location, credentials, self.timeouts.silence_s)
                 except (OSError, ConchError):
                     raise
-                except Exception as error:  # library errors about its settings
+                except Exception as error:  # boundary: the library, about its settings
                     raise OSError(str(error) or type(error).__name__) from None
             return self._store
 
@@ -223,7 +223,7 @@ class Connection:
         async with self._opening:
             store, self._store = self._store, None
         if store is not None:
-            with suppress(Exception):
+            with suppress(Exception):  # boundary: the library; the store is given up anyway
                 await store.close()
 
     async def _end(self) -> None:
@@ -234,7 +234,7 @@ class Connection:
         await asyncio.gather(*others, return_exceptions=True)
         store, self._store = self._store, None
         if store is not None:
-            with suppress(Exception):  # closing anyway
+            with suppress(Exception):  # boundary: the library; closing anyway
                 await store.close()
         loop = asyncio.get_running_loop()
         await loop.shutdown_asyncgens()

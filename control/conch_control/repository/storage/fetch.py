@@ -1,6 +1,6 @@
 """Downloads objects into the cache: in blocks, several in parallel, resuming partial downloads.
 
-Runs on the connection's event loop; file operations run on its executor threads. Used by: `Stager`.
+Runs on the connection's event loop; file operations run on its executor threads.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conch_control.repository.storage.cache import Blob, ModelCache
+from conch_control.repository.storage.cache import Blob, ModelCache, Partial
 from conch_control.repository.storage.connection import Connection
-from conch_control.repository.storage.partial import Partial
 from conch_control.repository.storage.stores import Store, StoredObject
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@
 | fetch   | done or failed, and the listing has changed   | drop changed blobs, list (5 times)    |
 | fetch   | done, and the listing is unchanged            | link, share the tree, done            |
 
-Owns: trees in use, with their user counts. Locks: `_lock` guards them. Used by: `ObjectRepository`.
+Owns: trees in use, with their user counts. Locks: `_lock` guards them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from pathlib import Path
 from conch.core.errors import CancelledError
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Progress
-from conch_control.repository.storage.cache import Blob, ModelCache, Tree
+from conch_control.repository.storage.cache import Blob, ModelCache, Tree, is_disk_full
 from conch_control.repository.storage.connection import Connection
 from conch_control.repository.storage.fetch import Checksums, Fetch, FetchItem
-from conch_control.repository.storage.partial import is_disk_full
 from conch_control.repository.storage.stores import Contents, StoreBusyError, StoredObject
 
 log = logging.getLogger(__name__)
