@@ -31,6 +31,24 @@ class Latencies:
         self.compute_infer = [0] * PLACES
         self.compute_output = [0] * PLACES
 
+    def add(self, total_ns: int, queue_ns: int) -> None:
+        """Counts one request, but for its times in the model."""
+        self.request[total_ns.bit_length()] += 1
+        self.queue[queue_ns.bit_length()] += 1
+
+    def add_compute(self, count: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Counts times in the model of as many requests."""
+        self.compute_input[input_ns.bit_length()] += count
+        self.compute_infer[infer_ns.bit_length()] += count
+        self.compute_output[output_ns.bit_length()] += count
+
+    def add_all(self, requests: Sequence[InferenceRequest], run: tuple[int, int], *times_ns: int) -> None:
+        """Counts requests of a batch run in `run` (start, end); `times_ns` are those of `add_compute`."""
+        start_ns, end_ns = run
+        self.add_compute(len(requests), *times_ns)
+        for request in requests:
+            self.add(end_ns - request.received_ns, start_ns - request.queued_ns)
+
     def snapshot(self) -> LatencyCounts:
         """A copy."""
         return LatencyCounts(

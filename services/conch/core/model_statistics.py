@@ -1,14 +1,19 @@
 """Statistics of a model version, as defined by Triton's statistics extension.
 
-Durations are in nanoseconds. Locks: one per model version, taken once per executed batch. Used by: the
-executor, the response cache, the statistics API and metrics.
+Durations are in nanoseconds. Locks: one per model version, taken once per executed batch.
+
+A request is counted once: with its batch (`record_batch`), with its last response if that comes apart from
+the batch (`record_request`), or where it leaves the queue without running (`record_rejection` and others).
+An execution is counted with its batch, or by `record_execution`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from types import MappingProxyType
 
 from conch.core.latencies import FirstResponses, Latencies
 from conch.core.request import InferenceRequest
@@ -29,6 +34,22 @@ QUEUED, RUNNING = "queued", "running"
 """Stages in which a request can be cancelled."""
 TIMEOUT, QUEUE_FULL = "timeout", "queue_full"
 """Reasons for rejection: the queue policy's timeout expired, or the queue was full."""
+
+
+class RequestEnd(Enum):
+    """How a request leaves its batch."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    RUNS_AGAIN = "runs again"
+    """Rescheduled: only the time of this run is counted."""
+    OPEN = "open"
+    """Its model responds later; the request is counted with its last response."""
+
+
+_SUCCEEDED: Mapping[InferenceRequest, RequestEnd] = MappingProxyType({})
+"""All requests of a batch did."""
 
 
 class ModelStatistics:
@@ -140,123 +161,133 @@ class ModelStatistics:
             with self._lock:
                 self._first_responses.add(ns)
 
-    def record_batch(self, batch: Batch, failed: Sequence[InferenceRequest] = ()) -> None:
-        """Records an executed batch with all its times set; `failed` are its requests with errors."""
+    def record_batch(
+        self,
+        batch: Batch,
+        ends: Mapping[InferenceRequest, RequestEnd] = _SUCCEEDED,
+        execution: bool = True,
+    ) -> None:
+        """Records a batch that has run, and the requests that end with it.
+
+        Args:
+            batch: The batch, with its start and end.
+            ends: How requests ended; those without an entry succeeded.
+            execution: Whether the execution is counted here too, if any request ran to an end in it.
+        """
         requests = batch.requests
         if batch.fillers:
             requests = [request for request in requests if not request.filler]
         start, end = batch.compute_start_ns, batch.compute_end_ns
-        failed_rows = success_ns = queue_ns = 0
-        if failed:
-            requests, failed_rows = self._record_failed(requests, failed, end)
-        count = len(requests)
-        input_ns = batch.compute_input_end_ns - start
-        infer_ns = batch.compute_output_start_ns - batch.compute_input_end_ns
-        output_ns = end - batch.compute_output_start_ns
+        # Times that the backend has not set: preparing inputs, or outputs, took none.
+        input_end = batch.compute_input_end_ns or start
+        output_start = batch.compute_output_start_ns or end
+        input_ns, infer_ns, output_ns = input_end - start, output_start - input_end, end - output_start
         size = batch.size
+        rows = size - batch.fillers
+        success_ns = queue_ns = runs = 0
         with self._lock:
-            if failed and not count:
+            if ends:
+                requests = [request for request in requests if request not in ends]
+                rows = sum(request.batch_size for request in requests)
+                runs, queue_ns = self._add_ends(ends, start, end)
+            count = len(requests)
+            runs += count
+            if not runs:
                 return
-            latencies = self._latencies
-            if latencies is None:
-                for request in requests:
-                    success_ns += end - request.received_ns
-                    queue_ns += start - request.queued_ns
-            else:
-                latencies.compute_input[input_ns.bit_length()] += count
-                latencies.compute_infer[infer_ns.bit_length()] += count
-                latencies.compute_output[output_ns.bit_length()] += count
-                request_places = latencies.request
-                queue_places = latencies.queue
-                for request in requests:
-                    ns = end - request.received_ns
-                    success_ns += ns
-                    request_places[ns.bit_length()] += 1
-                    ns = start - request.queued_ns
-                    queue_ns += ns
-                    queue_places[ns.bit_length()] += 1
+            for request in requests:
+                success_ns += end - request.received_ns
+                queue_ns += start - request.queued_ns
+            if self._latencies is not None:
+                self._latencies.add_all(requests, (start, end), input_ns, infer_ns, output_ns)
             if self._first_responses is not None:
                 self._first_responses.add_all(requests, end)
             if self._summaries is not None:
                 self._summaries.add_all(requests, (start, end), input_ns, infer_ns, output_ns)
             self._last_inference_ns = end
-            self._inference_count += size - batch.fillers - failed_rows
-            self._execution_count += 1
+            self._inference_count += rows
             self._succeeded += count
             self._success_ns += success_ns
             self._queue_ns += queue_ns
-            self._input_ns += input_ns * count
-            self._infer_ns += infer_ns * count
-            self._output_ns += output_ns * count
-            self._bytes_copied += batch.bytes_copied
-            row = self._batches.get(size) or self._batches.setdefault(size, [0, 0, 0, 0])
-            row[0] += 1
-            row[1] += input_ns
-            row[2] += infer_ns
-            row[3] += output_ns
+            self._input_ns += input_ns * runs
+            self._infer_ns += infer_ns * runs
+            self._output_ns += output_ns * runs
+            if execution:
+                self._execution_count += 1
+                self._bytes_copied += batch.bytes_copied
+                row = self._batches.get(size) or self._batches.setdefault(size, [0, 0, 0, 0])
+                row[0] += 1
+                row[1] += input_ns
+                row[2] += infer_ns
+                row[3] += output_ns
 
-    def _record_failed(
-        self, requests: Sequence[InferenceRequest], failed: Sequence[InferenceRequest], end_ns: int
-    ) -> tuple[list[InferenceRequest], int]:
-        """Records failed requests; returns the other requests and the number of failed rows."""
-        lost = frozenset(failed)
-        with self._lock:
-            self._failed += len(failed)
-            self._failed_in_model += len(failed)
-            self._fail_ns += sum(end_ns - request.received_ns for request in failed)
-        return [each for each in requests if each not in lost], sum(each.batch_size for each in failed)
-
-    def record_execution(self, batch: Batch, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """Records an execution whose requests are recorded separately."""
+    def record_execution(self, batch: Batch, end_ns: int) -> None:
+        """Records the execution of a batch of which requests may end before it or after it."""
+        input_end = batch.compute_input_end_ns or batch.compute_start_ns
+        output_start = batch.compute_output_start_ns or end_ns
         with self._lock:
             self._execution_count += 1
             self._bytes_copied += batch.bytes_copied
             row = self._batches.setdefault(batch.size, [0, 0, 0, 0])
             row[0] += 1
-            row[1] += input_ns
-            row[2] += infer_ns
-            row[3] += output_ns
+            row[1] += input_end - batch.compute_start_ns
+            row[2] += output_start - input_end
+            row[3] += end_ns - output_start
 
-    def record_success(
-        self,
-        request: InferenceRequest,
-        times: tuple[int, int, int],
-        output_ns: int = 0,
-        again: bool = False,
+    def record_request(
+        self, request: InferenceRequest, how: RequestEnd, times: tuple[int, int, int], output_ns: int = 0
     ) -> None:
-        """Records a successful request separately from its batch's execution.
+        """Records a request that ends apart from its batch.
 
         Args:
             request: The request.
+            how: How it ended.
             times: Start of the batch, end of input preparation, and time of the last response.
             output_ns: Time spent sending responses.
-            again: True if the request is rescheduled: only this run's durations are added.
         """
         start, input_end, end = times
+        total_ns, queue_ns = end - request.received_ns, start - request.queued_ns
+        input_ns, infer_ns = input_end - start, end - input_end - output_ns
         with self._lock:
+            if how is not RequestEnd.SUCCEEDED:
+                self._add_failure(how, total_ns)
+                return
             self._last_inference_ns = max(self._last_inference_ns, end)
-            if not again:
-                self._inference_count += request.batch_size
-                self._succeeded += 1
-                self._success_ns += end - request.received_ns
-                if self._first_responses is not None and self._first_with_last:
-                    self._first_responses.add(end - request.received_ns)
-            self._queue_ns += start - request.queued_ns
-            self._input_ns += input_end - start
-            self._infer_ns += end - input_end - output_ns
+            self._inference_count += request.batch_size
+            self._succeeded += 1
+            self._success_ns += total_ns
+            self._queue_ns += queue_ns
+            self._input_ns += input_ns
+            self._infer_ns += infer_ns
             self._output_ns += output_ns
-            latencies = self._latencies
-            # For a rescheduled request, histograms include only the last run; the sums include all runs.
-            if latencies is not None and not again:
-                latencies.request[(end - request.received_ns).bit_length()] += 1
-                latencies.queue[(start - request.queued_ns).bit_length()] += 1
-                latencies.compute_input[(input_end - start).bit_length()] += 1
-                latencies.compute_infer[(end - input_end - output_ns).bit_length()] += 1
-                latencies.compute_output[output_ns.bit_length()] += 1
-            if self._summaries is not None and not again:
-                total_ns, queue_ns = end - request.received_ns, start - request.queued_ns
-                input_ns, infer_ns = input_end - start, end - input_end - output_ns
+            if self._first_responses is not None and self._first_with_last:
+                self._first_responses.add(total_ns)
+            if self._latencies is not None:
+                self._latencies.add(total_ns, queue_ns)
+                self._latencies.add_compute(1, input_ns, infer_ns, output_ns)
+            if self._summaries is not None:
                 self._summaries.add(end, REQUEST, total_ns, queue_ns, input_ns, infer_ns, output_ns)
+
+    def _add_ends(
+        self, ends: Mapping[InferenceRequest, RequestEnd], start_ns: int, end_ns: int
+    ) -> tuple[int, int]:
+        """Adds failures; returns how many requests run again, and their time in the queue.
+
+        Of those, the sums have all runs; counts and histograms only have the last one.
+        """
+        again = [request for request, how in ends.items() if how is RequestEnd.RUNS_AGAIN]
+        for request, how in ends.items():
+            if how in (RequestEnd.FAILED, RequestEnd.CANCELLED):
+                self._add_failure(how, end_ns - request.received_ns)
+        return len(again), sum(start_ns - request.queued_ns for request in again)
+
+    def _add_failure(self, how: RequestEnd, ns: int) -> None:
+        """Adds a request that failed in its model, or was cancelled there; called with the lock held."""
+        self._failed += 1
+        self._fail_ns += ns
+        if how is RequestEnd.CANCELLED:
+            self._cancelled[RUNNING] += 1
+        else:
+            self._failed_in_model += 1
 
     def record_failure(self, ns: int, in_model: bool = False) -> None:
         """Records a request that failed `ns` after receipt, in its model or before execution."""
@@ -310,10 +341,8 @@ class ModelStatistics:
             self._success_ns += success_ns
             if self._first_responses is not None:
                 self._first_responses.add(success_ns)
-            latencies = self._latencies
-            if latencies is not None:
-                latencies.request[success_ns.bit_length()] += 1
-                latencies.queue[queue_ns.bit_length()] += 1
+            if self._latencies is not None:
+                self._latencies.add(success_ns, queue_ns)
             if self._summaries is not None:
                 now = time.monotonic_ns()
                 self._summaries.add(now, REQUEST, success_ns, queue_ns)

@@ -116,7 +116,7 @@ def note_open(request: InferenceRequest) -> None:
 def note_run(batch: Batch) -> RunTimes:
     """Gives the watches of a batch's requests its times, which may be completed later."""
     times = RunTimes(batch.size, batch.compute_start_ns, len(batch.requests) - batch.fillers)
-    complete_run(batch, times)
+    complete_run(batch, times, False)
     for request in batch.requests:
         watch = request.watch
         if watch is not None:
@@ -124,11 +124,12 @@ def note_run(batch: Batch) -> RunTimes:
     return times
 
 
-def complete_run(batch: Batch, times: RunTimes) -> None:
-    """Copies the times of a batch that are known by now."""
+def complete_run(batch: Batch, times: RunTimes, goes_on: bool) -> None:
+    """Copies the times of a batch that are known by now; of one whose requests go on, those of its inputs."""
     times.input_end_ns = batch.compute_input_end_ns
-    times.output_start_ns = batch.compute_output_start_ns
-    times.end_ns = batch.compute_end_ns
+    if not goes_on:
+        times.output_start_ns = batch.compute_output_start_ns
+        times.end_ns = batch.compute_end_ns
 
 
 class RequestLines:

@@ -25,7 +25,7 @@ from conch.core.errors import (
 )
 from conch.core.execution.response_tracker import ExecutionRecord, ResponseTracker
 from conch.core.execution.shaping import Shaper
-from conch.core.model_statistics import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, ModelStatistics
+from conch.core.model_statistics import QUEUE_FULL, QUEUED, TIMEOUT, ModelStatistics, RequestEnd
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.request_log import REQUESTS, complete_run, note_open, note_run
 from conch.core.scheduling.scheduler import Batch
@@ -101,7 +101,9 @@ class Executor:
         self._sequences = sequence is not None
         self._iterative = sequence is not None and sequence.iterative
         self._longest_ns = 0 if sequence is None else sequence.max_idle_ns
-        self._states = SequenceStates(spec) if sequence is not None and sequence.states else None
+        self._states = (
+            SequenceStates(spec) if sequence is not None and sequence.states and not spec.decoupled else None
+        )
 
     def run(self, instance: BackendInstance, batch: Batch) -> None:
         """Runs a batch on an instance, waits for it and completes its requests; never raises."""
@@ -158,43 +160,134 @@ class Executor:
     def finish(self, batch: Batch, outcome: Outcome) -> None:
         """Shapes, counts and sends the responses of a batch that has run; never raises."""
         try:
-            if batch.execution is not None:
-                self._finish_decoupled(batch, batch.execution, outcome)
-                return
-            requests = batch.requests
+            requests, execution = batch.requests, batch.execution
             responses: Sequence[InferenceResponse | None]
             if type(outcome) is list and len(outcome) == len(requests):
                 responses = outcome
             else:
                 responses = self._checked(batch, outcome)
+            failed = type(responses) is _Failures
             if self._sequences:
                 requests, responses = self._sequence(batch, responses)
-            # The model responds itself, or runs the request again.
-            incomplete = None in responses
-            one_by_one = incomplete or (self.cancels and any(request.cancelled for request in requests))
             now = batch.compute_end_ns = self._clock()
-            if not batch.compute_input_end_ns:
-                batch.compute_input_end_ns = batch.compute_start_ns
-            if not batch.compute_output_start_ns and not incomplete:
-                batch.compute_output_start_ns = now
+            unanswered = None in responses
+            if execution is None:
+                batch.compute_input_end_ns = batch.compute_input_end_ns or batch.compute_start_ns
+                if not unanswered:
+                    batch.compute_output_start_ns = batch.compute_output_start_ns or now
             if batch.log_times is not None:
-                complete_run(batch, batch.log_times)
-            failed = self._shape_all(requests, responses)
-            if one_by_one:
-                self._count_one_by_one(batch, requests, responses)
-            else:
-                self._statistics.record_batch(batch, failed)
+                complete_run(batch, batch.log_times, execution is not None)
+            ends: dict[InferenceRequest, RequestEnd] = {}
+            if unanswered:
+                execution = execution or ExecutionRecord(self._statistics, batch)
+                responses = self._settle_unanswered(batch, requests, responses, ends, execution)
+            self._settle_answered(requests, responses, ends)
+            if execution is not None:
+                self._end_execution(batch, execution, requests, ends, failed)
+            # Counted before they are sent: a client that has its response finds it in the statistics.
+            self._statistics.record_batch(batch, ends, execution is None)
+            # The last responses of a decoupled model go behind those that are still being sent.
+            send = None if batch.execution is None else getattr(batch, "end", None)
             for request, response in zip(requests, responses, strict=True):
                 if response is not None:
-                    self._respond(request, response)
-        except Exception as error:  # must not keep the instance from its next batch
+                    try:
+                        request.respond(response) if send is None else send(request, response)
+                    except Exception:  # boundary: responders; the other requests get their responses
+                        log.exception("a response of model '%s' could not be handed over", request.model_name)
+        except Exception as error:  # boundary: outcomes of backends; the instance gets its next batch
             log.exception("a batch that was done could not be finished")
-            for request in batch.requests:
-                request.rescheduled = False
-                try:
-                    request.fail(as_conch_error(error))
-                except Exception:
-                    log.exception("a request of a batch that could not be finished could not be answered")
+            self._fail_all(batch, error)
+
+    @staticmethod
+    def _fail_all(batch: Batch, error: Exception) -> None:
+        for request in batch.requests:
+            request.rescheduled = False
+            try:
+                request.fail(as_conch_error(error))
+            except Exception:  # boundary: responders
+                log.exception("a request of a batch that could not be finished could not be answered")
+
+    def _settle_answered(
+        self,
+        requests: Sequence[InferenceRequest],
+        responses: Sequence[InferenceResponse | None],
+        ends: dict[InferenceRequest, RequestEnd],
+    ) -> None:
+        """Shapes the responses, and settles their requests in `ends`; those that succeed get no entry."""
+        reshapes = self._shaper.reshapes_outputs
+        for request, response in zip(requests, responses, strict=True):
+            if response is None:
+                continue
+            if response.error is None:
+                shapes = reshapes or request.classes is not None
+                if not shapes and request.requested is not None:
+                    for tensor in response.outputs:  # mostly just the requested ones: nothing to shape
+                        if tensor.name not in request.requested:
+                            shapes = True
+                if shapes:
+                    self._shape(request, response)
+            if request.cancelled:
+                ends[request] = RequestEnd.CANCELLED
+            elif response.error is not None:
+                ends[request] = RequestEnd.FAILED
+
+    def _settle_unanswered(
+        self,
+        batch: Batch,
+        requests: Sequence[InferenceRequest],
+        responses: Sequence[InferenceResponse | None],
+        ends: dict[InferenceRequest, RequestEnd],
+        execution: ExecutionRecord,
+    ) -> list[InferenceResponse | None]:
+        """Settles requests without a response, in `ends`; returns the responses with errors added.
+
+        Such a request runs again, may not do so, is complete, or is open: its model responds later.
+        """
+        settled = list(responses)
+        for index, request in enumerate(requests):
+            if settled[index] is not None:
+                continue
+            if request.rescheduled:
+                refusal = self._runs_again(request, batch)
+                if refusal is not None:
+                    settled[index] = InferenceResponse([], refusal)
+                    continue
+                if request.rescheduled:
+                    ends[request] = RequestEnd.RUNS_AGAIN
+                    continue
+            if execution is batch.execution:
+                continue  # decoupled: tracked from the start
+            if self.tracker.adopt(request, execution):
+                ends[request] = RequestEnd.OPEN
+                if self._statistics.watched:
+                    note_open(request)
+            elif request.cancelled:
+                ends[request] = RequestEnd.CANCELLED
+            elif getattr(request, "failed", False):
+                ends[request] = RequestEnd.FAILED
+        return settled
+
+    @staticmethod
+    def _end_execution(
+        batch: Batch,
+        execution: ExecutionRecord,
+        requests: Sequence[InferenceRequest],
+        ends: dict[InferenceRequest, RequestEnd],
+        failed: bool,
+    ) -> None:
+        """Ends the execution of a batch whose requests end apart from it, unless one of them is to."""
+        now = batch.compute_end_ns
+        if execution is batch.execution:
+            for request in requests:
+                if ends.get(request) is not RequestEnd.RUNS_AGAIN:
+                    ends[request] = RequestEnd.OPEN  # its tracked responder counts it
+            execution.end(now, failed)
+            return
+        # Without a time at which outputs began, the execution lasts until the model's first response.
+        goes_on = (RequestEnd.OPEN,) if not batch.compute_output_start_ns else ()
+        lost = (RequestEnd.FAILED, RequestEnd.CANCELLED, *goes_on)
+        if any(ends.get(request) not in lost for request in requests):
+            execution.end(now)
 
     def notify_cancelled(self, request: InferenceRequest) -> None:
         """Notifies the instance that runs a request of its cancellation."""
@@ -202,35 +295,6 @@ class Executor:
             request.notify_cancelled()
         except Exception:
             log.exception("an instance of model '%s' could not be told of a cancellation", self._spec.name)
-
-    @staticmethod
-    def _respond(request: InferenceRequest, response: InferenceResponse) -> None:
-        try:
-            request.respond(response)
-        except Exception:  # must not affect the other requests, nor end the thread
-            log.exception("a response of model '%s' could not be handed over", request.model_name)
-
-    def _finish_decoupled(self, batch: Batch, execution: ExecutionRecord, outcome: Outcome) -> None:
-        """The same for a batch of a decoupled model, whose requests may complete later."""
-        responses = self._checked(batch, outcome)
-        failed = type(responses) is _Failures
-        now = batch.compute_end_ns = self._clock()
-        execution.end(now, failed)
-        if batch.log_times is not None:
-            batch.log_times.input_end_ns = batch.compute_input_end_ns  # its requests end one by one
-        respond = getattr(batch, "end", self._respond)
-        for request, response in zip(batch.requests, responses, strict=True):
-            if request.rescheduled and response is None:
-                refusal = self._runs_again(request, batch)
-                if refusal is not None:
-                    respond(request, InferenceResponse([], refusal))
-                elif request.rescheduled:
-                    run = execution.start_ns, execution.input_end_ns, now
-                    self._statistics.record_success(request, run, again=True)
-            if response is not None:
-                if response.error is None:
-                    self._shape(request, response)
-                respond(request, response)
 
     def _checked(self, batch: Batch, outcome: Outcome) -> Sequence[InferenceResponse | None]:
         """Checks that there is one response, or None, for each request."""
@@ -249,48 +313,6 @@ class Executor:
             )
         except Exception as error:  # an outcome may be no sequence at all
             return self._failures(batch, error)
-
-    def _count_one_by_one(
-        self,
-        batch: Batch,
-        requests: Sequence[InferenceRequest],
-        responses: Sequence[InferenceResponse | None],
-    ) -> None:
-        """Counts each request of a batch in which some go on or were cancelled."""
-        statistics = self._statistics
-        now = batch.compute_end_ns
-        times = batch.compute_start_ns, batch.compute_input_end_ns, now
-        goes_on = not batch.compute_output_start_ns
-        output_ns = 0 if goes_on else now - batch.compute_output_start_ns
-        execution = self.tracker.execution(batch)
-        refused: list[tuple[InferenceRequest, ConchError]] = []
-        for request, response in zip(requests, responses, strict=True):
-            error = None if response is None else response.error
-            if response is None:
-                if request.rescheduled:
-                    error = self._runs_again(request, batch)
-                    if error is not None:
-                        refused.append((request, error))
-                if request.rescheduled:
-                    execution.end(now)
-                    statistics.record_success(request, times, output_ns, again=True)
-                    continue
-                if error is None and self.tracker.adopt(request, execution):
-                    if not goes_on:
-                        execution.end(now)
-                    if statistics.watched:
-                        note_open(request)
-                    continue
-            ns = now - request.received_ns
-            if request.cancelled:
-                statistics.record_cancellation(ns, RUNNING)
-            elif error is not None or getattr(request, "failed", False):
-                statistics.record_failure(ns, True)
-            else:
-                execution.end(now)
-                statistics.record_success(request, times, output_ns)
-        for request, error in refused:
-            request.fail(error)
 
     def expire(self, request: InferenceRequest, text: str) -> None:
         """Fails a request whose queue timeout or deadline has passed; `text` is for the former."""
@@ -332,6 +354,8 @@ class Executor:
         """Removes fillers, and moves states from the responses to their sequences."""
         requests = batch.requests
         if batch.fillers:
+            for request in requests:
+                request.rescheduled = request.rescheduled and not request.filler
             pairs = [pair for pair in zip(requests, responses, strict=True) if not pair[0].filler]
             requests, responses = [request for request, _ in pairs], [response for _, response in pairs]
         if self._states is not None:
@@ -363,21 +387,6 @@ class Executor:
             f"specify the START flag on the first request of the sequence: the sequence ended while its "
             f"request ran for longer than max_sequence_idle_microseconds, {self._longest_ns // 1000}"
         )
-
-    def _shape_all(
-        self, requests: Sequence[InferenceRequest], responses: Sequence[InferenceResponse | None]
-    ) -> list[InferenceRequest]:
-        """Shapes the responses of a batch; returns the requests whose response is an error."""
-        failed: list[InferenceRequest] = []
-        changes = self._shaper.changes
-        for request, response in zip(requests, responses, strict=True):
-            if response is None:
-                continue
-            if response.error is None and changes(request, response):
-                self._shape(request, response)
-            if response.error is not None:
-                failed.append(request)
-        return failed
 
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:

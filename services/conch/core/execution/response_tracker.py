@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
-from conch.core.model_statistics import RUNNING, ModelStatistics
+from conch.core.model_statistics import ModelStatistics, RequestEnd
 from conch.core.request import InferenceRequest, InferenceResponse, Kept, Responder
 from conch.core.scheduling.scheduler import Batch
 from conch.core.statistics_snapshot import ResponseKind
@@ -133,13 +133,10 @@ class ExecutionRecord:
             batch, self._batch = self._batch, None
             if batch is None:
                 return
-            # Some times are not set yet if a request completes before `execute` returns.
-            input_end = self.input_end_ns = batch.compute_input_end_ns or self.start_ns
-            output_start = batch.compute_output_start_ns or now_ns
+            # Not set yet if a request completes before `execute` returns.
+            self.input_end_ns = batch.compute_input_end_ns or self.start_ns
             if not failed:
-                self._statistics.record_execution(
-                    batch, input_end - self.start_ns, output_start - input_end, now_ns - output_start
-                )
+                self._statistics.record_execution(batch, now_ns)
 
 
 class _TrackedResponder:
@@ -203,17 +200,15 @@ class _TrackedResponder:
             self._index += 1
 
     def _count(self, statistics: ModelStatistics, request: InferenceRequest, now: int) -> None:
-        ns = now - request.received_ns
+        execution = self._execution
+        how = RequestEnd.FAILED if self._failed else RequestEnd.SUCCEEDED
         if request.cancelled:
-            statistics.record_cancellation(ns, RUNNING)
-        elif self._failed:
-            statistics.record_failure(ns, True)
-        else:
-            execution = self._execution
+            how = RequestEnd.CANCELLED
+        elif not self._failed:
             execution.end(now)
-            times = execution.start_ns, execution.input_end_ns, now
-            # A worker's responses may still be sent, one after the other, while the next run begins.
-            statistics.record_success(request, times, min(self._output_ns, now - execution.input_end_ns))
+        times = execution.start_ns, execution.input_end_ns, now
+        # A worker's responses may still be sent, one after the other, while the next run begins.
+        statistics.record_request(request, how, times, min(self._output_ns, now - execution.input_end_ns))
 
 
 def _is_completed(request: InferenceRequest) -> bool:

@@ -56,20 +56,6 @@ class Shaper:
             if tensor is not None:
                 inputs[name] = tensor.reshaped(reshaped_shape(tensor.shape, source, target, self._skip))
 
-    def changes(self, request: InferenceRequest, response: InferenceResponse) -> bool:
-        """Whether `shape_response` has anything to do for a response."""
-        if self.reshapes_outputs:
-            return True
-        requested = request.requested
-        if requested is None:
-            return False
-        if request.classes is not None:
-            return True
-        for tensor in response.outputs:  # noqa: SIM110, a generator costs more than the rest
-            if tensor.name not in requested:
-                return True
-        return False
-
     def shape_response(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """Drops outputs that are not requested, gives the others the shapes clients see, and classifies.
 

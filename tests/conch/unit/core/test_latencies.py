@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.core import make_request
 
 from conch.core.latencies import PLACES
-from conch.core.model_statistics import ModelStatistics, StatisticsSnapshot
+from conch.core.model_statistics import ModelStatistics, RequestEnd, StatisticsSnapshot
 from conch.core.scheduling.scheduler import Batch
 
 TIMES = st.integers(0, 2**40)
@@ -26,7 +26,8 @@ def run(statistics: ModelStatistics, waits: Sequence[int], failing: Sequence[boo
     batch.compute_input_end_ns = start + 5
     batch.compute_output_start_ns = start + 105
     batch.compute_end_ns = start + 1105
-    statistics.record_batch(batch, [one for one, fails in zip(requests, failing, strict=False) if fails])
+    failed = (one for one, fails in zip(requests, failing, strict=False) if fails)
+    statistics.record_batch(batch, dict.fromkeys(failed, RequestEnd.FAILED))
 
 
 def place(ns: int) -> int:
@@ -83,10 +84,16 @@ def test_a_request_that_runs_again_counts_when_it_is_done() -> None:
     statistics = ModelStatistics()
     statistics.keep_latencies()
     request = make_request(received_ns=0, queued_ns=0)
-    statistics.record_success(request, (10, 20, 50), again=True)
-    assert totals(statistics.snapshot()) == [0] * 5
-    statistics.record_success(request, (10, 20, 50))
-    assert totals(statistics.snapshot()) == [1] * 5
+    batch = Batch([request], 1)
+    batch.compute_start_ns, batch.compute_input_end_ns, batch.compute_end_ns = 10, 20, 50
+    statistics.record_batch(batch, {request: RequestEnd.RUNS_AGAIN})
+    counted = statistics.snapshot()
+    assert totals(counted) == [0] * 5
+    assert (counted.success.count, counted.inference_count, counted.queue.ns) == (0, 0, 10)
+    statistics.record_request(request, RequestEnd.SUCCEEDED, (10, 20, 50))
+    counted = statistics.snapshot()
+    assert totals(counted) == [1] * 5
+    assert (counted.success.count, counted.queue.ns, counted.compute_infer.ns) == (1, 20, 60)
 
 
 def test_whatever_is_counted_changes_the_mark() -> None:
@@ -101,8 +108,8 @@ def test_whatever_is_counted_changes_the_mark() -> None:
         lambda: statistics.record_failure(0),
         lambda: statistics.record_rejection(0, "timeout"),
         lambda: statistics.record_cancellation(0, "queued"),
-        lambda: statistics.record_success(make_request(), (0, 0, 0)),
-        lambda: statistics.record_execution(Batch([], 1), 0, 0, 0),
+        lambda: statistics.record_request(make_request(), RequestEnd.SUCCEEDED, (0, 0, 0)),
+        lambda: statistics.record_execution(Batch([], 1), 0),
     )
     for count in counts:
         count()
@@ -133,7 +140,8 @@ def test_the_first_response_of_a_decoupled_model_is_not_counted_again_with_its_l
     mark = statistics.mark
     statistics.record_first_response(2_999_999)
     assert statistics.mark != mark
-    statistics.record_success(make_request(received_ns=0, queued_ns=0), (0, 1, 5_000_000_000))
+    request = make_request(received_ns=0, queued_ns=0)
+    statistics.record_request(request, RequestEnd.SUCCEEDED, (0, 1, 5_000_000_000))
     found = statistics.snapshot().first_responses
     assert found is not None
     assert (list(found.counts), found.ms) == ([0, 1, 1], 2)
