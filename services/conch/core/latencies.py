@@ -46,8 +46,10 @@ class Latencies:
         """Counts requests of a batch run in `run` (start, end); `times_ns` are those of `add_compute`."""
         start_ns, end_ns = run
         self.add_compute(len(requests), *times_ns)
-        for request in requests:
-            self.add(end_ns - request.received_ns, start_ns - request.queued_ns)
+        places, queue_places = self.request, self.queue
+        for request in requests:  # as `add`, without a call for each
+            places[(end_ns - request.received_ns).bit_length()] += 1
+            queue_places[(start_ns - request.queued_ns).bit_length()] += 1
 
     def snapshot(self) -> LatencyCounts:
         """A copy."""

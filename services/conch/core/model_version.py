@@ -1,6 +1,6 @@
 """A loaded model version: validates requests and passes them to its runner.
 
-Owns: the instance pool, runner, executor and statistics. Used by: the registry and admission.
+Owns: the instance pool, runner, executor and statistics.
 """
 
 from __future__ import annotations
@@ -210,13 +210,13 @@ class Model:
         Returns:
             False on timeout. Nothing is freed then: a thread may still run the model.
         """
-        if not self._runner.close(timeout_s):
+        if not self._runner.closing.close(timeout_s):
             return False
         self._pool.close()
         return True
 
     def _gauges(self) -> Gauges:
-        return self._runner.gauges()
+        return self._runner.instances.gauges()
 
     def fail_queued(self, error: ConchError) -> int:
         """Fails all queued requests; returns their number."""

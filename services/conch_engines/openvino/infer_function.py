@@ -21,7 +21,7 @@ import numpy as np
 from conch.backends.arrays import ArrayResults, OnResults
 from conch.backends.gather import ARRAY_DTYPES
 from conch.core.clock import monotonic_ns
-from conch.core.execution.inline_execution import FAST_NS
+from conch.core.execution.runner import FAST_NS
 from conch.core.tensor import Array
 from conch_engines.openvino.openvino_engine import engine_error, raise_engine_error
 

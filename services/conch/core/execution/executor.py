@@ -16,16 +16,14 @@ from conch.core.clock import Clock
 from conch.core.errors import (
     CancelledError,
     ConchError,
-    DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
-    UnavailableError,
     as_conch_error,
     without_traceback,
 )
 from conch.core.execution.response_tracker import ExecutionRecord, ResponseTracker
 from conch.core.execution.shaping import Shaper
-from conch.core.model_statistics import QUEUE_FULL, QUEUED, TIMEOUT, ModelStatistics, RequestEnd
+from conch.core.model_statistics import QUEUE_FULL, ModelStatistics, RequestEnd
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.request_log import REQUESTS, complete_run, note_open, note_run
 from conch.core.scheduling.scheduler import Batch
@@ -313,22 +311,6 @@ class Executor:
             )
         except Exception as error:  # an outcome may be no sequence at all
             return self._failures(batch, error)
-
-    def expire(self, request: InferenceRequest, text: str) -> None:
-        """Fails a request whose queue timeout or deadline has passed; `text` is for the former."""
-        if request.completed:
-            return
-        now = self._clock()
-        ns = now - request.received_ns
-        error: ConchError
-        if request.deadline_ns is not None and now >= request.deadline_ns:
-            self._statistics.record_cancellation(ns, QUEUED)  # as counted where gRPC notices first
-            # The text of the client's own error, which this may overtake.
-            error = DeadlineExceededError("Deadline Exceeded")
-        else:
-            self._statistics.record_rejection(ns, TIMEOUT)
-            error = UnavailableError(text)
-        self.tracker.fail(request, error)
 
     def refuse(
         self, request: InferenceRequest, error: ConchError, pending: int, mean_batch_ns: int, instances: int

@@ -1,63 +1,40 @@
-"""Completes the expired requests of one runner, on a thread of their own: a responder may take time.
+"""Fails the expired requests of one runner, on a thread of their own: a responder may take time.
 
 The thread starts with the first request that has a time limit. It sleeps until the earliest time known when
 it fell asleep, so that most later requests do not wake it.
 
 Owns: the thread, and expired requests that are not complete. Locks: the runner's, held where the methods say
-so. Used by: `Runner`.
+so.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from conch.core.clock import Clock
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
-from conch.core.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from conch.core.execution.runner import Runner
 
 _LONGEST_WAIT_S = 3600.0  # timeouts of a config may exceed the platform's limit for waits
 
 
-class ExpiringQueue(Protocol):
-    """The runner, as far as its expiry thread uses it."""
-
-    def expire(self, request: InferenceRequest) -> None:
-        """Completes an expired request; without the lock."""
-
-    def after_removal(self) -> None:
-        """Called without the lock when requests have left the queue without running."""
-
-    def check(self, now_ns: int) -> bool:
-        """Called with the lock when the queue has changed; True once the runner is closed and drained."""
-
-
 class ExpiryThread:
-    """See the module.
-
-    Args:
-        name: Name of the model.
-        queue: The runner.
-        scheduler: Has the requests.
-        lock: The runner's lock.
-        clock: Monotonic time in nanoseconds.
+    """The expired requests of a runner.
 
     Attributes:
         wakes_ns: When the thread looks next; earlier limits have to `wake` it.
         incomplete: Number of expired requests that are not complete.
     """
 
-    def __init__(
-        self, name: str, queue: ExpiringQueue, scheduler: Scheduler, lock: threading.Lock, clock: Clock
-    ) -> None:
+    def __init__(self, name: str, runner: Runner) -> None:
         self._name = name
-        self._queue = queue
-        self._scheduler = scheduler
-        self._expiries = scheduler.expiries
-        self._lock = lock
-        self._clock = clock
-        self._woken = threading.Condition(lock)
+        self._runner = runner
+        self._scheduler = runner.scheduler
+        self._expiries = runner.scheduler.expiries
+        self._woken = threading.Condition(runner.lock)
         self._thread: threading.Thread | None = None
         self._expired: list[InferenceRequest] = []
         self.incomplete = 0
@@ -93,24 +70,29 @@ class ExpiryThread:
             self._thread.join()
 
     def _run(self) -> None:
+        runner = self._runner
         while expired := self._next():
             for request in expired:
-                self._queue.expire(request)
-            self._queue.after_removal()
-            with self._lock:
+                runner.tracker.expire(request, self._scheduler.expiry_text(request))
+            if runner.limits is not None:
+                runner.limits.settle()
+            with runner.lock:
                 self.incomplete -= len(expired)
-                self._queue.check(self._clock())
+                runner.wake_if_due(runner.clock())  # the others may now form a batch
+                runner.closing.check()
             del expired, request  # or they live for as long as the thread sleeps
 
     def _next(self) -> list[InferenceRequest]:
         """Waits for requests to expire; an empty list once the runner is closed and drained."""
-        with self._lock:
+        runner = self._runner
+        with runner.lock:
             while True:
-                now = self._clock()
+                now = runner.clock()
                 if self._expiries.next_ns <= now:
                     self._expired += (expired := self._scheduler.expired(now))
                     self.incomplete += len(expired)
-                over = self._queue.check(now)
+                runner.wake_if_due(now)
+                over = runner.closing.check()
                 if self._expired:
                     taken, self._expired = self._expired, []
                     return taken

@@ -3,7 +3,6 @@
 Owns: the backend's model and its instances, passive ones too, and their resource grants.
 Threads and locks: instances are created on several threads where the backend allows it. The pool's lock
 guards the list of members and closing, so that each instance is closed once.
-Used by: `Model`.
 """
 
 from __future__ import annotations
@@ -236,7 +235,7 @@ class InstancePool:
     def _try(self, close: Callable[[], None]) -> None:
         try:
             close()
-        except Exception:
+        except Exception:  # boundary: backends
             name, version = self._spec.name, self._spec.version
             log.exception("model '%s' version %d failed to close cleanly", name, version)
 
@@ -282,7 +281,7 @@ class Resize:
                 surplus.append(([member.instance for member in candidates], too_many))
                 members |= {member.instance: member for member in candidates}
         added = [member.instance for member in self._added if not member.placement.passive]
-        self._removed += [members[instance] for instance in self._runner.resize(added, surplus)]
+        self._removed += [members[instance] for instance in self._runner.instances.resize(added, surplus)]
         self._on_commit()
 
     def abandon(self) -> None:
@@ -291,5 +290,5 @@ class Resize:
 
     def finish(self) -> None:
         """Waits for the batches of removed instances and closes them."""
-        self._runner.wait_gone([member.instance for member in self._removed])
+        self._runner.instances.wait_gone([member.instance for member in self._removed])
         self._pool.close_some(self._removed)

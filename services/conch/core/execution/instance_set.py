@@ -6,77 +6,120 @@
     idle         `available` is false                       unavailable
     idle         a batch is taken                           busy
     busy         the batch is finished                      idle
-    busy         `remove`                                   retiring
+    busy         `resize`                                   retiring
     retiring     the batch is finished                      removed
     unavailable  the instance is available again            idle
-    idle         `remove`                                   removed
-    unavailable  `remove`                                   removed
+    idle         `resize`                                   removed
+    unavailable  `resize`                                   removed
     ===========  =========================================  ===========
 
 Requests that only an unavailable instance may run wait in the queue, where they can be cancelled and expire.
 
-`RunningBatches` are the batches of the busy and the retiring ones.
-
-Locks: the runner's; instances call `on_available` from any thread. Used by: `Runner`.
+Locks: the runner's; held by the caller where a method does not say that it takes it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from conch.core.backend import BackendInstance
 from conch.core.scheduling.scheduler import Batch
+from conch.core.statistics_snapshot import Gauges
+
+if TYPE_CHECKING:
+    from conch.core.execution.runner import Runner
 
 log = logging.getLogger(__name__)
 
 
-class RunningBatches(set[Batch]):
-    """The batches that instances run, and how long earlier ones took.
-
-    Attributes:
-        past_ns: Time that instances have run the batches that are finished, in nanoseconds.
-    """
-
-    past_ns = 0
-
-    @property
-    def requests(self) -> int:
-        """Number of requests in them."""
-        return sum(len(batch.requests) - batch.fillers for batch in self)
-
-    def busy_ns(self, now: int) -> int:
-        """Time that instances have run batches until now, in nanoseconds."""
-        return self.past_ns + sum(now - batch.compute_start_ns for batch in self)
-
-
 class InstanceSet:
-    """See the module.
-
-    Args:
-        instances: The instances, all idle.
-        on_available: Called from any thread, without the lock, with an instance that is available again and
-            the token that `restore` needs.
+    """The instances of a runner, at first all idle.
 
     Attributes:
+        blocks: Whether they run batches on the thread that starts them.
+        allow_inline: Whether batches may run inline; those that are only started always may.
         count: Number of instances that are not removed.
         idle: The idle instances; the last one runs next.
         by_number: Instances by the numbers that batches may name.
         retiring: Busy instances that are removed with their batch.
+        running: The batches of busy and retiring instances.
+        past_ns: Time that instances have run the batches that are finished, in nanoseconds.
     """
 
-    __slots__ = ("_next_number", "_on_available", "_unavailable", "by_number", "count", "idle", "retiring")
+    __slots__ = (
+        "_gone",
+        "_next_number",
+        "_polling_threads_may",
+        "_runner",
+        "_unavailable",
+        "allow_inline",
+        "blocks",
+        "by_number",
+        "count",
+        "idle",
+        "past_ns",
+        "retiring",
+        "running",
+    )
 
     def __init__(
-        self, instances: Sequence[BackendInstance], on_available: Callable[[BackendInstance, object], None]
+        self, runner: Runner, instances: Sequence[BackendInstance], polling_threads_may: bool
     ) -> None:
-        self._on_available = on_available
+        self._runner = runner
+        self._gone = threading.Condition(runner.lock)
+        self._polling_threads_may = polling_threads_may
         self._unavailable: dict[BackendInstance, object] = {}
-        self.count = self._next_number = len(instances)
-        self.idle = list(instances)
-        self.by_number = dict(enumerate(instances))
+        self.blocks = not instances or any(instance.blocks for instance in instances)
+        self.count = self._next_number = 0
+        self.idle: list[BackendInstance] = []
+        self.by_number: dict[int, BackendInstance] = {}
         self.retiring: list[BackendInstance] = []
+        self.running: set[Batch] = set()
+        self.past_ns = 0
+        self._add(instances)
+
+    def gauges(self) -> Gauges:
+        """What the version does now; takes the lock."""
+        runner = self._runner
+        with runner.lock:
+            now = runner.clock()
+            running = runner.tracker.count  # also the requests in the batches of a decoupled model
+            if not runner.tracker.decoupled:
+                running += sum(len(batch.requests) - batch.fillers for batch in self.running)
+            busy_ns = self.past_ns + sum(now - batch.compute_start_ns for batch in self.running)
+            return Gauges(runner.scheduler.pending, running, busy_ns, self.count)
+
+    def resize(
+        self, added: Sequence[BackendInstance], surplus: Iterable[tuple[Sequence[BackendInstance], int]]
+    ) -> list[BackendInstance]:
+        """Adds and removes instances while requests run; no request is lost or waits for it.
+
+        `surplus` has candidates and how many of them to remove; unavailable and idle ones go first, later
+        ones before earlier. Returns the removed instances; busy ones still run their batch, see `wait_gone`.
+        Takes the lock.
+        """
+        runner = self._runner
+        limits = runner.limits
+        if limits is not None:
+            limits.watch(added)
+        with runner.lock:
+            removed = self._remove(surplus)
+            self._add(added)
+            if limits is not None:
+                limits.remove(removed)
+            runner.wake_if_due(runner.clock())
+        if limits is not None:
+            limits.settle()
+        return removed
+
+    def wait_gone(self, instances: Sequence[BackendInstance]) -> None:
+        """Waits until instances that `resize` removed run no batch; takes the lock."""
+        with self._runner.lock:
+            self._gone.wait_for(lambda: not any(one in self.retiring for one in instances))
 
     @property
     def all_rest(self) -> bool:
@@ -88,6 +131,7 @@ class InstanceSet:
         if self.retiring and instance in self.retiring:
             self.retiring.remove(instance)
             self.count -= 1
+            self._gone.notify_all()
             return False
         self.idle.append(instance)
         return True
@@ -98,35 +142,37 @@ class InstanceSet:
             return True
         token = object()
         try:
-            if instance.available(partial(self._on_available, instance, token)):
+            if instance.available(partial(self.restore, instance, token)):
                 return True
-        except Exception:
+        except Exception:  # boundary: backends
             log.exception("an instance can not say whether it is available")
             return True  # its batches complete with whatever error it raises
         self.idle.remove(instance)
         self._unavailable[instance] = token
         return False
 
-    def restore(self, instance: BackendInstance, token: object) -> bool:
-        """Makes an available instance idle; False if it was removed, or is restored already."""
-        if self._unavailable.get(instance) is not token:
-            return False
-        del self._unavailable[instance]
-        self.idle.append(instance)
-        return True
+    def restore(self, instance: BackendInstance, token: object) -> None:
+        """Makes an instance idle that is available again; called by it, from any thread, without the lock.
 
-    def add(self, instances: Sequence[BackendInstance]) -> None:
-        """Adds new instances."""
+        The token tells a call for an instance that was removed, or is restored already.
+        """
+        runner = self._runner
+        with runner.lock:
+            if self._unavailable.get(instance) is token:
+                del self._unavailable[instance]
+                self.idle.append(instance)
+                # A thread of the model starts batches: the calling thread may hold locks.
+                runner.wake_if_due(runner.clock())
+
+    def _add(self, instances: Sequence[BackendInstance]) -> None:
         self.idle += instances
         self.count += len(instances)
         self.by_number |= enumerate(instances, self._next_number)
         self._next_number += len(instances)
+        all_may = all(instance.allows_inline for instance in self.by_number.values())
+        self.allow_inline = not self.blocks or (self._polling_threads_may and all_may)
 
-    def remove(self, surplus: Iterable[tuple[Sequence[BackendInstance], int]]) -> list[BackendInstance]:
-        """Removes some of the candidates, unavailable and idle ones first, later ones before earlier.
-
-        Returns the removed instances; busy ones become retiring.
-        """
+    def _remove(self, surplus: Iterable[tuple[Sequence[BackendInstance], int]]) -> list[BackendInstance]:
         for instance in self.idle[:]:
             self.is_available(instance)
         removed: list[BackendInstance] = []

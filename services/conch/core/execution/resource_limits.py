@@ -6,7 +6,7 @@ An instance takes a batch only while its resource grant is held (states: `schedu
     grant     event                                         effect
     ========  ============================================  =======================================
     resting   a batch is due                                all idle instances ask until one holds
-    waiting   granted: `on_granted`                         held; a thread of the model is woken
+    waiting   granted: `use_grant`                          held; a thread of the model is woken
     waiting   nothing is due any more                       resting
     held      its batch runs and ends                       resting, or asks again if more is due
     held      nothing is due any more                       resting; others may be granted
@@ -14,17 +14,21 @@ An instance takes a batch only while its resource grant is held (states: `schedu
 
 Requests stay queued until a grant is held: there they can be cancelled, expire, and be joined by others.
 
-Locks: all but `notify` is called with the runner's lock held; `notify` without it, as it takes the locks of
-other models (see `RateLimiter`). Used by: `Runner`.
+Locks: all is called with the runner's lock held, but `settle` and `use_grant`. These take it, and notify
+other models without it, as that takes their locks (see `RateLimiter`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from conch.core.backend import BackendInstance
 from conch.core.execution.rate_limiter import RateLimiter
 from conch.core.scheduling.resource_scheduler import GrantState, ResourceGrant
+
+if TYPE_CHECKING:
+    from conch.core.execution.runner import Runner
 
 
 class ResourceLimits:
@@ -44,12 +48,36 @@ class ResourceLimits:
         self._grants = grants
         self.asking: set[ResourceGrant] = set()
         self._to_notify: list[ResourceGrant] = []
+        self._runner: Runner
 
-    def watch(self, instances: Iterable[BackendInstance], on_granted: Callable[[], None]) -> None:
-        """Has `on_granted` called, by the thread that freed the resources, for grants of instances."""
+    def attach(self, runner: Runner, instances: Iterable[BackendInstance]) -> None:
+        """Serves a runner with its first instances."""
+        self._runner = runner
+        self.watch(instances)
+
+    def watch(self, instances: Iterable[BackendInstance]) -> None:
+        """Has grants of instances used as soon as they are held."""
         for instance in instances:
             if instance in self._grants:
-                self._grants[instance].on_granted = on_granted
+                self._grants[instance].on_granted = self.use_grant
+
+    def use_grant(self) -> None:
+        """Uses a grant that is held now; called by the thread that freed the resources."""
+        with self._runner.lock:
+            self._runner.wake_if_due(self._runner.clock())
+        self.settle()
+
+    def settle(self) -> None:
+        """Gives back resources of instances that have nothing to run any more; notifies other models."""
+        runner = self._runner
+        assert runner.selector is not None, "limits come with a selector"
+        with runner.lock:
+            now = runner.clock()
+            if self._give_back(runner.selector.needed(now)):
+                runner.wake_if_due(now)  # a batch may be due later, and no thread waits for that
+            granted, self._to_notify = self._to_notify, []
+        if granted:
+            self._limiter.notify(granted)
 
     def choose(self, candidates: Iterable[BackendInstance]) -> BackendInstance | None:
         """An idle instance that may run now; if there is none, all of them wait."""
@@ -81,7 +109,7 @@ class ResourceLimits:
             self.asking.add(grant)
         self._to_notify += [other for other in granted if other is not grant]
 
-    def give_back(self, needed: Iterable[BackendInstance]) -> bool:
+    def _give_back(self, needed: Iterable[BackendInstance]) -> bool:
         """Gives back what instances ask for, except the needed ones; whether there was anything."""
         unneeded = self.asking - {self._grants[one] for one in needed if one in self._grants}
         self.asking -= unneeded
@@ -104,13 +132,3 @@ class ResourceLimits:
         """Whether an idle instance waits for a grant, or holds one."""
         grant = self._grants.get(instance)
         return grant is not None and grant.state is not GrantState.RESTING
-
-    def take_granted(self) -> list[ResourceGrant]:
-        """Takes out the grants that `notify` is to be called with."""
-        granted, self._to_notify = self._to_notify, []
-        return granted
-
-    def notify(self, granted: list[ResourceGrant]) -> None:
-        """Notifies other models of their grants; called with no model's lock held."""
-        if granted:
-            self._limiter.notify(granted)

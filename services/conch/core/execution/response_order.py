@@ -9,8 +9,6 @@ Guarantees: one thread at a time forwards, without the lock, so a responder may 
     1. Thread A adds a response to the head, sets `_forwarding` under the lock and forwards without it.
     2. Thread B adds a response to a place. It sees `_forwarding` and leaves the response there.
     3. A takes what is ready, again under the lock, and finds B's. It clears `_forwarding` with nothing ready.
-
-Used by: `Runner`.
 """
 
 from __future__ import annotations
@@ -18,14 +16,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
-Submit = Callable[[InferenceRequest, int], None]
 _Response = tuple[InferenceRequest, InferenceResponse | None, bool]
 
 
@@ -44,16 +40,9 @@ class ResponseOrder:
         self._places: deque[_Place] = deque()
         self._forwarding = False
 
-    def around(self, submit: Submit) -> Submit:
-        """Wraps a scheduler's `submit`, whose calls are serialised, to give each queued request a place."""
+    def enter(self, request: InferenceRequest) -> None:
+        """Gives a request that was queued a place; calls are serialised, in the order of the queue."""
 
-        def submit_in_order(request: InferenceRequest, now_ns: int) -> None:
-            submit(request, now_ns)  # first: a refused request gets no place
-            self._enter(request)
-
-        return submit_in_order
-
-    def _enter(self, request: InferenceRequest) -> None:
         def place_for(responder: Responder) -> Responder:
             place = _Place(self, responder)
             with self._lock:
@@ -72,7 +61,7 @@ class ResponseOrder:
             for responder, request, response, final in ready:
                 try:
                     responder(request, response, final)
-                except Exception:  # must not affect the requests behind
+                except Exception:  # boundary: responders; the requests behind get their responses
                     log.exception("a response of model '%s' could not be passed on", request.model_name)
 
     def _ready(self) -> list[tuple[Responder, InferenceRequest, InferenceResponse | None, bool]]:

@@ -6,20 +6,22 @@ last one, and knows how many requests are open, so that a version that still res
 Owns: the number of open requests of one model version.
 Threads and locks: responses come on any thread. The tracker's lock guards the number; the lock of an
 execution decides which thread completes a request (`_TrackedResponder.claim`) and counts the execution.
-Used by: `Executor`, `Runner`, `Model`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError
-from conch.core.model_statistics import ModelStatistics, RequestEnd
+from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError
+from conch.core.model_statistics import QUEUED, TIMEOUT, ModelStatistics, RequestEnd
 from conch.core.request import InferenceRequest, InferenceResponse, Kept, Responder
 from conch.core.scheduling.scheduler import Batch
 from conch.core.statistics_snapshot import ResponseKind
+
+if TYPE_CHECKING:
+    from conch.core.execution.closing import Closing
 
 
 class ResponseTracker:
@@ -31,14 +33,14 @@ class ResponseTracker:
         decoupled: Whether each response is counted too.
 
     Attributes:
-        on_none: Called, from any thread, when the last open request completes.
+        closing: The close that waits for the open requests; None where nothing closes, as in a warm-up.
     """
 
     def __init__(self, statistics: ModelStatistics, clock: Clock, decoupled: bool) -> None:
         self.statistics = statistics
         self.clock = clock
         self.decoupled = decoupled
-        self.on_none: Callable[[], None] = _ignore
+        self.closing: Closing | None = None
         self._lock = threading.Lock()
         self._count = 0
 
@@ -49,7 +51,7 @@ class ResponseTracker:
 
     def begin(self, batch: Batch) -> ExecutionRecord:
         """Tracks all requests of a batch that is about to run; its start time must be set."""
-        execution = self.execution(batch)
+        execution = ExecutionRecord(self.statistics, batch)
 
         def wrap(responder: Responder) -> Responder:
             if isinstance(responder, _TrackedResponder):
@@ -62,10 +64,6 @@ class ResponseTracker:
             if not request.filler:
                 request.wrap_responder(wrap)
         return execution
-
-    def execution(self, batch: Batch) -> ExecutionRecord:
-        """The record of a batch's execution, for `adopt`; its start time must be set."""
-        return ExecutionRecord(self.statistics, batch)
 
     def adopt(self, request: InferenceRequest, execution: ExecutionRecord) -> bool:
         """Tracks one request of a batch that has run; False if it is complete and the caller counts it."""
@@ -84,6 +82,22 @@ class ResponseTracker:
             self.remove()
             return False
         return True
+
+    def expire(self, request: InferenceRequest, text: str) -> None:
+        """Fails a request whose queue timeout or deadline has passed; `text` is for the former."""
+        if request.completed:
+            return
+        now = self.clock()
+        ns = now - request.received_ns
+        error: ConchError
+        if request.deadline_ns is not None and now >= request.deadline_ns:
+            self.statistics.record_cancellation(ns, QUEUED)  # as counted where gRPC notices first
+            # The text of the client's own error, which this may overtake.
+            error = DeadlineExceededError("Deadline Exceeded")
+        else:
+            self.statistics.record_rejection(ns, TIMEOUT)
+            error = UnavailableError(text)
+        self.fail(request, error)
 
     def fail(self, request: InferenceRequest, error: ConchError) -> None:
         """Fails a request that has left the queue; the caller counts it."""
@@ -104,8 +118,8 @@ class ResponseTracker:
         with self._lock:
             self._count -= 1
             none = not self._count
-        if none:
-            self.on_none()
+        if none and self.closing is not None:
+            self.closing.check_open()
 
     def _add(self, count: int) -> None:
         with self._lock:
@@ -221,10 +235,6 @@ def _kind(request: InferenceRequest, response: InferenceResponse | None, failed:
     if failed:
         return ResponseKind.FAIL
     return ResponseKind.EMPTY if response is None or not response.outputs else ResponseKind.SUCCESS
-
-
-def _ignore() -> None:
-    """The default callback."""
 
 
 def _unset_responder(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:

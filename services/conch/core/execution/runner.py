@@ -1,7 +1,39 @@
-"""Drives a scheduler with threads: the lock, the instances and the threads of one model version.
+"""One life of a batch: drives a scheduler with threads, for one model version.
 
-An idle instance pulls its next batch: on a thread with the claim, on one of the model's own, or, if its
-batches are only started, on any thread that submits a request or receives an outcome. States of the claim:
+Theory of operation. An idle instance pulls its next batch, so a batch exists only once an instance can run
+it. Until then its requests wait in the scheduler, which is pure: it decides what runs together, and the
+runner calls it under a lock. The instances say which thread pulls:
+
+- Those that block run a batch on the thread that starts it: a thread with the *claim* (a polling thread that
+  has submitted requests), or one of the model's own threads.
+- Those that do not block only start a batch there. Any thread that submits a request or receives an outcome
+  starts the next one.
+
+A batch is one object, from the scheduler's decision until its instance is idle again. States down, events
+across; the runner's lock is held for each change:
+
+    ========  ===============  ===============  ==================  ===============  ====================
+    state     `start` returns  `start` returns  the responses to a  the claimant     the claim is released,
+              the outcome      `PENDING`        later outcome sent  keeps it         or the wait times out
+    ========  ===============  ===============  ==================  ===============  ====================
+    TAKEN     RELEASED         STARTED          FINISHED
+    STARTED                                     RELEASED            AWAITED
+    AWAITED                                     RELEASED                             STARTED
+    FINISHED  RELEASED         RELEASED
+    RELEASED
+    ========  ===============  ===============  ==================  ===============  ====================
+
+`Runner._take` makes a batch TAKEN: its requests leave the queue, and the instance is busy. The thread that
+has the outcome finishes the batch (`Executor.finish`). Each request has succeeded, failed, was cancelled,
+runs again or stays open; it is counted so in the statistics, and then gets its response.
+`Runner._release_batch` makes the batch RELEASED: the instance is idle, and rescheduled requests are queued.
+Of two threads, the one that started the batch and the one that finished it, the later one releases it and
+pulls the next batch; after an AWAITED batch the claimant pulls.
+
+The first outcome counts (`Batch.settled`), whatever the instance does after it. An outcome that comes while
+its thread finishes another batch waits until that is done: chains of short batches do not grow the stack.
+
+The claim says which thread runs the next batches; while it exists no other thread is woken:
 
     ========  ================================  ===========================================
     claim     event                             effect
@@ -13,46 +45,95 @@ batches are only started, on any thread that submits a request or receives an ou
     claimed   `release`                         none; the model's threads run what is due
     ========  ================================  ===========================================
 
-A claimant may also receive the outcome of a batch that it has started:
+A claimant may also receive the outcome of a batch that it has started, while the batches of the instances are
+short: waking another thread, which competes for the interpreter, takes longer than such a batch.
 
     1. `submit` gives thread A the claim. A calls `run_inline`, which starts a batch that may be waited for,
-       keeps it as the awaited one, and returns True: there is more to run.
-    2. A takes in other events. Meanwhile thread B may call `release`: it takes the awaited batch and detaches
-       the outcome, which then comes to another thread.
-    3. Otherwise A calls `run_inline` again: it takes the awaited batch, starts what is due on other
-       instances, waits for the outcome, and starts the next batch.
+       makes it AWAITED, and returns True: there is more to run.
+    2. A takes in other events. Meanwhile thread B may call `release`: the batch is STARTED again, and its
+       outcome comes to another thread.
+    3. Otherwise A calls `run_inline` again: it starts what is due on other instances, waits for the outcome,
+       and starts the next batch.
 
-Guarantees: while an instance is idle and a batch is due, a claim exists or a thread of the model is awake;
-an instance gets a batch when the one before is finished and its `start` has returned.
-Assumes: each claim is run or released soon; the scheduler is only called under the lock.
-Used by: `Model`, `InstancePool`.
+Guarantees: while an instance is idle and a batch is due, a claim exists or a thread of the model is awake; an
+instance gets a batch when the one before is finished and its `start` has returned.
+Assumes: each claim is run or released soon.
+Locks: one for each runner. Models, responders and other models' limits are called without it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
 
 from conch.core.backend import BackendInstance, Outcome
 from conch.core.clock import Clock
 from conch.core.errors import ResourceExhaustedError, UnavailableError
-from conch.core.execution.batch_selector import BatchSelector
-from conch.core.execution.completions import complete, complete_within
+from conch.core.execution.batch_selector import selector_for
+from conch.core.execution.closing import Closing
 from conch.core.execution.executor import Executor
 from conch.core.execution.expiry_thread import ExpiryThread
-from conch.core.execution.inline_execution import FAST_NS, InlineExecution, bypasses_claims
-from conch.core.execution.instance_set import InstanceSet, RunningBatches
-from conch.core.execution.model_threads import ModelThreads
+from conch.core.execution.instance_set import InstanceSet
 from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
-from conch.core.scheduling.scheduler import IDLE, Batch, OutcomeReader, Scheduler, WaitUntil
+from conch.core.scheduling.scheduler import (
+    IDLE,
+    Batch,
+    Decision,
+    OutcomeReader,
+    OutcomeWait,
+    Scheduler,
+    WaitUntil,
+)
 from conch.core.servable import ClosedError
-from conch.core.statistics_snapshot import Gauges
 
+log = logging.getLogger(__name__)
+
+FAST_NS = 500_000
+"""Mean time of the batches of a fast version, and of computations that are waited for."""
 _WAIT_NS = 2_000_000  # of a claimant for an outcome
+
+
+class BatchState(Enum):
+    """Where a batch is; the module has the table."""
+
+    TAKEN = "taken"
+    STARTED = "started"
+    AWAITED = "awaited"
+    FINISHED = "finished"
+    RELEASED = "released"
+
+
+_TAKEN, _STARTED, _AWAITED, _FINISHED, _RELEASED = BatchState
+
+
+class _Thread(threading.local):
+    """Outcomes that a thread has yet to finish, while it finishes one; and whether it bypasses claims."""
+
+    outcomes: deque[tuple[Runner, Batch, Outcome]] | None = None
+    bypasses: bool = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def bypassing_claims() -> Iterator[None]:
+    """Lets requests submitted within start at once, without waiting for a claimant.
+
+    The claimant may be the submitting thread, or a thread that waits for it.
+    """
+    outer, _thread.bypasses = _thread.bypasses, True
+    try:
+        yield
+    finally:
+        _thread.bypasses = outer
 
 
 class Runner:
@@ -67,6 +148,13 @@ class Runner:
         named: Whether batches name their instance.
         order: Keeps responses in the order of the requests; None if the model does not ask for it.
         limits: The resources of the instances; None if they need none.
+
+    Attributes:
+        instances: The instances, by what they do; resizes them.
+        closing: Whether and how it closes.
+        expiry: Fails requests that have waited for too long.
+        threads: The model's own threads.
+        selector: Chooses the instance of a batch; None if any idle one may run any batch.
     """
 
     def __init__(
@@ -80,52 +168,43 @@ class Runner:
         order: ResponseOrder | None = None,
         limits: ResourceLimits | None = None,
     ) -> None:
-        self._scheduler = scheduler
-        self._enqueue = scheduler.submit if order is None else order.around(scheduler.submit)
+        self.lock = threading.Lock()
+        self.clock = clock
+        self.scheduler = scheduler
+        self.limits = limits
+        self.tracker = executor.tracker  # requests completed by the model itself, possibly after their batch
         self._executor = executor
-        self._clock = clock
-        self._limits = limits
-        self._blocks = not instances or any(instance.blocks for instance in instances)
-        self._lock = threading.Lock()
-        self._instances = InstanceSet(instances, self._on_available)
-        self._idle = self._instances.idle
-        self._later_ns = NEVER  # when a batch is due, if `_take` found none
-        self._selector = BatchSelector(scheduler, self._instances, named, limits, self._blocks)
-        self._next_batch = self._selector.next_batch
-        self._inline = InlineExecution(self._blocks, executor.allows_inline)
-        self._inline.allowed = self._all_allow_inline()
-        self._threads = ModelThreads(name, self._lock, self._run)
-        self._drained = threading.Condition(self._lock)
-        self._running, self._closing = RunningBatches(), False
-        self._tracker = executor.tracker  # requests completed by the model itself, possibly after their batch
-        self._tracker.on_none = self._on_none_open
+        self._order = order
+        self.instances = InstanceSet(self, instances, executor.allows_inline)
+        self._idle = self.instances.idle
+        self._blocks = self.instances.blocks
+        self.selector = selector_for(scheduler, self.instances, named, limits)
+        self.threads = ModelThreads(name, self)
+        self.closing = self.tracker.closing = Closing(self)
+        self.expiry = ExpiryThread(name, self)
         self._expiries = scheduler.expiries
-        self._expiry = ExpiryThread(name, self, scheduler, self._lock, clock)
+        self._later_ns = NEVER  # when a batch is due, if `_take` found none
+        self._claimed = False
+        self._awaited: Batch | None = None  # the claimant will receive its outcome
+        self._mean_ns = self._computed_ns = 0  # of recent batches, and of their time in the model
         if limits is not None:
-            limits.watch(instances, self._on_granted)
+            limits.attach(self, instances)
 
     @property
     def pending(self) -> int:
         """Requests queued."""
-        with self._lock:
-            return self._scheduler.pending
-
-    def gauges(self) -> Gauges:
-        """What the version does now."""
-        with self._lock:
-            running = self._tracker.count + (0 if self._tracker.decoupled else self._running.requests)
-            busy_ns = self._running.busy_ns(self._clock())
-            return Gauges(self._scheduler.pending, running, busy_ns, self._instances.count)
+        with self.lock:
+            return self.scheduler.pending
 
     @property
     def held(self) -> int:
         """Number of live sequences."""
-        return self._scheduler.held
+        return self.scheduler.held
 
     @property
     def fast(self) -> bool:
         """Whether running inline takes little time: recent batches were short, or are only started."""
-        return not self._blocks or 0 < self._inline.mean_ns < FAST_NS
+        return not self._blocks or 0 < self._mean_ns < FAST_NS
 
     @property
     def only_starts(self) -> bool:
@@ -134,15 +213,16 @@ class Runner:
 
     def continues(self, request: InferenceRequest) -> bool:
         """Whether a request belongs to a live sequence."""
-        with self._lock:
-            return self._scheduler.continues(request)
+        with self.lock:
+            return self.scheduler.continues(request)
 
     def end_sequence(self, correlation_id: int | str) -> None:
         """Ends a live sequence without a further request, if there is one."""
-        with self._lock:
-            self._scheduler.end(correlation_id)
-            self.check(self._clock())  # its slot may let others run
-        self.after_removal()
+        with self.lock:
+            self.scheduler.end(correlation_id)
+            self.wake_if_due(self.clock())  # its slot may let others run
+            self.closing.check()
+        self._settle_limits()
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> bool:
         """Queues a request.
@@ -155,31 +235,32 @@ class Runner:
             ConchError: The queue does not take the request.
         """
         batch: Batch | None = None
-        inline = self._inline
         try:
-            with self._lock:
-                if self._closing and not self._scheduler.continues(request):
+            with self.lock:
+                if self.closing.begun and not self.scheduler.continues(request):
                     raise ClosedError
-                now = self._clock()
-                self._enqueue(request, now)
-                if self._expiries.next_ns < self._expiry.wakes_ns:
-                    self._expiry.wake()
-                if inline.claimed or not self._idle:
+                now = self.clock()
+                self.scheduler.submit(request, now)
+                if self._order is not None:
+                    self._order.enter(request)  # a refused request gets no place
+                if self._expiries.next_ns < self.expiry.wakes_ns:
+                    self.expiry.wake()
+                if self._claimed or not self._idle:
                     # Pulled by the claimant, or by the next instance that is idle.
-                    if self._blocks or not (inline.claimed or inline.awaited) or not bypasses_claims():
+                    if self._blocks or not (self._claimed or self._awaited) or not _thread.bypasses:
                         return False
-                elif may_claim and inline.allowed:
-                    inline.claimed = True
+                elif may_claim and self.instances.allow_inline:
+                    self._claimed = True
                     return True
                 elif self._blocks:
-                    self._wake_if_due(now)
+                    self.wake_if_due(now)
                     return False
                 else:
                     batch = self._take(now, False)
                     if batch is None:
                         return False
         except (ResourceExhaustedError, UnavailableError) as error:
-            self._executor.refuse(request, error, self.pending, inline.mean_ns, self._instances.count)
+            self._executor.refuse(request, error, self.pending, self._mean_ns, self.instances.count)
             raise
         if batch is None:
             self.release()
@@ -192,20 +273,20 @@ class Runner:
 
         Returns what the caller is to complete: nothing if the request runs or is complete.
         """
-        with self._lock:
-            cancelled = self._scheduler.cancel(request)
+        with self.lock:
+            cancelled = self.scheduler.cancel(request)
             if cancelled:
-                self._wake_if_due(self._clock())  # the others may now form a batch
-            self._check_drained()
-        self.after_removal()
+                self.wake_if_due(self.clock())  # the others may now form a batch
+            self.closing.check()
+        self._settle_limits()
         return cancelled
 
     def take_queued(self) -> list[InferenceRequest]:
         """Takes everything out of the queue, for a shutdown that can't wait; the caller completes it."""
-        with self._lock:
-            taken = self._scheduler.drain()
-            self._check_drained()
-        self.after_removal()
+        with self.lock:
+            taken = self.scheduler.drain()
+            self.closing.check()
+        self._settle_limits()
         return taken
 
     def run_inline(self, budget_ns: int | None = None) -> bool:
@@ -215,46 +296,154 @@ class Runner:
         received: the caller has the claim again.
         """
         while True:
-            with self._lock:
-                self._inline.claimed = False
-                now = self._clock()
+            with self.lock:
+                self._claimed = False
+                now = self.clock()
                 batch = self._take(now, budget_ns is None)
-                awaited = None if self._blocks else self._inline.take_awaited()
+                awaited, self._awaited = self._awaited, None
             if awaited is None and batch is None:
                 return False
             end = None if budget_ns is None else now + budget_ns
             if awaited is not None:
                 more = self._receive(awaited, batch, end)
             else:
-                assert batch is not None
                 more = self._drive(batch, end, True)
             if not more or budget_ns is not None:
                 return more
 
     def run_batch_inline(self) -> bool:
         """Runs one claimed batch, waking a thread for what else is ready; True if claimed again."""
-        with self._lock:
-            self._inline.claimed = False
-            batch = self._take(self._clock(), True)
+        with self.lock:
+            self._claimed = False
+            batch = self._take(self.clock(), True)
         return batch is not None and self._drive(batch, 0)
 
     def release(self) -> None:
         """Releases a claim: the model's own threads run the batches, or this one starts them."""
         batch: Batch | None = None
-        with self._lock:
-            self._inline.claimed = False
-            awaited = self._inline.take_awaited()
-            if awaited is not None and awaited.wait is not None:
-                awaited.wait.continues = False
-            now = self._clock()
+        reader: OutcomeReader | None = None
+        with self.lock:
+            self._claimed = False
+            if self._awaited is not None:
+                reader = self._stop_waiting(self._awaited)
+                self._awaited = None
+            now = self.clock()
             if self._blocks:
-                self._wake_if_due(now)
+                self.wake_if_due(now)
             else:
                 batch = self._take(now, False)  # cheaper than waking another thread for that
-        if awaited is not None and awaited.wait is not None and awaited.wait.reader is not None:
-            awaited.wait.reader.detach()
+        if reader is not None:
+            reader.detach()
         if batch is not None:
             self._drive(batch, None)
+
+    def wake_if_due(self, now: int) -> None:
+        """Wakes a thread if a batch is or will be due and no claim exists; called with the lock held."""
+        if self._idle and not self._claimed:
+            due = self._due_ns(now)
+            if due is not None and (due <= now or due < self.threads.timed_ns):
+                self.threads.wake(self.instances.count)
+
+    def run_thread(self, woken: threading.Condition) -> None:
+        """Runs batches on one of the model's threads, until the runner is closed."""
+        while (batch := self._pull(woken)) is not None:
+            self._drive(batch, None)
+            del batch  # or the batch lives for as long as the thread sleeps
+
+    def _pull(self, woken: threading.Condition) -> Batch | None:
+        """Waits for a batch; None once the runner is closed and has nothing to run."""
+        with self.lock:
+            while True:
+                now = self.clock()
+                batch = self._take(now, True, True)
+                if batch is not None:
+                    return batch
+                if self.closing.begun and not (self.scheduler.pending or self.scheduler.held):
+                    self.closing.check()
+                    return None
+                self.threads.sleep(woken, now, self._later_ns)
+
+    def _take(self, now: int, wake: bool, sleeps: bool = False) -> Batch | None:
+        """Takes the next batch and its instance; called with the lock held.
+
+        With `wake`, a thread is woken for other idle instances that block: short batches run sooner one after
+        the other. With `sleeps`, the caller sleeps until `_later_ns` if there is nothing to run.
+        """
+        if self._expiries.next_ns <= now and not self.expiry.look(now):
+            self.closing.check()  # the last sequence may have ended
+        decision: Decision = IDLE
+        if self._idle and self.scheduler.pending:
+            if self.selector is not None:
+                decision = self.selector.next_batch(now)
+            else:
+                decision = self.scheduler.next_batch(now)
+                if type(decision) is Batch:
+                    decision.runs_on = self._idle.pop()
+        if type(decision) is Batch:
+            decision.state = _TAKEN
+            decision.compute_start_ns = now
+            self.instances.running.add(decision)
+            if wake and self._blocks and self._idle:
+                self.wake_if_due(now)
+            return decision
+        self._later_ns = NEVER
+        if type(decision) is WaitUntil:
+            self._later_ns = decision.time_ns
+            if not sleeps and decision.time_ns < self.threads.timed_ns:
+                self.threads.wake(self.instances.count)
+        return None
+
+    def _due_ns(self, now: int) -> int | None:
+        """When an idle instance has a batch; called with the lock held, while an instance is idle."""
+        if self.selector is not None:
+            return self.selector.due_ns(now)
+        if self.scheduler.eager:
+            return now if self.scheduler.pending else None
+        return self.scheduler.due_ns(now)
+
+    def _drive(self, batch: Batch | None, end: int | None, may_wait: bool = False) -> bool:
+        """Runs or starts a batch, then what else is ready.
+
+        After `end` no other batch starts. With `may_wait` the caller may receive the outcome of one batch.
+        Returns whether the caller is to run inline again: for that outcome, or because time is up.
+        """
+        more = False
+        while batch is not None:
+            if self.limits is not None:
+                self.limits.settle()
+            if may_wait and not more and 0 < self._computed_ns < FAST_NS and self._executor.allows_inline:
+                batch.wait = OutcomeWait()
+            ran = self._executor.start(batch, self._done)
+            unread: OutcomeReader | None = None
+            with self.lock:
+                now = self.clock()
+                if ran or batch.state is _FINISHED:
+                    self._release_batch(batch, now)
+                else:
+                    batch.state = _STARTED
+                if batch.wait is not None and batch.wait.reader is not None:
+                    if batch.state is _STARTED and self._awaited is None:
+                        batch.state = _AWAITED
+                        self._awaited = batch
+                        more = True
+                    else:
+                        unread = batch.wait.reader
+                if end is not None and now >= end and self._is_due(now):
+                    self._claimed = more = True
+                    batch = None
+                else:
+                    batch = self._take(now, end is None)
+                if batch is None and self.closing.begun:
+                    self.closing.check()
+            if unread is not None:
+                unread.detach()
+        if self.limits is not None:
+            self.limits.settle()
+        return more
+
+    def _is_due(self, now: int) -> bool:
+        due = self._due_ns(now) if self._idle else None
+        return due is not None and due <= now
 
     def _receive(self, awaited: Batch, batch: Batch | None, end: int | None) -> bool:
         """Starts what is due on other instances, then receives an outcome; True as in `run_inline`."""
@@ -264,237 +453,157 @@ class Runner:
             if batch is not None:
                 self._drive(batch, end)
         except BaseException:
-            wait.continues = False
+            with self.lock:
+                self._stop_waiting(awaited)
             wait.reader.detach()  # or the outcome would never be received
             raise
-        complete_within(partial(wait.reader.wait, awaited, _WAIT_NS))
-        with self._lock:
-            wait.continues = self._inline.claimed = False
-            batch = self._take(self._clock(), False)
-            if batch is None and self._closing:
-                self._check_drained()
+        # Outcomes that come within this wait are finished right after it, even if the thread is finishing
+        # another batch: that one goes on only after this.
+        outer = _thread.outcomes
+        outcomes = _thread.outcomes = deque()
+        try:
+            try:
+                wait.reader.wait(awaited, _WAIT_NS)
+            except Exception:  # boundary: instances; the claimant must go on
+                log.exception("a batch that was done could not be finished")
+            _finish_all(outcomes)
+        finally:
+            _thread.outcomes = outer
+        with self.lock:
+            self._stop_waiting(awaited)
+            self._claimed = False
+            batch = self._take(self.clock(), False)
+            if batch is None:
+                self.closing.check()
         return batch is not None and self._drive(batch, end, True)
 
-    def _drive(self, batch: Batch | None, end: int | None, may_wait: bool = False) -> bool:
-        """Runs or starts a batch, then what else is ready.
-
-        After `end` no other batch starts. With `may_wait` the caller may receive the outcome of one batch.
-        Returns whether the caller is to run inline again: for that outcome, or because time is up.
-        """
-        inline = self._inline
-        waits = False
-        while batch is not None:
-            if self._limits is not None:
-                self.after_removal()
-            if may_wait and not waits and not self._blocks:
-                batch.wait = inline.wait()
-            complete = self._executor.start(batch, self._done)
-            if complete:
-                inline.record(batch)
-            unread: OutcomeReader | None = None
-            with self._lock:
-                now = self._clock()
-                if complete or batch.finished:
-                    self._free(batch, now)
-                batch.starting = False
-                if batch.wait is not None:
-                    unread = inline.started(batch)
-                    waits = waits or inline.awaited is batch
-                if end is not None and now >= end and self._selector.is_due(now):
-                    inline.claimed = waits = True
-                    batch = None
-                else:
-                    batch = self._take(now, end is None)
-                if batch is None and self._closing:
-                    self._check_drained()
-            if unread is not None:
-                unread.detach()
-        if self._limits is not None:
-            self.after_removal()
-        return waits
+    @staticmethod
+    def _stop_waiting(batch: Batch) -> OutcomeReader | None:
+        """Lets the thread with the outcome pull the next batch; called with the lock held."""
+        if batch.state is _AWAITED:
+            batch.state = _STARTED
+        return None if batch.wait is None else batch.wait.reader
 
     def _done(self, batch: Batch, outcome: Outcome) -> None:
         """Takes the outcome of a batch whose `start` has not returned it."""
-        if not batch.settled:
-            batch.settled = True
-            complete(partial(self._complete, batch, outcome))
+        if batch.settled:
+            return
+        batch.settled = True
+        outcomes = _thread.outcomes
+        if outcomes is not None:
+            outcomes.append((self, batch, outcome))
+            return
+        outcomes = _thread.outcomes = deque(((self, batch, outcome),))
+        try:
+            _finish_all(outcomes)
+        finally:
+            _thread.outcomes = None
 
-    def _complete(self, batch: Batch, outcome: Outcome) -> None:
+    def finish(self, batch: Batch, outcome: Outcome) -> None:
         """Completes the requests of a batch, and starts the next one of its instance."""
         self._executor.finish(batch, outcome)
-        self._inline.record(batch)
         following: Batch | None = None
-        with self._lock:
-            batch.finished = True
-            if not batch.starting:  # else its starter goes on when it has returned
-                now = self._clock()
-                self._free(batch, now)
-                if batch.wait is None or not batch.wait.continues:
+        with self.lock:
+            if batch.state is _TAKEN:
+                batch.state = _FINISHED  # its starter goes on when `start` has returned
+            else:
+                now = self.clock()
+                pulls = batch.state is _STARTED
+                self._release_batch(batch, now)
+                if pulls:
                     following = self._take(now, False)
-            if following is None and self._closing:
-                self._check_drained()
-        if following is not None or self._limits is not None:
+            if following is None and self.closing.begun:
+                self.closing.check()
+        if following is not None or self.limits is not None:
             self._drive(following, None)
 
-    def _take(self, now: int, wake: bool, sleeps: bool = False) -> Batch | None:
-        """Takes the next batch and its instance; called with the lock held.
-
-        With `wake`, a thread is woken for other idle instances that block: short batches run sooner one after
-        the other. With `sleeps`, the caller sleeps until `_later_ns` if there is nothing to run.
-        """
-        if self._expiries.next_ns <= now and not self._expiry.look(now):
-            self._check_drained()  # the last sequence may have ended
-        decision = self._next_batch(now) if self._idle and self._scheduler.pending else IDLE
-        if type(decision) is Batch:
-            decision.compute_start_ns = now
-            self._running.add(decision)
-            if wake and self._blocks and self._idle:
-                self._wake_if_due(now)
-            return decision
-        self._later_ns = NEVER
-        if type(decision) is WaitUntil:
-            self._later_ns = decision.time_ns
-            if not sleeps and decision.time_ns < self._threads.timed_ns:
-                self._threads.wake(self._instances.count)
-        return None
-
-    def _free(self, batch: Batch, now: int) -> None:
+    def _release_batch(self, batch: Batch, now: int) -> None:
         """Makes the instance of a finished batch idle; called with the lock held."""
+        batch.state = _RELEASED
+        spent = batch.compute_end_ns - batch.compute_start_ns
+        self._mean_ns = (7 * self._mean_ns + spent) // 8 if self._mean_ns else spent
+        if not self._blocks:
+            spent = max(batch.compute_output_start_ns - batch.compute_input_end_ns, 1)
+            self._computed_ns = (7 * self._computed_ns + spent) // 8 if self._computed_ns else spent
+        instances = self.instances
+        instances.running.remove(batch)
+        instances.past_ns += now - batch.compute_start_ns
+        self.scheduler.complete(batch, now)
         instance = batch.runs_on
-        self._running.remove(batch)
-        self._running.past_ns += now - batch.compute_start_ns
-        self._scheduler.complete(batch, now)
-        if self._limits is None and not self._instances.retiring:
+        if self.limits is None and not instances.retiring:
             self._idle.append(instance)
             return
-        idle = self._instances.give_back(instance)
-        if not idle:
-            self._drained.notify_all()
-        if self._limits is not None:
-            again = idle and self._selector.has_use_for(instance, now)
-            self._limits.release(instance, again)
+        idle = instances.give_back(instance)
+        if self.limits is not None:
+            assert self.selector is not None, "limits come with a selector"
+            self.limits.release(instance, idle and self.selector.has_use_for(instance, now))
 
-    def after_removal(self) -> None:
-        """Gives back the resources of instances that have nothing to run any more; without the lock."""
-        limits = self._limits
-        if limits is None:
-            return
-        with self._lock:
-            now = self._clock()
-            if self._selector.give_back_unneeded(now):
-                self._wake_if_due(now)  # a batch may be due later, and no thread waits for that
-            granted = limits.take_granted()
-        limits.notify(granted)
+    def _settle_limits(self) -> None:
+        """Settles the limits after requests have left the queue without running; without the lock."""
+        if self.limits is not None:
+            self.limits.settle()
 
-    def _on_granted(self) -> None:
-        """Uses a grant that is held now; called by the thread that freed the resources."""
-        with self._lock:
-            self._wake_if_due(self._clock())
-        self.after_removal()
 
-    def _on_available(self, instance: BackendInstance, token: object) -> None:
-        """Makes an instance idle that is available again."""
-        with self._lock:
-            if self._instances.restore(instance, token):
-                # A thread of the model starts batches: the calling thread may hold locks.
-                self._wake_if_due(self._clock())
+def _finish_all(outcomes: deque[tuple[Runner, Batch, Outcome]]) -> None:
+    """Finishes batches one after the other, and those that come meanwhile."""
+    while outcomes:
+        runner, batch, outcome = outcomes.popleft()
+        try:
+            runner.finish(batch, outcome)
+        except Exception:  # boundary: a thread of an instance; the other outcomes must be finished
+            log.exception("a batch that was done could not be finished")
 
-    def resize(
-        self, added: Sequence[BackendInstance], surplus: Iterable[tuple[Sequence[BackendInstance], int]]
-    ) -> list[BackendInstance]:
-        """Adds and removes instances while requests run; no request is lost or waits for it.
 
-        `surplus` has candidates and how many of them to remove; see `InstanceSet.remove`. Returns the removed
-        instances; busy ones still run their batch, see `wait_gone`.
-        """
-        limits = self._limits
-        if limits is not None:
-            limits.watch(added, self._on_granted)
-        with self._lock:
-            removed = self._instances.remove(surplus)
-            self._instances.add(added)
-            self._inline.allowed = self._all_allow_inline()
-            if limits is not None:
-                limits.remove(removed)
-            self._wake_if_due(self._clock())
-        self.after_removal()
-        return removed
+class ModelThreads:
+    """The threads of one model version, which run what no other thread has claimed; started on demand.
 
-    def wait_gone(self, instances: Sequence[BackendInstance]) -> None:
-        """Waits until instances that `resize` removed run no batch."""
-        with self._lock:
-            self._drained.wait_for(lambda: not any(one in self._instances.retiring for one in instances))
+    All calls but `join` hold the runner's lock.
 
-    def _all_allow_inline(self) -> bool:
-        """Whether batches may run inline; those that are only started always may."""
-        allow = (instance.allows_inline for instance in self._instances.by_number.values())
-        return not self._blocks or (self._executor.allows_inline and all(allow))
+    Attributes:
+        timed_ns: When the thread wakes that waits for a delayed batch; `NEVER` if none does.
+    """
 
-    def close(self, timeout_s: float | None = None) -> bool:
-        """Refuses new requests, finishes the accepted ones, and ends the threads.
+    __slots__ = ("_name", "_runner", "_sleeping", "_threads", "timed_ns")
 
-        Returns whether everything finished in time; if not, the threads end with their batches.
-        """
-        with self._lock:
-            self._closing = True
-            self._scheduler.begin_closing(self._clock())
-            self._threads.wake_all()
-            self._expiry.notify_over()
-            done = self._drained.wait_for(self._is_drained, timeout_s)
-        if done:
-            self._threads.join()
-            self._expiry.join()
-        return done
+    def __init__(self, name: str, runner: Runner) -> None:
+        self._name = name
+        self._runner = runner
+        self._sleeping: list[threading.Condition] = []
+        self._threads: list[threading.Thread] = []
+        self.timed_ns = NEVER
 
-    def expire(self, request: InferenceRequest) -> None:
-        """Completes an expired request; see `ExpiringQueue`."""
-        self._executor.expire(request, self._scheduler.expiry_text(request))
+    def wake(self, most: int) -> None:
+        """Wakes a thread, or starts one if there are fewer than `most`."""
+        if self._sleeping:
+            self._sleeping.pop().notify()
+        elif len(self._threads) < most:
+            # One condition for each thread: it has been woken exactly if it has left `_sleeping`, also if its
+            # wait times out at that moment.
+            woken = threading.Condition(self._runner.lock)
+            name = f"conch-{self._name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._runner.run_thread, args=(woken,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
-    def check(self, now_ns: int) -> bool:
-        """See `ExpiringQueue.check`."""
-        self._wake_if_due(now_ns)  # after an expiry, the others may now form a batch
-        self._check_drained()
-        return self._closing and self._is_drained()
+    def wake_all(self) -> None:
+        """Wakes all sleeping threads."""
+        while self._sleeping:
+            self._sleeping.pop().notify()
 
-    def _is_drained(self) -> bool:
-        open_requests = self._scheduler.pending or self._expiry.incomplete or self._tracker.count
-        return self._instances.all_rest and not (open_requests or self._scheduler.held)
+    def sleep(self, woken: threading.Condition, now_ns: int, until_ns: int) -> None:
+        """Waits on the calling thread until it is woken; for the first one also until a batch is due."""
+        timed = until_ns < self.timed_ns
+        if timed:
+            self.timed_ns = until_ns
+        self._sleeping.append(woken)
+        woken.wait((until_ns - now_ns) / 1e9 if timed else None)
+        if woken in self._sleeping:
+            self._sleeping.remove(woken)  # its wait timed out
+        if timed:
+            self.timed_ns = NEVER
 
-    def _on_none_open(self) -> None:
-        """Checks whether the runner is drained; called when no request is open."""
-        # Without the lock: a close that starts now reads the number itself.
-        if self._closing:
-            with self._lock:
-                self._check_drained()
-
-    def _check_drained(self) -> None:
-        """Lets `close` and the threads end if all is done; called with the lock held."""
-        if self._closing and self._is_drained():
-            self._drained.notify_all()
-            self._threads.wake_all()
-            self._expiry.notify_over()
-
-    def _wake_if_due(self, now: int) -> None:
-        """Wakes a thread if a batch is or will be due and no claim exists; called with the lock held."""
-        if self._idle and not self._inline.claimed:
-            due = self._selector.due_ns(now)
-            if due is not None and (due <= now or due < self._threads.timed_ns):
-                self._threads.wake(self._instances.count)
-
-    def _run(self, woken: threading.Condition) -> None:
-        while (batch := self._pull(woken)) is not None:
-            self._drive(batch, None)
-            del batch  # or the batch lives for as long as the thread sleeps
-
-    def _pull(self, woken: threading.Condition) -> Batch | None:
-        """Waits for a batch; None once the runner is closed and has nothing to run."""
-        with self._lock:
-            while True:
-                now = self._clock()
-                batch = self._take(now, True, True)
-                if batch is not None:
-                    return batch
-                if self._closing and not (self._scheduler.pending or self._scheduler.held):
-                    self._check_drained()
-                    return None
-                self._threads.sleep(woken, now, self._later_ns)
+    def join(self) -> None:
+        """Waits for all threads, without the lock."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()

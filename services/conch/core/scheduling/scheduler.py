@@ -24,14 +24,12 @@ class OutcomeWait:
 
     Attributes:
         reader: Set by the instance in `start` if the thread may; the runner calls it soon.
-        continues: Whether the waiting thread starts the instance's next batch.
     """
 
-    __slots__ = ("continues", "reader")
+    __slots__ = ("reader",)
 
     def __init__(self) -> None:
         self.reader: OutcomeReader | None = None
-        self.continues = False
 
 
 class Batch:
@@ -52,9 +50,8 @@ class Batch:
         end: Sends the last response of a decoupled request that failed or may not run again, behind the
             responses still being sent; unset where the order needs no care.
         runs_on: The `BackendInstance` that the runner chose; unset before.
-        starting: True until `BackendInstance.start` has returned.
+        state: The runner's `BatchState`; unset before an instance took the batch.
         settled: True once the batch has an outcome; later outcomes are dropped.
-        finished: True once its responses are sent.
         wait: Lets the starting thread receive the outcome; None if it may not.
         log_times: Run times shared with the request log; None if no request is logged.
         execution: The `ExecutionRecord` of a decoupled model; None for others.
@@ -69,19 +66,19 @@ class Batch:
         "end",
         "execution",
         "fillers",
-        "finished",
         "instance",
         "log_times",
         "requests",
         "runs_on",
         "settled",
         "size",
-        "starting",
+        "state",
         "wait",
     )
 
     end: Callable[[InferenceRequest, InferenceResponse], None]
     runs_on: Any
+    state: Any
 
     def __init__(self, requests: list[InferenceRequest], size: int, instance: int | None = None) -> None:
         self.requests = requests
@@ -93,8 +90,7 @@ class Batch:
         self.compute_output_start_ns = 0
         self.compute_end_ns = 0
         self.bytes_copied = 0
-        self.starting = True
-        self.settled = self.finished = False
+        self.settled = False
         self.wait: OutcomeWait | None = None
         self.log_times: RunTimes | None = None
         self.execution: Any = None

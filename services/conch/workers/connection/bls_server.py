@@ -19,7 +19,7 @@ from conch.core.bls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
-from conch.core.execution.inline_execution import bypassing_claims
+from conch.core.execution.runner import bypassing_claims
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable

@@ -18,9 +18,9 @@ from tests.support.core import WAIT_S, Answers, echo, make_request, make_spec
 
 from conch.core.clock import Clock
 from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
-from conch.core.execution.inline_execution import bypassing_claims
 from conch.core.execution.rate_limiter import RateLimiter
 from conch.core.execution.response_tracker import ExecutionRecord
+from conch.core.execution.runner import bypassing_claims
 from conch.core.model_statistics import ModelStatistics
 from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse

@@ -261,7 +261,7 @@ class CoreMachine(RuleBasedStateMachine):
         for _ in range(3):  # the next time may be too early, but not for ever
             if scheduler.expiries.next_ns <= self.clock.now:
                 for request in scheduler.expired(self.clock.now):
-                    version.executor.expire(request, scheduler.expiry_text(request))
+                    version.executor.tracker.expire(request, scheduler.expiry_text(request))
         assert scheduler.expiries.next_ns > self.clock.now
 
     @precondition(lambda self: len(self.versions) < 3)

@@ -127,8 +127,6 @@ def test_what_comes_after_a_last_response_does_not_hold_up_the_line() -> None:
     """Two threads may answer one request at once, and the line must not wait for ever for the later one."""
     order = ResponseOrder()
     answers = Answers()
-    queue: list[InferenceRequest] = []
-    submit = order.around(lambda request, now_ns: queue.append(request))
     first, second = make_request(answers), make_request(answers)
 
     def meanwhile(*call: object) -> None:
@@ -138,7 +136,7 @@ def test_what_comes_after_a_last_response_does_not_hold_up_the_line() -> None:
 
     before = make_request(meanwhile)
     for request in (before, first, second):
-        submit(request, 0)
+        order.enter(request)
     place = first.responder
     before.respond(InferenceResponse([]), True)
     second.respond(InferenceResponse([]), True)

@@ -289,7 +289,7 @@ def test_a_woken_thread_whose_wait_timed_out_can_be_woken_again() -> None:
             runner.submit(make_request(answers, 1))
             runner.submit(make_request(answers, 1))
         assert answers.wait(6), f"{6 - answers.finals} requests wait for ever"
-        assert runner.close()
+        assert runner.closing.close()
 
 
 def test_instances_run_in_parallel() -> None:
@@ -753,5 +753,5 @@ def test_threads_are_started_only_when_they_are_needed_and_never_more_than_insta
     assert len(threading.enumerate()) == before + 2
     gate.open()
     assert answers.wait(6)
-    assert runner.close()
+    assert runner.closing.close()
     assert len(threading.enumerate()) == before

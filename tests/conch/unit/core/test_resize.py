@@ -329,11 +329,11 @@ def test_numbers_are_never_used_again() -> None:
         time.monotonic_ns,
         named=True,
     )
-    assert runner.resize(instances[2:3], [(instances[:1], 1)]) == instances[:1]
+    assert runner.instances.resize(instances[2:3], [(instances[:1], 1)]) == instances[:1]
     assert [runs(number) for number in (1, 2)] == instances[1:3]
-    runner.resize(instances[3:], [])
+    runner.instances.resize(instances[3:], [])
     assert [runs(number) for number in (1, 2, 3, 4)] == instances[1:]
-    assert runner.close()
+    assert runner.closing.close()
 
 
 class FollowingInstance(Instance):
@@ -350,15 +350,15 @@ def test_whether_it_runs_inline_follows_the_instances() -> None:
         time.monotonic_ns,
     )
     answers = Answers()
-    runner.resize([following], [])
+    runner.instances.resize([following], [])
     assert runner.submit(make_request(answers), True) is False
     assert answers.wait(1)
-    going = runner.resize([], [([following], 1)])
-    runner.wait_gone(going)
+    going = runner.instances.resize([], [([following], 1)])
+    runner.instances.wait_gone(going)
     assert runner.submit(make_request(answers), True) is True
     runner.run_inline()
     assert answers.wait(2)
-    assert runner.close()
+    assert runner.closing.close()
 
 
 @settings(max_examples=scaled(8), deadline=None)

@@ -495,7 +495,7 @@ def test_batches_that_name_their_instance() -> None:
         assert not gate.running
         gate.go.release()
     finish(answers, 6)
-    assert runner.close()
+    assert runner.closing.close()
     assert limiter.held == 0
     ran = [[request for batch in instance.batches for request in batch] for instance in instances]
     assert ran == [requests[:2], [requests[2], requests[5]], requests[3:5]]
@@ -514,7 +514,7 @@ def test_batches_that_wait_for_their_instance_are_given_up_with_the_queue() -> N
     assert sorted(map(id, runner.take_queued())) == sorted(map(id, requests[1:]))
     gate.go.release()
     finish(answers, 1)
-    assert runner.close()
+    assert runner.closing.close()
     assert limiter.held == 0
 
 
@@ -527,10 +527,10 @@ def test_a_batch_that_waits_for_its_instance_keeps_the_runner_open() -> None:
     answers = Answers()
     runner.submit(make_request(answers, priority=0))
     limiter.wait_refused()
-    assert not runner.close(0.0)
+    assert not runner.closing.close(0.0)
     limiter.notify(limiter.release(held))
     finish(answers, 1)
-    assert runner.close()
+    assert runner.closing.close()
     assert limiter.held == 0
 
 

@@ -8,16 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
+from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 from tests.support.profiles import scaled
 
-from conch.core.errors import CancelledError, UnavailableError
+from conch.core.errors import CancelledError, ResourceExhaustedError, UnavailableError
 from conch.core.execution.response_order import ResponseOrder, keeps_order
 from conch.core.model_version import Model, scheduler_for
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
@@ -35,10 +35,10 @@ def test_what_a_responder_answers_comes_behind_what_waits() -> None:
         if out[-1] == ("b", False):
             third.respond(None)
 
-    submit_in_order = ResponseOrder().around(lambda request, now_ns: None)
+    order = ResponseOrder()
     first, second, third = requests = [make_request(respond, id=name) for name in "abc"]
     for request in requests:
-        submit_in_order(request, 0)
+        order.enter(request)
     second.respond(InferenceResponse([]), False)
     second.respond(None)
     first.respond(None)
@@ -62,13 +62,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.lines: list[Line] = []
         self.out: list[tuple[InferenceRequest, InferenceResponse | None, bool]] = []
         self.order = ResponseOrder()
-        self.submit_in_order = self.order.around(self.take)
-        self.refuse = False
         self.nested: list[Line] = []
-
-    def take(self, request: InferenceRequest, now_ns: int) -> None:
-        if self.refuse:
-            raise UnavailableError("full")
 
     def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         self.out.append((request, response, final))
@@ -85,19 +79,8 @@ class OrderMachine(RuleBasedStateMachine):
     @rule()
     def submit(self) -> None:
         request = make_request(self.respond)
-        self.submit_in_order(request, 0)
+        self.order.enter(request)
         self.lines.append(Line(request))
-
-    @rule()
-    def refused(self) -> None:
-        answers = Answers()
-        request = make_request(answers)
-        self.refuse = True
-        with pytest.raises(UnavailableError):
-            self.submit_in_order(request, 0)
-        self.refuse = False
-        request.respond(None)
-        assert answers.finals == 1, "another model may take it"
 
     @rule(index=st.integers(0, 50), final=st.booleans(), error=st.booleans(), nested=st.integers(0, 50))
     def answer(self, index: int, final: bool, error: bool, nested: int) -> None:
@@ -149,7 +132,7 @@ class ServedMachine(RuleBasedStateMachine):
         policies = () if policy is None else (policy,)
         batching = DynamicBatching(preserve_ordering=True, policies=policies)
         self.scheduler = scheduler_for(make_spec(4, batching=batching, decoupled=decoupled))
-        self.submit_in_order = ResponseOrder().around(self.scheduler.submit)
+        self.order = ResponseOrder()
         self.decoupled = decoupled
 
     def tell(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
@@ -161,9 +144,10 @@ class ServedMachine(RuleBasedStateMachine):
         deadline = None if patience is None else self.now + patience
         request = make_request(self.tell, batch_size=size, batch_key=key, deadline_ns=deadline)
         try:
-            self.submit_in_order(request, self.now)
+            self.scheduler.submit(request, self.now)
         except UnavailableError:
             return
+        self.order.enter(request)
         self.queued.append(request)
 
     @rule(ns=st.integers(1, 15))
@@ -219,10 +203,9 @@ TestServedMachine = ServedMachine.TestCase
 def test_a_long_line_that_becomes_free_is_no_deep_stack() -> None:
     answers = Answers()
     order = ResponseOrder()
-    submit = order.around(lambda request, now_ns: None)
     requests = [make_request(answers) for _ in range(5 * sys.getrecursionlimit())]
     for request in requests:
-        submit(request, 0)
+        order.enter(request)
     for request in reversed(requests):
         request.respond(None)
     assert [request for request, _, _ in answers.calls] == requests
@@ -233,10 +216,10 @@ def test_a_responder_that_fails_holds_nobody_up(caplog: pytest.LogCaptureFixture
         raise ValueError("broken")
 
     answers = Answers()
-    submit = ResponseOrder().around(lambda request, now_ns: None)
+    order = ResponseOrder()
     requests = [make_request(fail), make_request(answers)]
     for request in requests:
-        submit(request, 0)
+        order.enter(request)
     for request in reversed(requests):
         request.respond(None)
     assert answers.finals == 1
@@ -255,10 +238,10 @@ def test_threads_that_finish_in_any_order(seed: int) -> None:
         told.append(request)
         passing.release()
 
-    submit = ResponseOrder().around(lambda request, now_ns: None)
+    order = ResponseOrder()
     requests = [make_request(respond) for _ in range(3000)]
     for request in requests:
-        submit(request, 0)
+        order.enter(request)
     shuffled = [request for request in requests for _ in range(2)]
     source.shuffle(shuffled)
     last = {id(request): number for number, request in enumerate(shuffled)}
@@ -403,3 +386,27 @@ def test_who_wants_order() -> None:
     spec = make_spec()
     object.__setattr__(spec, "sequence", sequence)
     assert keeps_order(spec)
+
+
+def test_a_refused_request_gets_no_place() -> None:
+    """Or the requests behind it would wait for ever; another model may take it."""
+    entered, go = threading.Event(), threading.Event()
+
+    def hold(batch: Batch) -> list[InferenceResponse | None]:
+        entered.set()
+        assert go.wait(WAIT_S)
+        return echo(batch)
+
+    model = make_model(replace(make_spec(4, batching=IN_ORDER), max_queue_size=1), hold, allows_inline=False)
+    answers, refused = Answers(), Answers()
+    model.submit(make_request(answers, 1))
+    assert entered.wait(WAIT_S)
+    model.submit(make_request(answers, 1))
+    request = make_request(refused, 1)
+    with pytest.raises(ResourceExhaustedError):
+        model.submit(request)
+    request.respond(None)
+    assert refused.finals == 1
+    go.set()
+    assert answers.wait(2)
+    assert model.close(WAIT_S)

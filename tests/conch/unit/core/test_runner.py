@@ -134,7 +134,7 @@ def test_a_claim_kept_late_loses_nothing() -> None:
     assert noting.sizes == [5]
     assert runner.submit(make_request(answers, 1), True) is True, "kept, so there is a new one to give"
     assert runner.run_inline() is False
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_a_submit_while_claimed_leaves_sleeping_threads_asleep() -> None:
@@ -153,7 +153,7 @@ def test_a_submit_while_claimed_leaves_sleeping_threads_asleep() -> None:
     assert runner.run_inline(HOUR) is False
     assert set(noting.threads) == {threading.current_thread()}
     assert answers.finals == 22
-    assert runner.close()
+    assert runner.closing.close()
 
 
 @pytest.mark.parametrize("asleep", [True, False])
@@ -174,7 +174,7 @@ def test_release_wakes_or_starts_the_models_threads(asleep: bool) -> None:
     assert runner.submit(make_request(answers), True), "the claim was given back"
     assert runner.run_inline() is False
     assert noting.threads[-1] is threading.current_thread()
-    assert runner.close()
+    assert runner.closing.close()
 
 
 @pytest.mark.parametrize("keep", ["run_inline", "hand over"])
@@ -188,7 +188,7 @@ def test_all_instances_run_what_a_claim_was_given_for(keep: str) -> None:
         runner.release()
     assert answers.wait(3)
     assert all(response is not None and response.error is None for _, response, _ in answers.calls)
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_another_claimant_may_take_an_instance_that_is_left() -> None:
@@ -203,7 +203,7 @@ def test_another_claimant_may_take_an_instance_that_is_left() -> None:
         assert runner.run_inline(HOUR) is False
         assert leading.result(WAIT_S) is False
     assert (answers.finals, model_threads()) == (2, 0)
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_a_tiny_budget_claims_again_until_everything_is_answered() -> None:
@@ -222,7 +222,7 @@ def test_a_tiny_budget_claims_again_until_everything_is_answered() -> None:
     assert runner.pending == 0
     assert set(noting.threads) == {threading.current_thread()}
     assert (len(noting.sizes), answers.finals, model_threads()) == (19, 10, 0)
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_a_budget_that_is_used_up_with_nothing_left_is_no_claim() -> None:
@@ -234,7 +234,7 @@ def test_a_budget_that_is_used_up_with_nothing_left_is_no_claim() -> None:
     assert runner.run_inline() is False
     runner.release()
     assert answers.finals == 1
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_what_a_delay_keeps_back_is_not_claimed_again() -> None:
@@ -245,7 +245,7 @@ def test_what_a_delay_keeps_back_is_not_claimed_again() -> None:
     runner.submit(make_request(answers, 1))
     assert runner.run_inline(0) is False
     assert answers.wait(2)
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_close_during_a_claim_waits_for_it() -> None:
@@ -254,11 +254,11 @@ def test_close_during_a_claim_waits_for_it() -> None:
         runner = make_runner()
         answers = Answers()
         assert runner.submit(make_request(answers), True)
-        assert runner.close(0.01) is False
+        assert runner.closing.close(0.01) is False
         with pytest.raises(ClosedError):
             runner.submit(make_request(answers), True)
         with ThreadPoolExecutor(1) as pool:
-            closing = pool.submit(runner.close, WAIT_S)
+            closing = pool.submit(runner.closing.close, WAIT_S)
             keep(runner)
             assert closing.result(WAIT_S)
         assert answers.finals == 1
@@ -271,9 +271,9 @@ def test_close_waits_for_a_claim_that_was_given_again() -> None:
     for _ in range(3):
         runner.submit(make_request(answers))
     assert runner.run_inline(0) is True
-    assert not runner.close(0.01)
+    assert not runner.closing.close(0.01)
     with ThreadPoolExecutor(1) as pool:
-        closing = pool.submit(runner.close, WAIT_S)
+        closing = pool.submit(runner.closing.close, WAIT_S)
         while runner.run_inline(0):
             pass
         assert closing.result(WAIT_S)
@@ -290,7 +290,7 @@ def test_a_claim_for_what_was_cancelled_or_taken_away_comes_to_nothing() -> None
     assert runner.run_inline() is False
     assert runner.submit(make_request(), True)
     runner.release()
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_cancelling_what_holds_the_others_up_while_claimed_wakes_nobody() -> None:
@@ -303,7 +303,7 @@ def test_cancelling_what_holds_the_others_up_while_claimed_wakes_nobody() -> Non
     assert model_threads() == 0
     assert runner.run_inline(0) is False
     assert (answers.finals_of(first), answers.finals_of(third)) == (1, 1)
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_cancelling_what_holds_the_others_up_wakes_a_waiting_thread() -> None:
@@ -323,7 +323,7 @@ def test_cancelling_what_holds_the_others_up_wakes_a_waiting_thread() -> None:
     assert list(runner.cancel(first)) == [first]
     assert answers.wait(1)
     assert answers.finals_of(second) == 1
-    assert runner.close()
+    assert runner.closing.close()
 
 
 @pytest.mark.parametrize(("each_ns", "fast"), [(0, False), (50_000, True), (10 * MS, False)])
@@ -344,7 +344,7 @@ def test_fast_says_whether_batches_have_been_short(each_ns: int, fast: bool) -> 
         assert runner.submit(make_request(), True)
         runner.run_inline()
     assert runner.fast is fast
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_a_model_that_has_become_slow_is_no_longer_fast_and_may_become_it_again() -> None:
@@ -368,7 +368,7 @@ def test_a_model_that_has_become_slow_is_no_longer_fast_and_may_become_it_again(
     assert not run(1)
     each = 10_000
     assert run(60)
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_nobody_may_run_inline_if_one_instance_does_not_allow_it() -> None:
@@ -378,7 +378,7 @@ def test_nobody_may_run_inline_if_one_instance_does_not_allow_it() -> None:
     assert runner.submit(make_request(answers), True) is False
     assert answers.wait(1)
     assert threading.current_thread() not in noting.threads
-    assert runner.close()
+    assert runner.closing.close()
 
 
 @pytest.fixture
@@ -445,11 +445,11 @@ def test_whatever_is_done_with_claims_everything_is_answered_once(
     with ThreadPoolExecutor(threads) as pool:
         clients = [pool.submit(client, number) for number in range(threads)]
         if close_early:
-            assert runner.close(WAIT_S)
+            assert runner.closing.close(WAIT_S)
         for future in clients:
             future.result(WAIT_S)
     assert answers.wait(len(accepted), 10.0), f"{len(accepted) - answers.finals} requests wait for ever"
-    assert runner.close(WAIT_S)
+    assert runner.closing.close(WAIT_S)
     assert sorted(id(request) for request, _, _ in answers.calls) == sorted(map(id, accepted))
 
 
@@ -515,7 +515,7 @@ class TestNothingIsKept:
             while watched() is not None and time.monotonic() < deadline:
                 threading.Event().wait(0.005)
             result = watched() is not None
-            assert runner.close()
+            assert runner.closing.close()
             return result
 
         return alive
@@ -542,7 +542,7 @@ def test_a_spike_leaves_other_instances_to_be_handed_over() -> None:
         assert answers.wait(3)
         held.go.set()
         assert leading.result(WAIT_S) is False
-    assert runner.close()
+    assert runner.closing.close()
 
 
 def test_claims_of_many_claimants_with_tiny_budgets() -> None:
@@ -574,4 +574,4 @@ def test_claims_of_many_claimants_with_tiny_budgets() -> None:
         for future in submitters:
             future.result(WAIT_S)
     assert model_threads() == 0
-    assert runner.close()
+    assert runner.closing.close()

@@ -632,5 +632,5 @@ def test_with_real_models_and_spikes_at_random_everything_is_answered(count: int
             ticker.join(WAIT_S)
         rig.until_waiting(count - 1)
     for runner in runners:
-        assert runner.close(WAIT_S)
+        assert runner.closing.close(WAIT_S)
     assert len(answers.calls) == total
