@@ -1,4 +1,4 @@
-"""Parses the settings of a cache, ``--cache-config <name>,<setting>=<value>``. Used by: `local`, `redis`."""
+"""Parses the settings of a cache, ``--cache-config <name>,<setting>=<value>``."""
 
 from __future__ import annotations
 

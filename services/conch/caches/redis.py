@@ -1,6 +1,6 @@
 """The cache ``redis``: entries in a Redis server, which several servers may share.
 
-Threads: `CacheThreads` makes the calls, as they block. Used by: the entry point ``conch.caches``.
+Threads: `CacheThreads` makes the calls, as they block.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A watch is outside the regions of a request and inside everything else that wraps its responder, so it sees
 each response once. Its times end up in a line of the access log, a `Trace`, or both.
 
-Threads and locks: any thread; no locks. Used by: `server`.
+Threads and locks: any thread; no locks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _QUEUED, _MADE = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 
 
 class RequestWatches:
-    """Watches requests for the access log and the tracer; see `RequestLog`.
+    """Watches requests for the access log and the tracer.
 
     Args:
         access: The access log; None for none.
@@ -64,7 +64,7 @@ class RequestWatches:
         caller: Caller | None,
         bytes_in: int,
     ) -> None:
-        """Attaches a watch to a request that is logged or traced; see `RequestLog`."""
+        """Attaches a watch to a request that is logged or traced."""
         trace = self.tracer.begin(request, model.spec.name, protocol, caller)
         if trace is None and self.access is None:
             return
@@ -81,7 +81,7 @@ class RequestWatches:
         bytes_in: int,
         received_ns: int,
     ) -> None:
-        """Logs and traces a refused request; see `RequestLog`."""
+        """Logs and traces a refused request."""
         if not self.on:
             return
         if request is None:
@@ -95,7 +95,7 @@ class RequestWatches:
 
 
 class RequestWatch:
-    """The watch of one request; see `Watch`."""
+    """The watch of one request."""
 
     __slots__ = ("_access", "_bytes_in", "_done", "_origin", "_protocol", "_responder", "_responses",
                  "_version", "_watches", "bytes_out", "times", "trace")  # fmt: skip
@@ -162,14 +162,14 @@ class RequestWatch:
                 self._end(request, None if response is None else response.error, now)
 
     def run(self, times: RunTimes) -> None:
-        """Takes the times of the request's batch; see `Watch`."""
+        """Takes the times of the request's batch."""
         self.times = times
         trace = self.trace
         if trace is not None and times.requests > 1 and trace.reason:
             self._watches.tracer.join_batch(trace, times)
 
     def step(self, request: InferenceRequest, model: RequestModel, kind: str = "ensemble-step") -> None:
-        """Watches a subrequest if it is traced or logged; see `Watch`."""
+        """Watches a subrequest if it is traced or logged."""
         access = self._access
         if access is not None and not access.steps():
             access = None
@@ -180,13 +180,13 @@ class RequestWatch:
         RequestWatch(self._watches, access, trace, kind, self._origin, 0).attach(request, model)
 
     def refused(self, request: InferenceRequest, error: ConchError) -> None:
-        """Records an error that did not pass the responder; see `Watch`."""
+        """Records an error that did not pass the responder."""
         if not self._done:
             self._responses += 1
             self._end(request, error)
 
     def add_span(self, span: SpanRecord) -> None:
-        """Adds a span of the model's own; see `Watch`."""
+        """Adds a span of the model's own."""
         trace = self.trace
         if trace is None:
             return
@@ -197,7 +197,7 @@ class RequestWatch:
 
     @property
     def trace_context(self) -> str:
-        """The headers of the request's span for those that it calls; see `Watch`."""
+        """The headers of the request's span for those that it calls."""
         trace = root = self.trace
         if trace is None or not self._watches.tracer.propagates:
             return ""

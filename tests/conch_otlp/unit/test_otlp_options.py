@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from operator import attrgetter
 from typing import Any
 
 import pytest
 
-from conch.core.errors import InvalidArgumentError
-from conch.observability.exporters import TRACES
+from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.observability.exporters import LOGS, METRICS, TRACES, DropCounter
 from conch_otlp.otlp_options import OtlpOptions, otlp_options
 
 Pairs = list[tuple[str, str]]
+OPTIONS = "conch_otlp.otlp_options"
 
 
 def options(pairs: Pairs, **variables: str) -> OtlpOptions:
@@ -119,3 +121,17 @@ def test_secrets_are_not_shown() -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         options([("header", "Key=sécret")])
     assert "cret" not in refused.value.message
+
+
+@pytest.mark.parametrize("signal", [TRACES, METRICS, LOGS])
+def test_a_missing_package_is_named(signal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages of the messages are an extra: settings are read without them, exporters not opened."""
+    for name in [name for name in sys.modules if name.startswith("conch_otlp.") and name != OPTIONS]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry.proto", None)
+    for name in [name for name in sys.modules if name.startswith("opentelemetry.proto.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    read = otlp_options(signal, [("url", "http://c")], {})
+    text = rf"the export of {signal} needs a package that is missing \(opentelemetry.*pip install 'conch\["
+    with pytest.raises(UnavailableError, match=text):
+        read.open_exporter(DropCounter())

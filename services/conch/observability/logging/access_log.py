@@ -1,6 +1,6 @@
 """The access log: one line for each answered request.
 
-Threads: `conch-access-log` writes the lines. Used by: `request_watch`, `composition`, `process_logs`.
+Threads: `conch-access-log` writes the lines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
-from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.line_writer import RECORD_BYTES, RecordLog
 from conch.observability.logging.log_handler import quoted
 from conch.observability.logging.log_settings import AccessLogOptions
 from conch.observability.logging.log_sinks import FileSink, Sink, sink_of
@@ -20,9 +20,6 @@ from conch.observability.logging.log_sinks import FileSink, Sink, sink_of
 log = logging.getLogger(__name__)
 
 OK = "OK"
-_RECORD_BYTES = 512  # approximate size of a record
-_GATHER_S = 0.05
-_CLOSE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class AccessRecord:
     principal: str = ""
 
 
-class AccessLog:
+class AccessLog(RecordLog[AccessRecord]):
     """Writes a line for each request.
 
     Args:
@@ -95,27 +92,12 @@ class AccessLog:
     ) -> None:
         sink: Sink = sink_of(stream or sys.stdout) if options.file is None else FileSink(options.file)
         self.steps = steps
-        self._writer = LineWriter(
-            "conch-access-log",
-            sink,
-            json_line if options.json else text_line,
-            _log_dropped,
-            _log_reopen_failure,
-            gather_s=_GATHER_S,
-        )
+        super().__init__("access log", sink, json_line if options.json else text_line, log)
 
     def add(self, record: AccessRecord) -> None:
         """Queues a record for writing."""
         texts = (record.error, record.id, record.model, record.version)  # of any length
-        self._writer.put(record, _RECORD_BYTES + sum(map(len, texts)))
-
-    def reopen(self) -> None:
-        """Reopens the file soon; signal-safe."""
-        self._writer.reopen()
-
-    def close(self) -> bool:
-        """Writes queued records and ends; False on a timeout of the file."""
-        return self._writer.close(_CLOSE_TIMEOUT_S)
+        self._writer.put(record, RECORD_BYTES + sum(map(len, texts)))
 
 
 def json_line(record: AccessRecord) -> str:
@@ -153,11 +135,3 @@ def _word(text: str) -> str:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
-
-
-def _log_dropped(count: int) -> None:
-    log.warning("lines of the access log were dropped, as they could not be written: %d", count)
-
-
-def _log_reopen_failure(error: OSError) -> None:
-    log.warning("the access log could not be opened anew, the old file is written to: %s", error)

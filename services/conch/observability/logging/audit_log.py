@@ -1,6 +1,6 @@
 """The audit log: one JSON line for each refused call, and for each change that a caller asked for.
 
-Threads: `conch-audit-log` writes the lines. Used by: `conch.access`, `process_logs`, `composition`.
+Threads: `conch-audit-log` writes the lines.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.line_writer import RECORD_BYTES, RecordLog
 from conch.observability.logging.log_handler import quoted
 from conch.observability.logging.log_sinks import FileSink, Sink, sink_of
 
 log = logging.getLogger(__name__)
 
 OK = "OK"
-_RECORD_BYTES = 512  # approximate size of a record
-_GATHER_S = 0.05
-_CLOSE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class AuditRecord:
     error: str
 
 
-class AuditLog:
+class AuditLog(RecordLog[AuditRecord]):
     """Writes records to a file, or to standard output without one.
 
     Raises:
@@ -59,22 +56,12 @@ class AuditLog:
 
     def __init__(self, file: Path | None) -> None:
         sink: Sink = sink_of(sys.stdout) if file is None else FileSink(file)
-        self._writer = LineWriter(
-            "conch-audit-log", sink, audit_line, _log_dropped, _log_reopen_failure, gather_s=_GATHER_S
-        )
+        super().__init__("audit log", sink, audit_line, log)
 
     def add(self, record: AuditRecord) -> None:
         """Queues a record for writing; never blocks."""
         texts = (record.error, record.model, record.subject)  # of any length
-        self._writer.put(record, _RECORD_BYTES + sum(map(len, texts)))
-
-    def reopen(self) -> None:
-        """Reopens the file soon; signal-safe."""
-        self._writer.reopen()
-
-    def close(self) -> bool:
-        """Writes queued records and ends; False on a timeout of the file."""
-        return self._writer.close(_CLOSE_TIMEOUT_S)
+        self._writer.put(record, RECORD_BYTES + sum(map(len, texts)))
 
 
 def audit_line(record: AuditRecord) -> str:
@@ -85,11 +72,3 @@ def audit_line(record: AuditRecord) -> str:
         if not fields[name]:
             del fields[name]
     return quoted(fields)
-
-
-def _log_dropped(count: int) -> None:
-    log.warning("lines of the audit log were dropped, as they could not be written: %d", count)
-
-
-def _log_reopen_failure(error: OSError) -> None:
-    log.warning("the audit log could not be opened anew, the old file is written to: %s", error)

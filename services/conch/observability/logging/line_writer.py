@@ -2,7 +2,7 @@
 
 Items that find the queue full are dropped and counted; the count is written once there is room.
 Owns the queue and the sink. Threads: `put` from any thread and from signal handlers; one writing thread.
-After a fork the child has no writing thread and writes directly. Used by `LogHandler` and `AccessLog`.
+After a fork the child has no writing thread and writes directly.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from logging import Logger
 from typing import Generic, Protocol, TypeVar
 
 from conch.core.clock import Clock, monotonic_ns
@@ -22,7 +23,12 @@ Item_co = TypeVar("Item_co", covariant=True)
 CAPACITY = 16 * 2**20
 """Capacity of the queue in bytes."""
 
+RECORD_BYTES = 512
+"""Approximate size of a record without its texts."""
+
 _MOST_AT_ONCE = 256
+_RECORD_GATHER_S = 0.05
+_RECORD_CLOSE_S = 2.0
 _SHORTEST_WAIT_S = 0.001
 
 
@@ -216,8 +222,8 @@ class LineWriter(Generic[T]):
     def _line(self, item: T) -> str | None:
         try:
             return self._render(item) + "\n"
-        except Exception:
-            return None  # counted as dropped
+        except Exception:  # the top of the thread, and of threads that log; counted as dropped
+            return None
 
     def _reopen_sink(self) -> None:
         try:
@@ -226,3 +232,44 @@ class LineWriter(Generic[T]):
             item = self._on_reopen_failure(error)
             if item is not None:
                 self._write([item])
+
+
+class RecordLog(Generic[T]):
+    """A log of calls with a line for each record, such as the access log; kinds of it queue their records.
+
+    Args:
+        name: For its messages: ``access log``.
+        sink: Output, closed with the log.
+        render: Makes a record's line.
+        logger: Logs lost lines.
+    """
+
+    def __init__(self, name: str, sink: Sink, render: Callable[[T], str], logger: Logger) -> None:
+        self._name = name
+        self._logger = logger
+        self._writer = LineWriter(
+            f"conch-{name.replace(' ', '-')}",
+            sink,
+            render,
+            self._log_dropped,
+            self._log_reopen_failure,
+            gather_s=_RECORD_GATHER_S,
+        )
+
+    def reopen(self) -> None:
+        """Reopens the file soon; signal-safe."""
+        self._writer.reopen()
+
+    def close(self) -> bool:
+        """Writes queued records and ends; False on a timeout of the file."""
+        return self._writer.close(_RECORD_CLOSE_S)
+
+    def _log_dropped(self, count: int) -> None:
+        self._logger.warning(
+            "lines of the %s were dropped, as they could not be written: %d", self._name, count
+        )
+
+    def _log_reopen_failure(self, error: OSError) -> None:
+        self._logger.warning(
+            "the %s could not be opened anew, the old file is written to: %s", self._name, error
+        )

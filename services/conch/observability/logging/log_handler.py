@@ -105,9 +105,7 @@ class LogHandler(logging.Handler):
         self._wanted: dict[int, bool] = {}
         self._limit = RepeatLimit[logging.LogRecord](options.repeat_limit)
         self._process = os.getpid()
-        self._writer = LineWriter(
-            "conch-log", sink, _same, self._dropped, self._failed, _Summaries(self), clock=clock
-        )
+        self._writer = LineWriter("conch-log", sink, _same, self._dropped, self._failed, self, clock=clock)
         self.apply(options)
 
     def createLock(self) -> None:
@@ -173,17 +171,16 @@ class LogHandler(logging.Handler):
         self._writer.close(_FLUSH_TIMEOUT_S)
         super().close()
 
-    def summaries(self, now_ns: int | None) -> list[str]:
-        """Summary lines of suppressed messages; see `Delayed`."""
+    def next_ns(self) -> int | None:
+        """Time of the next summary of suppressed messages."""
+        return self._limit.next_ns()
+
+    def due(self, now_ns: int | None) -> list[str]:
+        """Summaries that are due."""
         found = [_summary(repeats.first, repeats.count) for repeats in self._limit.due(now_ns)]
         if self.exporter is not None:
             self.exporter.export([_item(record) for record in found])
         return [self._line(record) for record in found]
-
-    @property
-    def summary_ns(self) -> int | None:
-        """Time of the next summary; see `Delayed`."""
-        return self._limit.next_ns()
 
     def _line(self, record: logging.LogRecord) -> str:
         try:
@@ -204,21 +201,6 @@ class LogHandler(logging.Handler):
     def _own(self, text: str, dropped: int | None) -> str:
         record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
         return self._line(record if dropped is None else _changed(record, dropped=dropped))
-
-
-class _Summaries:
-    """The summaries of a handler, as `Delayed` items."""
-
-    def __init__(self, handler: LogHandler) -> None:
-        self._handler = handler
-
-    def next_ns(self) -> int | None:
-        """Time of the next summary; see `Delayed`."""
-        return self._handler.summary_ns
-
-    def due(self, now_ns: int | None) -> list[str]:
-        """Summaries that are due; see `Delayed`."""
-        return self._handler.summaries(now_ns)
 
 
 def configure(options: LogOptions, stream: TextIO | None = None) -> LogHandler:

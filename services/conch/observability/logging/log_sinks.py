@@ -1,31 +1,32 @@
-"""Outputs of log lines: a reopenable file, a descriptor, or a Python stream. Used by `LineWriter`."""
+"""Outputs of log lines: a reopenable file, a descriptor, or a Python stream."""
 
 from __future__ import annotations
 
 import os
 import select
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 
-class Sink(Protocol):
+class Sink:
     """An output for text; one thread at a time uses it."""
 
     def write(self, text: str) -> None:
         """Writes a whole text; blocks as long as needed. Raises OSError: it can't be written."""
+        raise NotImplementedError
 
     def reopen(self) -> None:
-        """Reopens the file by name after a rename; keeps the old one on failure.
+        """Reopens the file by name after a rename, if there is one; keeps the old one on failure.
 
         Raises:
             OSError: It can't be opened.
         """
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the output, if it has no other owner."""
 
 
-class DescriptorSink:
+class DescriptorSink(Sink):
     """Writes unbuffered to a descriptor that it does not own."""
 
     def __init__(self, descriptor: int) -> None:
@@ -33,7 +34,7 @@ class DescriptorSink:
         self._torn = False  # the last write ended within a line
 
     def write(self, text: str) -> None:
-        """Writes a whole text; see `Sink`."""
+        """Writes a whole text."""
         if self._torn:
             text = "\n" + text
         data = text.encode(errors="backslashreplace")
@@ -47,12 +48,6 @@ class DescriptorSink:
                 waiting.register(self._descriptor, select.POLLOUT)
                 waiting.poll()
 
-    def reopen(self) -> None:
-        """Does nothing: there is no file name."""
-
-    def close(self) -> None:
-        """Does nothing: the output has another owner."""
-
 
 class FileSink(DescriptorSink):
     """Appends to a file; raises OSError if it can't be opened."""
@@ -62,7 +57,7 @@ class FileSink(DescriptorSink):
         super().__init__(self._open())
 
     def reopen(self) -> None:
-        """Reopens the file by name; see `Sink`."""
+        """Reopens the file by name."""
         before, self._descriptor = self._descriptor, self._open()
         os.close(before)
 
@@ -74,22 +69,16 @@ class FileSink(DescriptorSink):
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
 
-class StreamSink:
+class StreamSink(Sink):
     """Writes to a stream without a descriptor."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Writes a whole text; see `Sink`."""
+        """Writes a whole text."""
         self._stream.write(text)
         self._stream.flush()
-
-    def reopen(self) -> None:
-        """Does nothing: there is no file name."""
-
-    def close(self) -> None:
-        """Does nothing: the output has another owner."""
 
 
 def sink_of(stream: TextIO) -> Sink:

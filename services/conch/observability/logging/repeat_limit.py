@@ -7,7 +7,7 @@ A state machine without I/O. A window of one second begins with a place's first 
     further ones                    COUNTED
     end of a window with counts     `due` returns one `Repeats`
 
-Locks: one, reentrant. Used by `LogHandler`.
+Locks: one, reentrant.
 """
 
 from __future__ import annotations

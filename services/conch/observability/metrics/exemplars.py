@@ -2,7 +2,6 @@
 
 A scrape in OpenMetrics shows them behind the bucket's count, so that a dashboard links a slow bucket to a
 trace. Threads and locks: the tracer's thread adds, the thread of a scrape reads; a lock guards the entries.
-Used by: `model_metrics`, `exemplar_sink`.
 """
 
 from __future__ import annotations

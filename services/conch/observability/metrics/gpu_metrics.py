@@ -1,4 +1,4 @@
-"""GPU metrics from NVIDIA's management library, if it and `pynvml` are installed. Used by: `metrics_port`."""
+"""GPU metrics from NVIDIA's management library, if it and `pynvml` are installed."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 Owns: the counters at the last measurement, by model version; a later one replaces them.
 Threads and locks: any thread; one lock, taken for a measurement only.
-Used by: `ModelMetrics`, `LoadReports`.
 """
 
 from __future__ import annotations

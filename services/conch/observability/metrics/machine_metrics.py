@@ -1,4 +1,4 @@
-"""Metrics of the machine's processors and memory, from /proc. Used by: `metrics_port`."""
+"""Metrics of the machine's processors and memory, from /proc."""
 
 from __future__ import annotations
 

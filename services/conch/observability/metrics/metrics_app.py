@@ -1,6 +1,6 @@
 """HTTP handler of the metrics port, with content negotiation.
 
-Threads: the event loop answers; `conch-metrics` renders, one text at a time. Used by `MetricsPort`.
+Threads: the event loop answers; `conch-metrics` renders, one text at a time.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class MetricsApp:
             self._thread.submit(self._run, wanted, loop, future)
         try:
             text = await asyncio.shield(future)  # a disconnect must not cancel it for others
-        except Exception:
+        except Exception:  # the boundary of the request: sources of metrics are of many kinds
             log.exception("the metrics can't be rendered")
             _respond(exchange, 500, "text/plain", [_FAILED])
             return
@@ -106,7 +106,7 @@ class MetricsApp:
         del self._next[wanted]
         try:
             text = self._render(wanted)
-        except Exception as error:
+        except Exception as error:  # the top of the thread: those that wait get it
             loop.call_soon_threadsafe(future.set_exception, error)
         else:
             loop.call_soon_threadsafe(future.set_result, text)

@@ -1,6 +1,6 @@
 """Renders all metrics as one text, in Prometheus' or OpenMetrics format.
 
-Threads: one at a time. Used by `MetricsApp`.
+Threads: one at a time.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Exposition:
         for source in self._sources:
             try:
                 found += source()
-            except Exception:  # a failed source must not hide the others
+            except Exception:  # the boundary of a source: one that fails must not hide the others
                 log.exception("some metrics can't be had")
         for family, pieces in found:
             taken |= family_names(family.name, family.kind)
@@ -142,7 +142,7 @@ class Exposition:
             return bytes(generate(_RegistryFamilies(self._registry, taken, self._left_out))).removesuffix(
                 _END
             )
-        except Exception:  # such as a model's collector
+        except Exception:  # user code: collectors of models
             log.exception("the metrics in prometheus_client's registry can't be had")
             return b""
 

@@ -1,7 +1,4 @@
-"""The metric families of model versions: Triton's and conch's, with the functions for their values.
-
-Used by: `model_metrics`, `server_metrics`.
-"""
+"""The metric families of model versions: Triton's and conch's, with the functions for their values."""
 
 from __future__ import annotations
 

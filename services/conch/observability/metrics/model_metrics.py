@@ -1,7 +1,6 @@
 """Metrics of the model versions that serve.
 
 Owns a cache of rendered text by model version, renewed when its statistics change. Threads: one at a time.
-Used by `Exposition`.
 """
 
 from __future__ import annotations

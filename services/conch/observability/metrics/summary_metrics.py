@@ -1,7 +1,4 @@
-"""Triton's summaries of model versions: quantiles of recent times, with total sum and count.
-
-Used by: `model_metrics`.
-"""
+"""Triton's summaries of model versions: quantiles of recent times, with total sum and count."""
 
 from __future__ import annotations
 

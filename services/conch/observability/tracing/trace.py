@@ -4,7 +4,7 @@ The request path records numbers and references only; names, texts and spans are
 tracer's thread.
 
 Threads and locks: threads that handle the request write, each field once; lists only grow. The tracer's
-thread reads a tree after its root has ended. Used by: `tracer`, `request_watch`, `trace_file`, `otlp_spans`.
+thread reads a tree after its root has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Headers of W3C Trace Context: https://www.w3.org/TR/trace-context/.
-
-Used by: `tracer`, `request_watch`.
-"""
+"""Headers of W3C Trace Context: https://www.w3.org/TR/trace-context/."""
 
 from __future__ import annotations
 

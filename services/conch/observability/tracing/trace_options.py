@@ -1,4 +1,4 @@
-"""Options of tracing, out of ``--trace-config`` and Triton's older flags. Used by: `server_options`."""
+"""Options of tracing, out of ``--trace-config`` and Triton's older flags."""
 
 from __future__ import annotations
 

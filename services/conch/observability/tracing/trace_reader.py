@@ -2,7 +2,6 @@
 
 Triton escapes nothing in request ids and BYTES, and writes 8-bit integers as characters. Such files are
 mended: each record begins in one of three ways, and those that are not JSON are read by their shape.
-No state. Used by: `trace_summary`, `conch trace`.
 """
 
 from __future__ import annotations

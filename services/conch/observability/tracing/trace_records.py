@@ -2,7 +2,7 @@
 
 A trace is a header, its stamps by time, and its tensors after `QUEUE_START`; its subrequests follow.
 Triton's summary refuses a stage that ends before it starts, so stamps that depend on each other are clamped:
-clocks of threads and workers may disagree by a little. No state. Used by: `trace_file`.
+clocks of threads and workers may disagree by a little.
 """
 
 from __future__ import annotations

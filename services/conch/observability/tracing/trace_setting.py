@@ -1,6 +1,6 @@
 """`TraceSetting`: what is traced of the requests that share it, and which of them.
 
-Threads and locks: any thread; a lock guards what is left of the count. Used by: `trace_settings`, `tracer`.
+Threads and locks: any thread; a lock guards what is left of the count.
 """
 
 from __future__ import annotations

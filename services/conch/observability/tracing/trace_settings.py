@@ -3,8 +3,7 @@
 A model's setting stores only the fields that were set; the others follow the global one. A change replaces
 the `TraceSetting` of everything that it concerns, whose sampling begins anew.
 
-Threads and locks: any thread; one lock guards changes. Requests read without it. Used by: `tracer`,
-`operation_handlers`, `server`.
+Threads and locks: any thread; one lock guards changes. Requests read without it.
 """
 
 from __future__ import annotations

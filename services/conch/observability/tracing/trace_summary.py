@@ -1,7 +1,6 @@
 """Stages of traces, and their statistics.
 
-The stages of a request follow each other; stages that a trace has no stamps for are left out. No state.
-Used by: `waterfall`, `conch trace`.
+The stages of a request follow each other; stages that a trace has no stamps for are left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Shows one request with its subrequests in the order of time, as text or as SVG.
-
-No state. Used by: `conch trace`.
-"""
+"""Shows one request with its subrequests in the order of time, as text or as SVG."""
 
 from __future__ import annotations
 

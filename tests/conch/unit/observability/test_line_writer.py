@@ -19,7 +19,7 @@ from conch.observability.logging.line_writer import LineWriter
 from conch.observability.logging.log_sinks import DescriptorSink, FileSink, Sink
 
 
-class Place:
+class Place(Sink):
     """A sink that takes what it is given when it is let, and may have no room."""
 
     def __init__(self) -> None:
