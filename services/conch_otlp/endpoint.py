@@ -56,7 +56,7 @@ class OtlpEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much waits, and for how long.
+    """Limits of an exporter's queue.
 
     Attributes:
         queue_size: Items that may wait, such as spans; further ones are dropped.
@@ -93,7 +93,7 @@ def read_endpoint(signal: str, given: Given) -> OtlpEndpoint:
 
 
 class Given:
-    """What was given, by flag or variable.
+    """Settings as flags and variables give them.
 
     Args:
         flag: What the flag of a setting begins with; its key follows.
@@ -125,7 +125,7 @@ class Given:
             self._values.setdefault(key, []).append(value)
 
     def name(self, key: str) -> str:
-        """How a setting is given."""
+        """The flag of a setting."""
         return self._flag + key
 
     def all(self, key: str) -> list[str]:
@@ -142,7 +142,7 @@ class Given:
         return None
 
     def convert(self, key: str, variables: Sequence[str], default: T, reader: Callable[[str], T]) -> T:
-        """What was given for a setting; `reader` raises ValueError with what it must be."""
+        """The value of a setting, or the default; `reader` raises ValueError that says what it must be."""
         found = self.find(key, *variables)
         if found is None:
             return default

@@ -234,7 +234,7 @@ class SpanEncoder:
             self._add(spans, child, trace_id, model_id, state, offset)
 
     def _of_root(self, root: Trace) -> bytes:
-        """What became of a request, and whose it was."""
+        """Attributes of a request's result and its caller."""
         found = _caller_attributes(root.path, root.client, root.agent)
         span = Span()
         if root.error is not None:
@@ -253,7 +253,7 @@ class SpanEncoder:
         return found + span.SerializeToString()
 
     def _of_model(self, trace: Trace) -> bytes:
-        """Which request it was."""
+        """Attributes that identify a request, and its error."""
         parent = trace.parent
         found = _number_attribute(_OWN_NUMBER, trace.number)
         found += _number_attribute(_PARENT_NUMBER, 0 if parent is None else parent.number)

@@ -1,4 +1,4 @@
-"""`HttpTransport`, `GrpcTransport`: send one export request to a collector, and say what became of it.
+"""`HttpTransport`, `GrpcTransport`: send one export request to a collector, and return its result.
 
 Each keeps its connection. Threads: `send` by the exporter's; `abort` ends a send from another thread.
 """
@@ -84,7 +84,7 @@ _SERVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request.
+    """The result of sending a request.
 
     Attributes:
         error: Why it was not taken, or what the collector remarks; empty if all is well.
@@ -233,7 +233,7 @@ class GrpcTransport:
         host = url.hostname or ""
         target = f"{f'[{host}]' if ':' in host else host}:{url.port or 4317}"
         if url.scheme == "https":
-            _tls(endpoint)  # refuses what is no certificate
+            _tls(endpoint)  # raises if the file has no certificate
             root = None
             if endpoint.certificate:
                 with open(endpoint.certificate, "rb") as file:

@@ -25,13 +25,14 @@ from conch.core.tensor import Tensor
 from conch.observability.logging.access_log import OK, AccessLog, AccessRecord
 from conch.observability.tracing.trace import MOST_SPANS, TensorRecord, Trace
 from conch.observability.tracing.trace_context import format_traceparent
+from conch.observability.tracing.trace_settings import SettingListener
 from conch.observability.tracing.tracer import Tracer
 
 _NO_ORIGIN = ("", "")
 _QUEUED, _MADE = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 
 
-class RequestWatches:
+class RequestWatches(SettingListener):
     """Watches requests for the access log and the tracer.
 
     Args:
@@ -51,10 +52,11 @@ class RequestWatches:
         # An attribute, as every request looks at it.
         self.on = access is not None or tracer.on
         self.adds_metadata = tracer.returns_traceparent
-        tracer.on_switched(self._switched)
+        tracer.settings.add_listener(self)
 
-    def _switched(self, tracing: bool) -> None:
-        self.on = self.access is not None or tracing
+    def tracing_switched(self, on: bool) -> None:
+        """Follows a change of the trace settings."""
+        self.on = self.access is not None or on
 
     def begin(
         self,

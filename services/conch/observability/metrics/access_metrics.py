@@ -19,7 +19,7 @@ _FETCHES = Family(
 
 @dataclass(frozen=True, slots=True)
 class AccessCounts:
-    """What an access policy has counted.
+    """Counts of an access policy.
 
     Attributes:
         refused: Refused calls by reason: ``unauthenticated``, ``forbidden`` or ``limited``.

@@ -1,1 +1,1 @@
-"""Traces: which requests have one, what is recorded, files and spans of it."""
+"""Tracing of requests: sampling, recording, trace files."""

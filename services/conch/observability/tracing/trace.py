@@ -59,7 +59,7 @@ class Trace:
 
     Attributes:
         number: Triton's id: counts up from 1 in the process.
-        setting: What it was sampled by.
+        setting: The setting that sampled it.
         parent: The trace of the ensemble or model that made the request; None for a client's.
         children: Traces of the requests that were made for this one.
         protocol: ``http``, ``grpc``, ``grpc-stream``, ``direct``, ``ensemble-step`` or ``model-call``.
@@ -71,7 +71,7 @@ class Trace:
         root_id: 64 bits, of the root span, if a client was told it; unset before.
         path: Path of an HTTP request. Of the root of an exported trace only, as the next two.
         client: Address of the client.
-        agent: What the client calls itself.
+        agent: The client's user agent.
         parameters: Those of the request; None for none.
         caller: The client's span; None without one. Of the root only.
         received_ns: First byte of the request; of the root only, as the next two.

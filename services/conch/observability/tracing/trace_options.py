@@ -45,14 +45,14 @@ _NEWER = {
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What is traced from the start, and where it goes.
+    """Trace settings at the start, and where traces go.
 
     Attributes:
         mode: ``triton`` or ``opentelemetry``.
         values: The global setting.
         exporter: Settings of the mode ``opentelemetry``, in order.
         tail: Requests that are kept after the fact.
-        warnings: What is to be said of the flags.
+        warnings: Warnings about the flags.
     """
 
     mode: str = TRITON

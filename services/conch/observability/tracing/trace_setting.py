@@ -1,4 +1,4 @@
-"""`TraceSetting`: what is traced of the requests that share it, and which of them.
+"""`TraceSetting`: which of the requests that share it are traced, and with what.
 
 Threads and locks: any thread; a lock guards what is left of the count.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
@@ -34,6 +34,16 @@ Fields = dict[str, bool | int]
 """Fields of `TraceValues` that are set."""
 
 
+class SettingListener:
+    """Hears of changes, on the thread that makes them, under the lock of the settings."""
+
+    def setting_replaced(self, setting: TraceSetting) -> None:
+        """Takes a setting that another one replaces."""
+
+    def tracing_switched(self, on: bool) -> None:
+        """Takes whether anything is traced, after each change."""
+
+
 class TraceSettings:
     """Global and per-model trace settings.
 
@@ -45,8 +55,6 @@ class TraceSettings:
 
     Attributes:
         on: Whether anything is traced, of any model.
-        on_replaced: Called with each setting that another one replaces; by the thread of the change.
-        on_changed: Called with `on` after each change, by its thread.
     """
 
     def __init__(
@@ -65,9 +73,12 @@ class TraceSettings:
         self._global = TraceSetting(self._first)
         self._fields: dict[str, Fields] = {}
         self._models: dict[str, TraceSetting] = {}
-        self.on_replaced: Callable[[TraceSetting], None] = _ignore
-        self.on_changed: Callable[[bool], None] = _ignore
+        self._listeners: list[SettingListener] = []
         self.on = self._first.on
+
+    def add_listener(self, listener: SettingListener) -> None:
+        """Has an object hear of changes from now on."""
+        self._listeners.append(listener)
 
     @property
     def models(self) -> list[str]:
@@ -144,11 +155,12 @@ class TraceSettings:
             self._check(values)
             self._global_fields = fields
             replaced, self._global = self._global, TraceSetting(values)
-            self.on_replaced(replaced)
+            self._replaced(replaced)
             for name, own in list(self._fields.items()):
                 self._replace_model(name, own, _merged(values, own))
         self.on = self._global.values.on or any(each.values.on for each in self._models.values())
-        self.on_changed(self.on)
+        for listener in self._listeners:
+            listener.tracing_switched(self.on)
 
     def _replace_model(self, model: str, fields: Fields, values: TraceValues) -> None:
         replaced = self._models.get(model)
@@ -161,7 +173,11 @@ class TraceSettings:
             self._fields.pop(model, None)
             self._models.pop(model, None)
         if replaced is not None:
-            self.on_replaced(replaced)
+            self._replaced(replaced)
+
+    def _replaced(self, setting: TraceSetting) -> None:
+        for listener in self._listeners:
+            listener.setting_replaced(setting)
 
     def _check(self, values: TraceValues) -> None:
         """Refuses values that would trace nothing."""
@@ -182,10 +198,6 @@ class TraceSettings:
 
 def _merged(values: TraceValues, fields: Fields) -> TraceValues:
     return replace(values, **fields)  # type: ignore[arg-type]
-
-
-def _ignore(change: object) -> None:
-    """Nothing depends on it."""
 
 
 def _checked(changes: Mapping[str, Sequence[str]]) -> tuple[Fields, set[str]]:

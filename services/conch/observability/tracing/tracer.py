@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import Random
@@ -25,7 +25,7 @@ from conch.observability.exporters import DropCounter, SpanOptions
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent, parse_traceparent
 from conch.observability.tracing.trace_setting import TraceSetting, ratio_threshold
-from conch.observability.tracing.trace_settings import TraceSettings
+from conch.observability.tracing.trace_settings import SettingListener, TraceSettings
 from conch.observability.tracing.trace_sink import TraceSink
 
 log = logging.getLogger(__name__)
@@ -54,17 +54,18 @@ class TailRules:
         return self.failed or self.slow_ns > 0
 
 
-class Tracer:
+class Tracer(SettingListener):
     """Traces the requests of a server.
 
     Args:
-        settings: What is traced of which model.
+        settings: Global and per-model settings.
         sinks: Where it goes.
-        drops: Counts what is lost.
+        drops: Counts lost traces.
         tail: Which requests are kept after the fact.
         spans: Settings of mode ``opentelemetry``; None for mode ``triton``.
 
     Attributes:
+        settings: As given.
         propagates: Whether callers' spans are continued: in mode ``opentelemetry``.
         returns_traceparent: Whether the answer to a request that is sampled names its root span.
         drops: As given.
@@ -80,7 +81,7 @@ class Tracer:
     ) -> None:
         self.propagates = spans is not None
         spans = spans or SpanOptions()
-        self._settings = settings
+        self.settings = settings
         self._sinks = sinks
         self.drops = drops or DropCounter()
         self._tail = tail or TailRules()
@@ -100,22 +101,22 @@ class Tracer:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._second = self._in_second = 0
-        settings.on_replaced = self._queue.append
+        settings.add_listener(self)
 
     @property
     def on(self) -> bool:
         """Whether any model is traced."""
-        return self._settings.on
+        return self.settings.on
 
-    def on_switched(self, call: Callable[[bool], None]) -> None:
-        """Has a function called with `on` when settings have changed."""
-        self._settings.on_changed = call
+    def setting_replaced(self, setting: TraceSetting) -> None:
+        """Has the sinks write what they collected for a setting, after the traces that ended before."""
+        self._queue.append(setting)
 
     def begin(
         self, request: InferenceRequest, model: str, protocol: str, caller: Caller | None
     ) -> Trace | None:
         """The trace of a client's request; None if it is not traced."""
-        setting = self._settings.of(model)
+        setting = self.settings.of(model)
         if not setting.on:
             return None
         span = None

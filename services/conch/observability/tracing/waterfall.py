@@ -71,7 +71,7 @@ def printable(text: str) -> str:
 
 
 def title(root: ReadTrace) -> str:
-    """What a waterfall shows, on one line."""
+    """The heading of a waterfall, one line."""
     request = f", request id {printable(root.request_id)}" if root.request_id else ""
     return f"trace {root.number} of {printable(root.model)} ({root.version}){request}"
 
