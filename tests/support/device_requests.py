@@ -57,12 +57,13 @@ class Client:
             slot = next(self._slots)
             uses.output("r", slot * 256, 256, name)
             places[name] = self.memory.array[slot]
-        request = InferenceRequest("m", "", tensors, self._respond, 0)
+        request = InferenceRequest("m", "", tensors, self.respond, 0)
         request.batch_size = next(iter(tensors.values())).shape[0]
         uses.attach(request)
         return request, places
 
-    def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        """The responder of its requests."""
         assert response is not None
         assert response.error is None, response.error
         self.answers.append(response)

@@ -83,7 +83,7 @@ def test_an_output_over_an_input_is_written_when_the_input_has_been_read(
     uses = RegionBindings(client.regions)
     tensor = uses.input("r", 0, width * 4, "A", "FP32", (1, width))
     uses.output("r", 0, width * 4, "Z")
-    request = InferenceRequest("m", "", {"A": tensor}, client._respond, 0)
+    request = InferenceRequest("m", "", {"A": tensor}, client.respond, 0)
     uses.attach(request)
     run(instance, batch_of(request))
     assert client.memory.array[0, :width].tolist() == values[0, ::-1].tolist()
@@ -95,7 +95,7 @@ def test_outputs_over_each_other_are_written_one_after_the_other(bound: Any, cli
     uses = RegionBindings(client.regions)
     for name in ("SUM", "DIFF"):
         uses.output("r", 31 * 256, 256, name)
-    other = InferenceRequest("m", "", dict(request.inputs), client._respond, 0)
+    other = InferenceRequest("m", "", dict(request.inputs), client.respond, 0)
     uses.attach(other)
     run(bound, batch_of(other))
     assert client.memory.array[31, :2].tolist() == [4, 4]

@@ -1,8 +1,13 @@
-"""What the contract suite of all engines needs of each; `ENGINES` lists them, `FORMATS` all files."""
+"""What the contract suite of all engines needs of each; `ENGINES` lists them, `FORMATS` all files.
+
+``CONCH_ENGINE=package.module:Class`` runs it for an engine of another project alone.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+from importlib.metadata import EntryPoint
 
 from tests.support.engines.engine import Engine
 from tests.support.engines.more_formats import OpenVinoIr, Skops, TfLite
@@ -29,6 +34,9 @@ ENGINES: tuple[Engine, ...] = (
 )
 
 FORMATS: tuple[Engine, ...] = (*ENGINES, OpenVinoIr(), TfLite(), Skops())
+
+if _foreign := os.environ.get("CONCH_ENGINE"):
+    ENGINES = FORMATS = (EntryPoint("engine", _foreign, "").load()(),)
 
 
 def missing_packages(engine: Engine) -> list[str]:
