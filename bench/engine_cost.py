@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
-from tests.conch_engines.contract.test_engine_contract import spec_of, version_of
 from tests.support.backend_harness import Harness
 from tests.support.engines import ENGINES, missing_packages
 from tests.support.engines.engine import Engine, sample_rows
+from tests.support.engines.engine_models import spec_of, version_of
 
 from conch.backends import load_backend
 from conch.core.execution.placement import place

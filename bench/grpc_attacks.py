@@ -11,8 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import grpc
-from tests.conch.chaos.test_grpc_attacks import STRINGS, STRINGS_CONFIG
-from tests.support.attacks import INFER, STREAM, health_probe, infer_bodies
+from tests.support.attacks import INFER, STREAM, STRINGS, STRINGS_CONFIG, health_probe, infer_bodies
 from tests.support.servers import RawClient, ServerProcess, serving_process, write_model
 
 _QUIET_S = 2.0

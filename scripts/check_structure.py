@@ -2,8 +2,8 @@
 
 Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename occurs once in a package; no
 module sleeps or takes durations from the wall clock; tests use no private name of other modules, also not
-in models and programs that they write; docstrings, comments and error texts do without the words that
-``structure.toml`` bans, and docstrings without what tools answer.
+in models and programs that they write, and import nothing of another package's tests; docstrings, comments
+and error texts do without the words that ``structure.toml`` bans, and docstrings without what tools answer.
 """
 
 from __future__ import annotations
@@ -359,6 +359,17 @@ def check_privates(checkout: Checkout) -> Iterator[str]:
                 yield f"{where}:{line}: {name} is private: test by behaviour, or give the class a public way"
 
 
+def check_test_folders(checkout: Checkout) -> Iterator[str]:
+    """Imports of tests from another package's tests, and of tests from what tests share."""
+    for where, text in checkout.tests.items():
+        own = where.split("/")[1]
+        for one in imports(Module(where, where, text)):
+            tests, _, name = one.name.partition(".")
+            folder = name.partition(".")[0]
+            if tests == "tests" and folder not in (own, "support"):
+                yield f"{where}:{one.line}: {one.name} is of other tests: move it to tests/support"
+
+
 CHECKS = (
     check_directions,
     check_cycles,
@@ -367,6 +378,7 @@ CHECKS = (
     check_words,
     check_docstrings,
     check_privates,
+    check_test_folders,
 )
 
 

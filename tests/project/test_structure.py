@@ -30,6 +30,7 @@ CLEAN = {
     "services/conch/server.py": "#\nfrom conch.core import request\ndef f():\n    import torch\n",
     "services/conch/wire/__init__.py": "#\nfrom conch.wire.part import A\n",
     "services/conch/wire/part.py": "#\nA = 1\n",
+    "tests/c/test_d.py": "#\nfrom tests.support.b import a\nfrom tests.c.e import f\n",
     "tests/test_it.py": (
         "class A:\n    def f(self):\n        self._own = 1\n\na = A()\na._own\na._own = 2\nos._exit\n"
         f"getattr(a, '_own')\nfrom torch.{HIDDEN} import b\nMODEL = 'a._own = self.{HIDDEN}'\n"
@@ -76,6 +77,13 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
         ("check_docstrings", "services/conch/a.py", '"""A.\n\nUsed by: `b`."""\n', "a.py:3: 'Used by'"),
         ("check_docstrings", "services/conch/a.py", '#\n"""A. Used\nby b."""\n', "a.py:2: 'Used by'"),
         ("check_docstrings", "services/conch/a.py", '"""Does nothing: b."""\n', "a.py:1: 'Does nothing'"),
+        (
+            "check_test_folders",
+            "tests/a/b.py",
+            "#\nfrom tests.c.test_d import e\n",
+            "b.py:2: tests.c.test_d.e",
+        ),
+        ("check_test_folders", "tests/support/b.py", "#\nimport tests.c.d\n", "b.py:2: tests.c.d is of"),
         *(
             ("check_privates", "tests/test_b.py", f"#\n{text}\n", f"test_b.py:2: {name} is private")
             for text, name in (

@@ -135,3 +135,22 @@ def infer_bodies(model: str, size: int) -> dict[str, Callable[[], bytes]]:
         "nested contents": lambda: strings(b"\x2a\x00" * half, 1),
         "contents again and again": lambda: name + _input("INPUT0", "BYTES", b"\1", None, b"\x2a\x00" * half),
     }
+
+
+STRINGS_CONFIG = """
+    backend: "python"
+    max_batch_size: 8
+    input { name: "INPUT0" data_type: TYPE_STRING dims: [ -1 ] }
+    output { name: "OUT" data_type: TYPE_STRING dims: [ -1 ] }
+"""
+STRINGS = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy()[:, :1])])
+            for request in requests
+        ]
+"""

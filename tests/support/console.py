@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.support.servers import ROOT, WAIT_S
+from tests.support.contract_server import REPEATER, REPEATER_CONFIG
+from tests.support.servers import (
+    ROOT,
+    WAIT_S,
+    LocalServer,
+    copy_example,
+    free_port,
+    serving,
+    write_model,
+    write_probe,
+)
+
+from conch.core.add_ons import server_packages
 
 STATIC = ROOT / "services" / "conch_console" / "static"
 _LEAST_NODE = (20, 19)  # which takes .js files with imports for modules
@@ -75,3 +89,37 @@ def events_of(response: httpx.Response) -> Iterator[tuple[str, Any]]:
             name = line.removeprefix("event: ")
         elif line.startswith("data: "):
             yield name, json.loads(line.removeprefix("data: "))
+
+
+SCRIPT = "<img src=x onerror=alert(1)>"
+"""A model named like a script."""
+BROKEN = 'backend: "identity"\nmax_batch_size: 8\ninput { name: "A" data_tpye: TYPE_FP32 dims: [ 1 ] }\n'
+SECRET_CONFIG = 'parameters { key: "api_token" value: { string_value: "hush" } }'
+
+
+def write_models(repository: Path) -> None:
+    """Models of every kind that the console treats differently."""
+    copy_example(repository, "simple")
+    write_probe(repository, extra=SECRET_CONFIG)
+    write_probe(repository, SCRIPT)
+    write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
+    write_model(repository, "broken", BROKEN)
+
+
+@contextmanager
+def open_console(repository: Path, *flags: str) -> Iterator[LocalServer]:
+    """A server whose console allows everything on this machine; all that it logs can be read there."""
+    given = [
+        f"--console-port={free_port()}",
+        "--console-allow-control",
+        "--console-allow-infer",
+        "--exit-on-error=false",
+        *flags,
+    ]
+    loggers = [logging.getLogger(package) for package in server_packages()]
+    for logger in loggers:
+        logger.setLevel(logging.INFO)  # the logs are the program's, here the test's
+    with serving(repository, flags=given) as server:
+        yield server
+    for logger in loggers:
+        logger.setLevel(logging.NOTSET)

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tests.conch.chaos.test_clients import INFER, STREAM
+from tests.support.calls import INFER, STREAM
 from tests.support.core import Answers, make_model, make_request, make_spec
 from tests.support.servers import WAIT_S, RawClient, eventually, write_model
 from tritonclient.grpc import service_pb2

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-from tests.support.attacks import INFER, STREAM, infer_bodies
+from tests.support.attacks import INFER, STREAM, STRINGS, STRINGS_CONFIG, infer_bodies
 from tests.support.raw_http2 import (
     END_HEADERS,
     HEADERS,
@@ -39,23 +39,6 @@ SOON_S = 1.0
 """Before messages were bounded, health checks took 2 to 5 s beside these."""
 
 MOST_GROWTH = 150 << 20
-STRINGS_CONFIG = """
-    backend: "python"
-    max_batch_size: 8
-    input { name: "INPUT0" data_type: TYPE_STRING dims: [ -1 ] }
-    output { name: "OUT" data_type: TYPE_STRING dims: [ -1 ] }
-"""
-STRINGS = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy()[:, :1])])
-            for request in requests
-        ]
-"""
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.conch.chaos.test_http_requests import INFER, LIVE, check_served
 from tests.support.raw_http import RawHttp, head, infer_body, raw_http, request
+from tests.support.served_http import INFER, LIVE, check_served
 from tests.support.servers import ServerProcess, eventually, serving_process
 
 READY = "/v2/health/ready"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.conch.chaos.test_clients import FLOOD, FLOOD_CONFIG, blocked, counts
-from tests.conch.chaos.test_http_requests import INFER, LIVE, check_served, resident
+from tests.support.calls import FLOOD, FLOOD_CONFIG, blocked, counts
 from tests.support.hazards import descriptors_besides_blocks_of
 from tests.support.raw_http import RawHttp, head, infer_body, raw_http, request
+from tests.support.served_http import INFER, LIVE, check_served, resident
 from tests.support.servers import ServerProcess, client_of, eventually, serving_process, write_model
 
 FLOATS = 1 << 20

@@ -11,18 +11,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.conch.chaos.test_clients import counts
+from tests.support.calls import counts
 from tests.support.raw_http import head, infer_body, raw_http, request
+from tests.support.served_http import BODY, INFER, LIVE, check_served, resident
 from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving_process
 
-INFER = "/v2/models/probe/infer"
-LIVE = "/v2/health/live"
 MOST_BYTES = 1 << 20
 """Of a body as JSON, at the server of these tests."""
 ROOM = 96 << 20
 """For what the server may keep while it is flooded, and the allocator keeps for ever."""
 SMUGGLED = request("GET", LIVE)
-BODY = infer_body("IN", "FP32", [1.0])
 
 
 @pytest.fixture
@@ -37,20 +35,6 @@ def shared(repository: Path) -> Iterator[ServerProcess]:
     """The same, for tests that need none of their own: it is to be unharmed by all that it has met before."""
     with serving_process(repository, flags=[f"--http-max-input-size={MOST_BYTES}"]) as server:
         yield server
-
-
-def check_served(server: ServerProcess) -> None:
-    """Others get their answers, on a connection of their own."""
-    with raw_http(server.http_address) as other:
-        other.send(request("POST", INFER, BODY))
-        response = other.response()
-        assert response is not None and response.status == 200, response
-        assert response.json()["outputs"][0]["data"] == [1.0]
-
-
-def resident(server: ServerProcess) -> int:
-    """Bytes of memory that the server has."""
-    return int(psutil.Process(server.process.pid).memory_info().rss)
 
 
 @pytest.mark.parametrize(

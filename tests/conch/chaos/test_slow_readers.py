@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
-from tests.conch.chaos.test_clients import STREAM
+from tests.support.calls import STREAM
 from tests.support.hazards import blocks_of, workers_of
 from tests.support.servers import (
     IN_PROCESS,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.conch.chaos.test_clients import INFER, STREAM, probe_request
+from tests.support.calls import INFER, STREAM, probe_request
 from tests.support.servers import (
     WAIT_S,
     RawClient,

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tests.conch_engines.unit.test_onnxruntime import MEAN, RAGGED
 from tests.support.contract_server import REPEATER, REPEATER_CONFIG
+from tests.support.onnx_graphs import MEAN, RAGGED
 from tests.support.servers import (
     WAIT_S,
     AnyServer,

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
-from tests.conch_engines.unit.test_onnxruntime import ADD_SUB
 from tests.support.cuda import FakeCuda, build, without_gpu
 from tests.support.cuda_client import CudaClient, DeviceArray
 from tests.support.cuda_models import MADE
+from tests.support.onnx_graphs import ADD_SUB
 from tests.support.servers import client_of, copy_example, serving_process, tensor, write_model
 
 from conch.memory.cuda_driver import LIBRARY

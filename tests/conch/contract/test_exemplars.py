@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from tests.conch.contract.test_traces import write_models
 from tests.support.servers import eventually, free_port, serving
+from tests.support.traced_models import write_models
 
 _OPENMETRICS = {"Accept": "application/openmetrics-text"}
 _BODY = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]}

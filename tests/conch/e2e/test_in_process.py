@@ -73,7 +73,7 @@ import sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from tests.support.servers import RawClient, eventually
-from tests.conch.chaos.test_clients import INFER, STREAM, probe_request
+from tests.support.calls import INFER, STREAM, probe_request
 from tritonclient.grpc import service_pb2
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.cli.settings.pair_options import backend_options

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conch_control.e2e.test_control_service import served
 from tests.support.agents import FakeAgent
 from tests.support.certificates import Authority
+from tests.support.control_ports import served
 from tests.support.servers import CONCH, WAIT_S, free_port
 
 from conch.cli.models_command import run

@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.conch_console.contract.conftest import SCRIPT
-from tests.support.console import Page
+from tests.support.console import SCRIPT, Page
 from tests.support.servers import LocalServer, client_of, eventually, probe, simple_inputs
 
 

@@ -14,9 +14,8 @@ from urllib.parse import quote
 import httpx
 import psutil
 import pytest
-from tests.conch_console.contract.conftest import SCRIPT
 from tests.support.certificates import Authority
-from tests.support.console import Page
+from tests.support.console import SCRIPT, Page
 from tests.support.servers import LocalServer, eventually, free_port, serving
 
 from conch.cli.settings.setting import FlagError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 from PIL import Image, ImageDraw
-from tests.conch_console.contract.conftest import BROKEN, SCRIPT
 from tests.support.browser import Visit, chromium
+from tests.support.console import BROKEN, SCRIPT, open_console
 from tests.support.contract_server import REPEATER, REPEATER_CONFIG
 from tests.support.servers import (
     EXAMPLES,
@@ -64,17 +63,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """A server whose console allows everything."""
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
-    flags = [
-        f"--console-port={free_port()}",
-        "--console-allow-control",
-        "--console-allow-infer",
-        "--exit-on-error=false",
-    ]
-    log = logging.getLogger("conch")
-    log.setLevel(logging.INFO)  # the log is the program's, here the test's
-    with serving(repository, flags=flags) as server:
+    with open_console(repository) as server:
         yield server
-    log.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

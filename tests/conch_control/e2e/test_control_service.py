@@ -13,6 +13,7 @@ import grpc
 import pytest
 from tests.support.agents import FakeAgent
 from tests.support.certificates import Authority
+from tests.support.control_ports import served
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import (
@@ -40,21 +41,6 @@ from conch_control.remote_api.server import ControlPort
 from conch_control.version_phase import Phase
 
 SERVICE = "/conch.control.v1.ModelControl/"
-
-
-@contextmanager
-def served(
-    agent: FakeAgent, options: ControlPortOptions | None = None, **limits: Any
-) -> Iterator[tuple[ControlPort, str]]:
-    """A control port in front of an agent, and its target."""
-    options = options or ControlPortOptions(port=0)
-    port = ControlPort(agent, options, **limits)
-    number = port.start()
-    try:
-        yield port, options.target if options.is_unix else f"127.0.0.1:{number}"
-    finally:
-        agent.release.set()
-        assert port.stop(WAIT_S)
 
 
 @contextmanager

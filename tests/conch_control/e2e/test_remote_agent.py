@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.conch_control.e2e.test_control_service import served
 from tests.support.agents import FakeAgent
+from tests.support.control_ports import served
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import NotFoundError, OutOfRangeError

@@ -18,37 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.backend_harness import Answer, Harness, one_batch
 from tests.support.engines.engine import WIDTH, Engine, sample_rows
+from tests.support.engines.engine_models import spec_of, version_of
 from tests.support.servers import client_of, eventually, serving, tensor
 
 from conch.backends import load_backend
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest
-from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec, WarmupInput, WarmupSample
+from conch.core.spec import DynamicBatching, InstanceGroup, TensorSpec, WarmupInput, WarmupSample
 from conch.core.tensor import ELEMENT_SIZES, Array, Tensor, encode_bytes
 
 ROWS = 8
 RAMP_UP, CYCLES = 30, 100
-
-
-def spec_of(engine: Engine, harness: Harness, name: str = "m", **changes: object) -> ModelSpec:
-    outputs = tuple(TensorSpec(output, "FP32", dims) for output, dims in engine.outputs.items())
-    return harness.spec(
-        name,
-        (TensorSpec(engine.input, "FP32", (WIDTH,)),),
-        outputs,
-        engine.file,
-        backend=engine.backend,
-        platform=engine.platform,
-        config=engine.parsed_config(name),
-        parameters=dict(engine.parameters),
-        **changes,
-    )
-
-
-def version_of(engine: Engine, harness: Harness, name: str = "m", level: float = 0.0) -> Path:
-    version = harness.directory(name, {}) / "1"
-    engine.write(version, level)
-    return version
 
 
 @pytest.fixture

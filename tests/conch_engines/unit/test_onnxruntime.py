@@ -14,8 +14,10 @@ import numpy as np
 import onnx
 import pytest
 from tests.support.backend_harness import Harness, one_batch, rows, strings, tensor_specs
+from tests.support.onnx_graphs import ADD_SUB, I64, MEAN, RAGGED, F, S, Tensors, graph, node
 
 from conch.backends import load_backend
+from conch.backends.arrays import WritesInPlace
 from conch.core.errors import (
     ConchError,
     InternalError,
@@ -23,7 +25,7 @@ from conch.core.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from conch.core.execution.placement import Placement
+from conch.core.execution.placement import Placement, place
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.spec import BatchInput, BatchOutput, InstanceGroup, ModelSpec, TensorSpec
 from conch_engines.model_config import threads_per_instance
@@ -31,34 +33,6 @@ from conch_engines.onnxruntime import OnnxRuntimeBackend
 from conch_engines.onnxruntime.ort_providers import CUDA, Plugins, Providers, execution_providers
 from conch_engines.onnxruntime.session_options import run_options, session_options
 
-F, S, I64 = onnx.TensorProto.FLOAT, onnx.TensorProto.STRING, onnx.TensorProto.INT64
-Tensors = dict[str, tuple[int, list[Any] | None]]
-
-
-def graph(
-    nodes: list[Any], inputs: Tensors, outputs: Tensors, initializers: list[Any] | None = None
-) -> bytes:
-    info = onnx.helper.make_tensor_value_info
-    made = onnx.helper.make_graph(
-        nodes,
-        "g",
-        [info(name, *kind) for name, kind in inputs.items()],
-        [info(name, *kind) for name, kind in outputs.items()],
-        initializers or [],
-    )
-    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
-
-
-def node(kind: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
-    return onnx.helper.make_node(kind, inputs, outputs, **attributes)
-
-
-ADD_SUB = graph(
-    [node("Add", ["A", "B"], ["SUM"]), node("Sub", ["A", "B"], ["DIFF"])],
-    {"A": (F, ["n", 2]), "B": (F, ["n", 2])},
-    {"SUM": (F, ["n", 2]), "DIFF": (F, ["n", 2])},
-)
 INPUTS = tensor_specs(A=("FP32", (2,)), B=("FP32", (2,)))
 OUTPUTS = tensor_specs(SUM=("FP32", (2,)), DIFF=("FP32", (2,)))
 
@@ -643,17 +617,6 @@ def test_execution_providers_that_can_not_be(
         chosen(FakeOrt(), spec, Placement("m_0", "CPU"))
 
 
-I32 = onnx.TensorProto.INT32
-RAGGED = graph(
-    [
-        node("Cast", ["COUNTS"], ["REALS"], to=F),
-        node("Unsqueeze", ["REALS", "ONE"], ["COLUMN"]),
-        node("Add", ["A", "A"], ["DOUBLE"]),
-    ],
-    {"A": (F, ["elements"]), "COUNTS": (I32, ["n"])},
-    {"COLUMN": (F, ["n", 1]), "DOUBLE": (F, ["elements"])},
-    [onnx.numpy_helper.from_array(np.array([1], np.int64), "ONE")],
-)
 RAGGED_SPEC: dict[str, Any] = {
     "inputs": (TensorSpec("A", "FP32", (-1,), ragged=True),),
     "outputs": tensor_specs(COLUMN=("FP32", (1,)), DOUBLE=("FP32", (-1,))),
@@ -716,21 +679,6 @@ def test_a_model_that_is_not_ragged(harness: Harness, backend: OnnxRuntimeBacken
         "unable to load model 'm', configuration expects model provides input with shape [-1]  for ragged "
         "input 'A', model provides [-1,2]"
     )
-
-
-MEAN = graph(
-    [
-        node("Cast", ["MASK"], ["WEIGHTS"], to=F),
-        node("Mul", ["A", "WEIGHTS"], ["KEPT"]),
-        node("ReduceSum", ["KEPT", "ONE"], ["SUM"]),
-        node("Cast", ["LENGTHS"], ["COUNT"], to=F),
-        node("Div", ["SUM", "COUNT"], ["MEAN"]),
-        node("Sub", ["A", "MEAN"], ["CENTRED"]),
-    ],
-    {"A": (F, ["n", "length"]), "MASK": (I64, ["n", "length"]), "LENGTHS": (I64, ["n", 1])},
-    {"MEAN": (F, ["n", 1]), "CENTRED": (F, ["n", "length"])},
-    [onnx.numpy_helper.from_array(np.array([1], np.int64), "ONE")],
-)
 
 
 def test_padded_requests_of_a_model(harness: Harness, backend: OnnxRuntimeBackend) -> None:
@@ -797,3 +745,17 @@ def test_a_provider_that_can_not_start_is_refused(
     spec = harness.spec(inputs=INPUTS, outputs=OUTPUTS, model_file="model.onnx")
     with pytest.raises(UnavailableError, match=f"needs the execution provider '{CUDA}', .* can't start"):
         backend.open(spec, Placement("m_0_gpu0", "GPU", 0))
+
+
+def test_models_with_strings_do_not_write_in_place(harness: Harness) -> None:
+    backend = OnnxRuntimeBackend()
+    content = graph([node("Identity", ["IN"], ["OUT"])], {"IN": (S, ["n", 1])}, {"OUT": (S, ["n", 1])})
+    harness.directory("m", {"1/model.onnx": content})
+    spec = harness.spec(
+        inputs=tensor_specs(IN=("BYTES", (1,))),
+        outputs=tensor_specs(OUT=("BYTES", (1,))),
+        model_file="model.onnx",
+    )
+    harness.load(backend, spec)
+    function: object = backend.open(spec, place(spec.instance_groups)[0])
+    assert not isinstance(function, WritesInPlace)

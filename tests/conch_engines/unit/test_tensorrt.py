@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.backend_harness import Harness, one_batch, rows
 from tests.support.cuda import FakeCuda
-from tests.support.device_requests import AB, SUM_DIFF, Client, batch_of, run
+from tests.support.device_client import AB, SUM_DIFF, Client, batch_of, run
 from tests.support.tensorrt_stand_in import STAND_INS, FakeCupy, FakeTensorRT, plan
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.support.backend_harness import Harness, rows
 from tests.support.cuda import FakeCuda
-from tests.support.device_requests import AB, SUM_DIFF, Client, batch_of, run
+from tests.support.device_client import AB, SUM_DIFF, Client, batch_of, run
 
 pytest.importorskip("torch")
 

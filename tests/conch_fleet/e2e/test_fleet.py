@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.conch_control.e2e.test_control_service import served
 from tests.support.agents import FakeAgent
+from tests.support.control_ports import served
 from tests.support.servers import (
     CONCH,
     IN_PROCESS,

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from tests.conch.contract.test_traces import write_models
 from tests.support.otlp_collector import Collector, http_collector
 from tests.support.servers import LocalServer, client_of, eventually, serving, write_model
+from tests.support.traced_models import write_models
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from tests.conch_engines.contract.test_engine_contract import spec_of, version_of
 from tests.support.backend_harness import Harness
 from tests.support.engines import FORMATS
 from tests.support.engines.engine import sample_rows
+from tests.support.engines.engine_models import spec_of, version_of
 
 from conch.backends import load_backend
 from conch.core.errors import ConchError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.support.backend_harness import Harness, rows, tensor_specs
 from tests.support.cuda import FakeCuda
-from tests.support.device_requests import AB, SUM_DIFF, Client, batch_of, run
+from tests.support.device_client import AB, SUM_DIFF, Client, batch_of, run
 
 from conch.backends import device_arrays
 from conch.backends.arrays import ArrayBackend, ArrayFunction
@@ -25,11 +25,6 @@ from conch.core.tensor import Array, Tensor
 from conch.memory import cuda as memory
 from conch.memory.cuda import CudaDevices
 from conch.memory.region_bindings import PlacedTensor
-
-
-@pytest.fixture
-def client(cuda: FakeCuda, devices: CudaDevices) -> Client:
-    return Client(cuda, devices)
 
 
 class Recorder:

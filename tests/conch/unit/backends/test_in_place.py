@@ -8,21 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conch_engines.unit.test_onnxruntime import S, graph, node
 from tests.support.backend_harness import Answer, Harness, tensor_specs
+from tests.support.onnx_graphs import graph, node
 from tests.support.sharing import SharedObject, shared_object
 
 from conch.backends import load_backend
-from conch.backends.arrays import InPlaceOutputs, WritesInPlace
+from conch.backends.arrays import InPlaceOutputs
 from conch.core.backend import Backend
-from conch.core.execution.placement import place
 from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Array
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
 from conch.memory.system_region import SystemRegion
-from conch_engines.onnxruntime import OnnxRuntimeBackend
 
 F = 1
 COUNT = 64 * 1024
@@ -166,20 +164,6 @@ def test_a_region_that_shrinks_under_a_model_that_writes(
     uses.attach(request)
     model.submit(request)
     assert answer.error.startswith("shared memory region 'r' has shrunk since it was registered")
-
-
-def test_models_with_strings_do_not_write_in_place(harness: Harness) -> None:
-    backend = OnnxRuntimeBackend()
-    content = graph([node("Identity", ["IN"], ["OUT"])], {"IN": (S, ["n", 1])}, {"OUT": (S, ["n", 1])})
-    harness.directory("m", {"1/model.onnx": content})
-    spec = harness.spec(
-        inputs=tensor_specs(IN=("BYTES", (1,))),
-        outputs=tensor_specs(OUT=("BYTES", (1,))),
-        model_file="model.onnx",
-    )
-    harness.load(backend, spec)
-    function: object = backend.open(spec, place(spec.instance_groups)[0])
-    assert not isinstance(function, WritesInPlace)
 
 
 def test_a_request_without_any_inputs_has_no_place(harness: Harness) -> None:

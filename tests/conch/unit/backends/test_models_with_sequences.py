@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.backend_harness import Answer, Harness, rows, tensor_specs
-from tests.support.sequence_models import accumulator
+from tests.support.backend_harness import Harness, rows
+from tests.support.summing import STATE, SUMMING, send, spec
 
-from conch.backends import load_backend
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.python.api import response_sender
 from conch.backends.python.api.pb_errors import TritonModelException
@@ -30,40 +29,15 @@ from conch.core.model_statistics import ModelStatistics
 from conch.core.model_version import Model
 from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.controls import FillerRequest
-from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, StateSpec, WarmupInput, WarmupSample
+from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, WarmupInput, WarmupSample
 from conch.core.tensor import Array
-from conch_engines.onnxruntime import OnnxRuntimeBackend
 
-INPUTS = tensor_specs(IN=("FP32", (1,)))
-OUTPUTS = tensor_specs(OUT=("FP32", (1,)))
-STATE = StateSpec("BEFORE", "AFTER", "FP32", (1,), (1,))
-CONTROLS = (
-    ControlTensor("S", "START", "INT32"),
-    ControlTensor("E", "END", "FP32"),
-    ControlTensor("R", "READY", "BOOL"),
-    ControlTensor("C", "CORRID", "UINT64"),
-)
-SUMMING = SequenceBatching(states=(STATE,), controls=CONTROLS)
 ITERATIVE = SequenceBatching("OLDEST", iterative=True, max_candidates=4)
-
-
-def spec(harness: Harness, sequence: SequenceBatching, **changes: Any) -> ModelSpec:
-    return harness.spec(inputs=INPUTS, outputs=OUTPUTS, sequence=sequence, **changes)
 
 
 def python(harness: Harness, source: str, sequence: SequenceBatching, **changes: Any) -> Model:
     harness.directory("m", {"1/model.py": source})
     return harness.load(PythonBackend(), spec(harness, sequence, **changes))
-
-
-def send(harness: Harness, model: Model, number: float, sequence: int | str = 0, flags: str = "") -> Answer:
-    return harness.infer(
-        model,
-        {"IN": rows(number, width=1)},
-        correlation_id=sequence,
-        sequence_start="S" in flags,
-        sequence_end="E" in flags,
-    )
 
 
 class Function:
@@ -145,62 +119,6 @@ def test_every_request_gets_its_own_row_beside_fillers(harness: Harness) -> None
         tensor.numpy().tolist() for each in responses for tensor in each.outputs if tensor.name == "AFTER"
     ]
     assert [states[1], states[3]] == [[[11]], [[22]]], "also where a client did not ask for it"
-
-
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_onnx_models_have_controls_and_states(harness: Harness, engine: str) -> None:
-    harness.directory("m", {"1/model.onnx": accumulator()})
-    settings = dataclasses.replace(spec(harness, SUMMING), model_file="model.onnx")
-    model = harness.load(load_backend(engine), settings)
-    for number, flags, expected in ((1, "S", 1), (2, "", 3), (3, "E", 6)):
-        assert send(harness, model, number, 1, flags).array("OUT").item() == expected
-
-
-@pytest.mark.parametrize(
-    ("sequence", "message"),
-    [
-        (
-            SequenceBatching(controls=CONTROLS),
-            "unable to load model 'm', configuration expects 5 inputs, model provides 6",
-        ),
-        (
-            SequenceBatching(controls=CONTROLS, states=(StateSpec("X", "AFTER", "FP32", (1,), (1,)),)),
-            "unexpected inference input 'X', allowed inputs are: BEFORE, C, E, IN, R, S",
-        ),
-        (
-            SequenceBatching(controls=CONTROLS, states=(StateSpec("BEFORE", "X", "FP32", (1,), (1,)),)),
-            "unexpected inference output 'X', allowed outputs are: AFTER, OUT, TOLD",
-        ),
-        (
-            SequenceBatching(controls=(ControlTensor("S", "START", "FP32"), *CONTROLS[1:]), states=(STATE,)),
-            "unable to load model 'm', configuration expects datatype TYPE_FP32 for input 'S', model "
-            "provides TYPE_INT32",
-        ),
-    ],
-)
-def test_onnx_models_that_do_not_fit(harness: Harness, sequence: SequenceBatching, message: str) -> None:
-    harness.directory("m", {"1/model.onnx": accumulator()})
-    with pytest.raises(ConchError) as raised:
-        harness.load(
-            OnnxRuntimeBackend(), dataclasses.replace(spec(harness, sequence), model_file="model.onnx")
-        )
-    assert raised.value.message == message
-
-
-def test_completion_leaves_out_what_is_not_for_clients(harness: Harness) -> None:
-    directory = harness.directory("m", {"1/model.onnx": accumulator()}) / "1"
-    config: dict[str, Any] = {
-        "name": "m",
-        "sequence_batching": {
-            "control_input": [{"name": name} for name in "SERC"],
-            "state": [{"input_name": "BEFORE", "output_name": "AFTER"}],
-        },
-    }
-    completed = OnnxRuntimeBackend().complete_config(config, directory, {})
-    assert [entry["name"] for entry in completed["input"]] == ["IN"]
-    assert [entry["name"] for entry in completed["output"]] == ["OUT", "TOLD"]
-    assert completed["max_batch_size"] == 4
-    assert "dynamic_batching" not in completed
 
 
 HISTORY = """

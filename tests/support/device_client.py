@@ -1,4 +1,4 @@
-"""Requests with tensors in memory of a GPU that clients have registered."""
+"""A client whose tensors are in memory of a GPU."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.support.backend_harness import tensor_specs
 from tests.support.cuda import Allocation, FakeCuda
 
@@ -63,7 +64,6 @@ class Client:
         return request, places
 
     def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """The responder of its requests."""
         assert response is not None
         assert response.error is None, response.error
         self.answers.append(response)
@@ -76,3 +76,8 @@ def batch_of(*requests: InferenceRequest) -> Batch:
 def run(instance: Any, batch: Batch) -> None:
     for request, response in zip(batch.requests, instance.execute(batch), strict=True):
         request.respond(response)
+
+
+@pytest.fixture
+def client(cuda: FakeCuda, devices: CudaDevices) -> Client:
+    return Client(cuda, devices)

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions with tensors in memory of a GPU; the host is their GPU."""
+"""ONNX models whose tensors are on a GPU: there the function reads and writes them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,17 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from tests.conch_engines.unit.test_onnxruntime import ADD_SUB, F, graph, node
 from tests.support.backend_harness import Harness, one_batch, rows, tensor_specs
 from tests.support.cuda import FakeCuda
-from tests.support.device_requests import AB, SUM_DIFF, Client, batch_of, run
+from tests.support.device_client import AB, SUM_DIFF, Client, batch_of, run
+from tests.support.onnx_graphs import ADD_SUB, F, graph, node
 
-from conch.backends.arrays import ArrayInstance
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
-from conch.memory.cuda import CudaDevices
 from conch.memory.region_bindings import RegionBindings
 from conch_engines.onnxruntime import OnnxRuntimeBackend, signature_of
 from conch_engines.onnxruntime.session_function import DeviceSessionFunction
-
-
-@pytest.fixture
-def client(cuda: FakeCuda, devices: CudaDevices) -> Client:
-    return Client(cuda, devices)
 
 
 def binding_function(spec: ModelSpec, model: bytes) -> DeviceSessionFunction:
@@ -40,6 +33,8 @@ def binding_function(spec: ModelSpec, model: bytes) -> DeviceSessionFunction:
 
 @pytest.fixture
 def bound(harness: Harness) -> Any:
+    from conch.backends.arrays import ArrayInstance
+
     spec = harness.spec("m", AB, SUM_DIFF)
     return ArrayInstance(spec, binding_function(spec, ADD_SUB))
 
@@ -66,6 +61,8 @@ def test_outputs_of_a_batch_are_copied_to_their_places(bound: Any, client: Clien
 def test_an_output_over_an_input_is_written_when_the_input_has_been_read(
     harness: Harness, client: Client
 ) -> None:
+    from conch.backends.arrays import ArrayInstance
+
     width = 32
     spec = harness.spec("m", tensor_specs(A=("FP32", (width,))), tensor_specs(Z=("FP32", (width,))))
     reverse = graph(
@@ -103,6 +100,8 @@ def test_outputs_over_each_other_are_written_one_after_the_other(bound: Any, cli
 
 
 def test_an_output_of_open_dims_is_copied_to_its_place(harness: Harness, client: Client) -> None:
+    from conch.backends.arrays import ArrayInstance
+
     spec = harness.spec("m", AB, tensor_specs(SUM=("FP32", (-1,)), DIFF=("FP32", (-1,))))
     instance = ArrayInstance(spec, binding_function(spec, ADD_SUB))
     request, places = client.request({"A": rows(5), "B": rows(1)}, ["SUM"])

@@ -1,0 +1,28 @@
+"""Control ports in front of an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.support.agents import FakeAgent
+from tests.support.servers import WAIT_S
+
+from conch_control.remote_api.connection_options import ControlPortOptions
+from conch_control.remote_api.server import ControlPort
+
+
+@contextmanager
+def served(
+    agent: FakeAgent, options: ControlPortOptions | None = None, **limits: Any
+) -> Iterator[tuple[ControlPort, str]]:
+    """A control port in front of an agent, and its target."""
+    options = options or ControlPortOptions(port=0)
+    port = ControlPort(agent, options, **limits)
+    number = port.start()
+    try:
+        yield port, options.target if options.is_unix else f"127.0.0.1:{number}"
+    finally:
+        agent.release.set()
+        assert port.stop(WAIT_S)
