@@ -78,10 +78,10 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @contextmanager
-def silent_server(port: int = 0) -> Iterator[int]:
-    """The port of a server that takes connections and never says anything."""
+def silent_server(port: int = 0, taken: list[socket.socket] | None = None) -> Iterator[int]:
+    """The port of a server that takes connections, into a list if one is given, and never says anything."""
     with closing(socket.create_server(("127.0.0.1", port))) as listener:
-        taken: list[socket.socket] = []
+        taken = [] if taken is None else taken
         stopping = threading.Event()
 
         def accept() -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -41,6 +41,8 @@ IN_PROCESS = "--backend-config=python,placement=in_process"
 
 START_S = 4 * WAIT_S
 """For a server with many models, each of which may have a process of its own to start."""
+
+T = TypeVar("T")
 
 _LOOK_S = 0.005
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -70,6 +72,28 @@ def eventually(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
         time.sleep(_LOOK_S)
     return value
+
+
+def past_deadline(call: Callable[[float], T], reached: Callable[[], Any], first_s: float = 0.3) -> T:
+    """What comes of a call whose deadline passes when something has been reached.
+
+    A machine may be too busy to get there before the first deadline; then the call is made again with a
+    longer one.
+
+    Args:
+        call: Makes the call with a deadline in seconds, and catches its error.
+        reached: Whether the call got to where it is to be when its deadline passes.
+        first_s: The first deadline.
+    """
+    while True:
+        answer = call(first_s)
+        try:
+            eventually(reached, "it is reached before the deadline", 2.0)
+        except AssertionError:
+            first_s *= 4
+            assert first_s < WAIT_S, "it is never reached"
+        else:
+            return answer
 
 
 def free_port() -> int:

@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -133,10 +132,10 @@ def test_swaps_go_on_during_the_drain_delay(place: Place, mode: str) -> None:
         try:
             eventually(lambda: load.completed > 50, "there is load")
             eventually(lambda: swaps(server) > 3, "it is swapped under load")
-            before, begun = swaps(server), time.monotonic()
+            before = swaps(server)
             server.signal(signal.SIGTERM)
             load.join()
-            assert time.monotonic() - begun < DELAY_S, "they stopped before the server did"
+            assert server.process.poll() is None, "they stopped before the server did"
             eventually(lambda: swaps(server) > before + 2, "it is swapped while it drains")
         finally:
             enough.set()

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.calling import run, write_callers, write_script, write_until_cancelled
-from tests.support.servers import WAIT_S, AnyServer, client_of, eventually, serving, tensor, write_model
+from tests.support.servers import (
+    WAIT_S,
+    AnyServer,
+    client_of,
+    eventually,
+    past_deadline,
+    serving,
+    tensor,
+    write_model,
+)
 from tritonclient.utils import InferenceServerException
 
 NOT_READY = "Failed for execute the inference request. Model '{0}' is not ready."
@@ -345,8 +354,12 @@ def test_a_deadline_ends_the_waiting(client: triton.InferenceServerClient, repos
         "    except Exception:\n"
         "        pass"
     )
-    with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
-        run(client, code, client_timeout=0.5)
+
+    def late(seconds: float) -> None:
+        with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+            run(client, code, client_timeout=seconds)
+
+    past_deadline(late, (files / "deadline.runs").exists)
     eventually((files / "deadline.cancelled").exists, "the other model is cancelled")
     assert run(client, "result = 1") == "1"
 

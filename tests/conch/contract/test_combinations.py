@@ -27,6 +27,7 @@ from tests.support.servers import (
     RawClient,
     client_of,
     eventually,
+    past_deadline,
     probe,
     serving,
     tensor,
@@ -286,9 +287,11 @@ class TestSequencesInEnsembles:
         """It reaches the sequence's queue through two ensembles."""
         counts = Counts(client, "narrow")
         assert step(client, "narrowed twice", 1, 1, "S") == 3
-        waiting = partial(step, client, "narrowed twice", 2, 1, "S", client_timeout=0.3)
-        assert "Deadline Exceeded" in refusal(waiting)[1]
-        eventually(lambda: counts().get("fail") == 1, "it leaves the backlog")
+        waiting = partial(step, client, "narrowed twice", 2, 1, "S")
+        refused = past_deadline(
+            lambda seconds: refusal(partial(waiting, client_timeout=seconds)), lambda: counts().get("fail")
+        )
+        assert "Deadline Exceeded" in refused[1], "and it has left the backlog"
         assert step(client, "narrowed twice", 1, 1, "E") == 5
         assert step(client, "narrowed", 2, 7, "SE") == 8
 
@@ -490,10 +493,10 @@ class TestDeadlines:
         begun, go = signal_files
         whole, last = Counts(client, "waiting"), Counts(client, "add")
         orders = {"started": str(begun), "wait_for": str(go)}
-        late = partial(ask, client, "waiting", parameters=orders, client_timeout=0.5)
-        assert "Deadline Exceeded" in refusal(late)[1]
-        assert begun.exists()
-        eventually(lambda: whole().get("fail") == 1, "it is over for the ensemble, while the step runs")
+        late = partial(ask, client, "waiting", parameters=orders)
+        refused = past_deadline(lambda seconds: refusal(partial(late, client_timeout=seconds)), begun.exists)
+        assert "Deadline Exceeded" in refused[1]
+        eventually(lambda: whole().get("fail"), "it is over for the ensemble, while the step runs")
         go.touch()
         assert ask(client, "waiting", 3.0) == 4.0
         assert last()["success"] == 1, "that of the second request"

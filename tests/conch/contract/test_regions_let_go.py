@@ -22,6 +22,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
+    past_deadline,
     serving_process,
     write_probe,
     write_steps,
@@ -111,10 +112,14 @@ def test_a_model_that_fails(client: Client, memory: SharedObject, order: dict[st
 
 
 def test_a_deadline(client: Client, memory: SharedObject, tmp_path: Path) -> None:
-    cancelled = tmp_path / "cancelled"
-    order = {"until_cancelled": str(cancelled)}
-    with suppress(InferenceServerException):  # or the model's answer comes a moment before it
-        client.infer("probe", [lying()], outputs=[placed()], parameters=order, client_timeout=0.5)
+    begun, cancelled = tmp_path / "begun", tmp_path / "cancelled"
+    order = {"started": str(begun), "until_cancelled": str(cancelled)}
+
+    def late(seconds: float) -> None:
+        with suppress(InferenceServerException):  # or the model's answer comes a moment before it
+            client.infer("probe", [lying()], outputs=[placed()], parameters=order, client_timeout=seconds)
+
+    past_deadline(late, begun.exists)
     eventually(cancelled.exists, "the model learns of it")
 
 

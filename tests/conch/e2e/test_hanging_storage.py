@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -122,15 +121,13 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def test_a_stop_gives_up_loads_that_only_fetch(repository: Path) -> None:
     model = Endless()
-    made = server(repository, Elsewhere(model), exit_timeout_s=5)
+    made = server(repository, Elsewhere(model), exit_timeout_s=WAIT_S)
     with closing(RawClient(f"127.0.0.1:{made.grpc_port}")) as client:
         load = call(
             client, "RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name="endless")
         )
         assert model.begun.wait(WAIT_S)
-        began = time.monotonic()
-        assert made.stop()
-        assert time.monotonic() - began < 4
+        assert made.stop(), "its time was not up"
         assert "Server exiting" in load.exception(WAIT_S).details()
 
 

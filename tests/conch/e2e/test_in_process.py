@@ -103,9 +103,7 @@ else:
         load.SerializeToString(), timeout=60
     )
 eventually(running.exists, "it is under way")
-before = time.monotonic()
 assert server.stop() is False
-assert time.monotonic() - before < 8
 go.touch()  # and now comes the answer
 def over():
     names = [thread.name for thread in threading.enumerate()]

@@ -374,9 +374,7 @@ def test_storage_that_hangs_holds_up_no_stop(place: Place) -> None:
     with place.planner("poll", 0.05) as planner:
         storage.armed = True
         assert storage.asked.wait(WAIT_S)
-        began = time.monotonic()
-        assert not planner.stop(0.1)
-        assert time.monotonic() - began < 5
+        assert not planner.stop(0.1), "it ends before the storage does"
         storage.go.set()
 
 

@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.support.leaks import held, still_leaked
-from tests.support.servers import EXAMPLES, WAIT_S, eventually, free_port, write_model
+from tests.support.servers import EXAMPLES, WAIT_S, eventually, free_port, past_deadline, write_model
 
 import conch
 from conch.core.tensor import Array
@@ -258,25 +258,28 @@ def test_inside_a_loop_that_is_blocked_meanwhile() -> None:
 
 
 def test_time_limits_end_requests() -> None:
-    go, cancelled = threading.Event(), threading.Event()
+    gates: list[threading.Event] = []
+    seen: list[Any] = []
 
     def slow(requests: list[conch.Request]) -> Iterator[list[Any]]:
+        gate = gates[-1]
         yield [request["X"] for request in requests]
-        go.wait(WAIT_S)
+        gate.wait(WAIT_S)
         yield [request["X"] for request in requests]
-        cancelled.set()
+
+    def streamed(seconds: float) -> None:
+        gates.append(threading.Event())
+        with pytest.raises(conch.DeadlineExceededError, match=rf"no answer within {seconds} s"):
+            seen.extend(server.stream("slow", {"X": [1.0]}, timeout=seconds))
+        gates[-1].set()
 
     with conch.Server(**NO_PORTS) as server:
         server.bind("slow", slow, [X], [Y], conch.ModelConfig(batching=False, decoupled=True))
-        stream = server.stream("slow", {"X": [1.0]}, timeout=0.05)
-        next(stream)
-        with pytest.raises(conch.DeadlineExceededError, match=r"no answer within 0.05 s"):
-            next(stream)
-        go.set()
+        past_deadline(streamed, lambda: seen, first_s=0.05)
+        gates.append(threading.Event())
         with pytest.raises(conch.DeadlineExceededError):
-            go.clear()
             server.infer("slow", {"X": [1.0]}, timeout=0.05)
-        go.set()
+        gates[-1].set()
 
 
 def test_a_reader_that_stops_reading_does_not_hold_up_the_end() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -145,9 +144,7 @@ def test_a_server_that_is_not_there_at_the_start() -> None:
 
 def test_a_server_that_does_not_answer_at_the_start() -> None:
     with silent_server() as port:
-        start = time.monotonic()
         assert "imeout" in failure({"host": "127.0.0.1", "port": str(port), "socket_timeout": "50"})
-        assert time.monotonic() - start < 5
 
 
 def test_a_server_that_wants_a_password() -> None:

@@ -125,15 +125,13 @@ def test_a_claimant_that_gives_the_last_sequence_up_ends_a_close() -> None:
     assert answers.wait(2)
     clock.readers.clear()
     with ThreadPoolExecutor(1) as pool:
-        closing = pool.submit(model.close, WAIT_S)
+        closing = pool.submit(model.close, None)
         # Both read the clock under the lock that they give up when they sleep.
         while "conch-m-timeouts" not in clock.readers or len(set(clock.readers)) < 2:
             assert not closing.done()
         clock.ahead_ns += 2 * HOUR_NS
-        began = time.monotonic()
         assert claim.run_inline() is False
-        assert closing.result(WAIT_S)
-        assert time.monotonic() - began < WAIT_S / 2, "it was not told"
+        assert closing.result(WAIT_S), "it was told"
 
 
 def test_draining_forgets_live_sequences() -> None:

@@ -488,7 +488,7 @@ class TestSpikes:
             rig.arrive(Model(rig, "a", True, during))
             rig.next(LEAD, "a")
             # Led or handed over: somebody sees to what is left of it, without another event.
-            assert rig._happened.get(timeout=5)[1] == "a"
+            assert rig._happened.get(timeout=WAIT_S)[1] == "a"
             led.append(False)  # no more late ticks
             rig.works(2)
 
