@@ -2,7 +2,6 @@
 
 Owns: the C-core server and the handlers of its methods.
 Threads and locks: polling threads, pools, a watcher; `start` and `stop` run on the main thread.
-Used by: `conch.server`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from conch.access.access_guard import Access
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.core.process_setup import GRPC_SHARES, most_descriptors
-from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions
 from conch.frontends.grpc.adapter import ChannelArguments, Server, TlsOptions
@@ -145,26 +143,19 @@ class GrpcFrontEnd:
         services = Services(
             regions or Regions(), logs or LogControl(LogOptions(), None), traces or TraceSettings()
         )
+        self._server = Server(
+            channel_arguments(options), options.pollers, max_metadata_bytes=options.limits.metadata_bytes
+        )
         self._methods = GrpcMethods(
             core,
             services,
             method_options(options),
-            self._queue_inline,
+            self._server.pollers.queue_inline,
             clock,
             reports if options.load_reports else None,
             access,
         )
-        self._server = Server(
-            self._methods.unary,
-            self._methods.streams,
-            channel_arguments(options),
-            options.pollers,
-            max_metadata_bytes=options.limits.metadata_bytes,
-            admissions=self._methods.admissions,
-        )
-
-    def _queue_inline(self, claim: InlineClaim) -> None:
-        self._server.queue_inline(claim)
+        self._server.serve(self._methods.unary, self._methods.streams, self._methods.admissions)
 
     def start(self) -> int:
         """Listens and starts to serve; returns the port.

@@ -2,7 +2,6 @@
 
 Threads and locks: requests arrive on polling threads; long messages are decoded on a pool; the thread that
 has a response sends it.
-Used by: `grpc_methods`.
 """
 
 from __future__ import annotations
@@ -54,9 +53,7 @@ class InferHandler:
         regions: Regions | None = None,
         reports: LoadReports | None = None,
     ) -> None:
-        self.admission = admission = core.admission("grpc")
-        self._admit = admission.admit
-        self._cancel = admission.cancel
+        self.admission = core.admission("grpc")
         self._queue_inline = queue_inline
         self._encoder = encoder
         self._clock = clock
@@ -86,11 +83,11 @@ class InferHandler:
                 self._prepare(request, call, len(message))
             if self.admission.closed:
                 self.admission.check_open()
-            call.watch(self._cancel, request)
-            claim = self._admit(request, polling, None, call, len(message), single=_DECOUPLED)
+            call.watch(self.admission.cancel, request)
+            claim = self.admission.admit(request, polling, None, call, len(message), single=_DECOUPLED)
             if claim is not None:
                 self._queue_inline(claim)
-        except Exception as error:
+        except Exception as error:  # boundary: the client gets an answer, whatever happens
             self._refuse(call, message, request, error, now_ns)
 
     def _refuse(
@@ -123,5 +120,5 @@ class InferHandler:
                 call.reply_with(message, self._compression, trailing(self._reports))
         except ConchError as error:
             self._abort(call, error)
-        except Exception as error:
+        except Exception as error:  # boundary: outputs that user code has made
             self._abort(call, unsendable(request.model_name, response, error))

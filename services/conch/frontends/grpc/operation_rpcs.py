@@ -1,7 +1,6 @@
 """Adapts the table of operations to gRPC: parses requests, runs handlers on their threads, sends results.
 
 Threads and locks: `RunsOn.CALLER` handlers run on the polling thread, all others on `OperationPools`.
-Used by: the gRPC server, for all unary methods but ``ModelInfer``.
 """
 
 from __future__ import annotations
@@ -194,9 +193,9 @@ def _handler(
             call.abort(error.grpc_status, error.message)
         except DecodeError as error:
             call.abort(InvalidArgumentError.grpc_status, f"the request message is malformed: {error}")
-        except Exception as error:
+        except Exception:  # boundary: plugins, as of storage, are called below
             log.exception("%s could not be answered", message_class.__name__)
-            call.abort(InternalError.grpc_status, f"the request could not be answered: {error}")
+            call.abort(InternalError.grpc_status, "the request could not be answered")
 
     message_class, read, write, operation = rpc.message_class, rpc.read, rpc.write, rpc.operation
     handler: Callable[[ServerState, Services, Any], Any] = operation.handler

@@ -18,7 +18,7 @@ Guarantees: a claim is run or released exactly once; while a thread waits, long 
 Assumptions: the thread that handles an event queues its claims; `tick` is called often, by one thread. Race
 of an event's end and `tick`: 1. the poller handles the event E, which is in its `handled` list; 2. `tick`
 sees E a second time; 3. both pop the list; 4. the one that finds it empty has lost: the poller waits for the
-lock anew, or `tick` does nothing. Used by: `grpc_server`.
+lock anew, or `tick` leaves.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 
 from conch.core.clock import Clock
 from conch.core.servable import InlineClaim
@@ -56,12 +55,19 @@ class _Pause:
         self.lock_lost = False
 
 
+class EventQueue(Protocol):
+    """A completion queue; events without a tag tell of a timeout or of its shutdown."""
+
+    def poll(self, deadline: float | None) -> Any:
+        """Waits for an event until a time in seconds since the epoch; 0 for no wait, None for no limit."""
+
+
 class Pollers:
     """The polling threads of one completion queue.
 
     Args:
-        poll: Waits for an event until a time in seconds since the epoch (0 for no wait, None for no limit).
-        is_timeout: Tells a timeout from a shutdown of the queue; events without a tag are one of the two.
+        events: The queue.
+        timeout: The `completion_type` of events that tell of a timeout.
         count: Number of threads.
         clock: Monotonic time in nanoseconds.
 
@@ -74,13 +80,13 @@ class Pollers:
 
     def __init__(
         self,
-        poll: Callable[[float | None], Any],
-        is_timeout: Callable[[Any], bool],
+        events: EventQueue,
+        timeout: Any,
         count: int,
         clock: Clock,
     ) -> None:
-        self._next_event = poll
-        self._is_timeout = is_timeout
+        self._events = events
+        self._timeout = timeout
         self._clock = clock
         self.poll_lock = threading.Lock()
         self.state_lock = threading.Lock()
@@ -151,24 +157,24 @@ class Pollers:
         self.poll_lock.release()
 
     def _run(self) -> None:
-        poll = self._next_event
+        events, timeout = self._events, self._timeout
         handled: list[Any] = []
         self._acquire_poll_lock(handled)
         while True:
-            event = poll(0 if self._claims else None)
+            event = events.poll(0 if self._claims else None)
             tag = event.tag
             if tag is not None:
                 handled.append(event)
                 try:
                     tag(event)
-                except Exception:
+                except Exception:  # boundary: the thread goes on
                     log.exception("a gRPC event was not handled")
                 del event, tag  # frees the call before the next event
                 try:
                     handled.pop()
                 except IndexError:  # `tick` has released the lock
                     self._acquire_poll_lock(handled)
-            elif self._is_timeout(event):
+            elif event.completion_type == timeout:
                 self._run_claims(handled)
             else:
                 break
@@ -240,10 +246,10 @@ class Pollers:
     def _run_inline(self, model: InlineClaim, budget_ns: int | None) -> bool:
         try:
             return model.run_inline(budget_ns)
-        except Exception:
-            log.exception("a model could not be led")
+        except Exception:  # boundary: a model
+            log.exception("a batch could not be run inline")
         try:
             model.release()  # another thread completes what was started here
-        except Exception:
-            log.exception("a model could not be handed over")
+        except Exception:  # boundary: a model
+            log.exception("a batch could not be handed over")
         return False

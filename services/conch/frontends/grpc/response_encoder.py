@@ -2,7 +2,6 @@
 
 Also: how errors tell clients when to retry, as trailing metadata and as a response parameter.
 Threads and locks: any thread; updates of the tables are atomic.
-Used by: `infer_rpc`, `stream_infer_rpc`.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class ResponseEncoder:
         if head is None:
             head = self._single.keep(key, b"".join(self.parts(request, response)[:-1]))
         if size >= _LARGE:
-            return joined([head, data])  # joins without the GIL where possible
-        return _sendable(head + data)
+            return joined([head, data])  # joins without the GIL where possible, and checks the size
+        return head + data
 
     def parts(self, request: InferenceRequest, response: InferenceResponse | None) -> list[Buffer]:
         """Returns the serialised response in pieces.
@@ -137,10 +136,7 @@ def encode_parameters(parameters: Any, model: str = "") -> bytes:
 
 def joined(parts: list[Buffer]) -> bytes:
     """Joins the pieces of a response. Raises InvalidArgumentError: it is larger than gRPC can send."""
-    return _sendable(b"".join(parts))
-
-
-def _sendable(message: bytes) -> bytes:
+    message = b"".join(parts)
     if len(message) > MAX_BYTES:
         raise InvalidArgumentError(
             f"Response has byte size {len(message)} which exceeds gRPC's byte size limit {MAX_BYTES}."

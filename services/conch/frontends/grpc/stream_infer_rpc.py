@@ -5,7 +5,6 @@ come. A model that sends faster than the client reads blocks. Errors are message
 unless the client sends the metadata ``triton_grpc_error: true``, which makes them gRPC errors.
 Owns: the slots of each stream's open requests.
 Threads and locks: one lock for each stream, held while a message is written, so that order is kept.
-Used by: `grpc_methods`.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class InferStream:
             self._close(*self._closing)
 
     def wait_for_reader(self) -> None:
-        """Blocks while too many bytes are unsent; see `StreamCall.wait_for_reader`."""
+        """Blocks while too many bytes are unsent."""
         self._call.wait_for_reader()
 
     def order(self, slot: _Slot) -> None:
@@ -229,7 +228,7 @@ class StreamInferHandler:
             claim = self.admission.admit(request, polling, model, call, len(message))
             if claim is not None:
                 self._queue_inline(claim)
-        except Exception as error:
+        except Exception as error:  # boundary: the client gets an answer, whatever happens
             # A local variable for the error would be in a reference cycle with its traceback.
             self._send_error(slot, request, self.admission.refuse(request, error, call, len(message), now_ns))
         # Last, so that requests are queued in order: another thread may handle the next message.
@@ -271,7 +270,7 @@ class StreamInferHandler:
                 slot.stream.wait_for_reader()
         except ConchError as shown:
             self._send_error(slot, request, shown)
-        except Exception as failure:
+        except Exception as failure:  # boundary: outputs that user code has made
             self._send_error(slot, request, unsendable(request.model_name, response, failure))
 
 

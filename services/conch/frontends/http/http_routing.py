@@ -146,7 +146,7 @@ class RouteTable:
             return None
         try:
             work = target.handler(exchange, **groups)
-        except Exception as error:
+        except Exception as error:  # boundary: a handler
             exchange.respond(*_unforeseen(exchange, error))
             return None
         return None if work is None else _answer(exchange, work)
@@ -165,7 +165,7 @@ async def _answer(exchange: HttpExchange, work: Coroutine[Any, Any, Reply | None
         return
     except ConchError as error:
         reply = error_reply(error)
-    except Exception as error:
+    except Exception as error:  # boundary: a handler
         reply = _unforeseen(exchange, error)
     if reply is not None:
         exchange.respond(*reply)

@@ -205,7 +205,7 @@ def test_whoever_waits_for_calls_sees_the_last_one_end() -> None:
 @pytest.fixture(scope="module")
 def core_in_use() -> None:
     """The C core has been used before: it keeps some file descriptors from its first server on."""
-    server = Server({}, {})
+    server = Server()
     server.start()
     assert server.stop(0)
 
@@ -216,7 +216,7 @@ def test_a_server_that_nobody_has_any_more_is_gone_at_once() -> None:
     gc.collect()
     gc.disable()
     try:
-        server = Server({}, {})
+        server = Server()
         server.add_port("127.0.0.1:0")
         server.start()
         assert server.stop(0)

@@ -31,9 +31,10 @@ LEAD, HAND_OVER = "run_inline", "hand over"
 @dataclass(frozen=True, slots=True)
 class Event:
     tag: Callable[[Any], object] | None
-    timeout: bool = False
+    completion_type: int = 0
 
 
+TIMEOUT = 1
 SHUT_DOWN = Event(None)
 
 
@@ -54,15 +55,16 @@ class Rig:
         self._count = count
         self._polling = threading.Lock()
         self.clock = Clock()
-        self.pollers = Pollers(self._poll, lambda event: bool(event.timeout), count, self.clock)
+        self.pollers = Pollers(self, TIMEOUT, count, self.clock)
 
-    def _poll(self, deadline: float | None) -> Event:
+    def poll(self, deadline: float | None) -> Event:
+        """As the completion queue has it."""
         assert deadline in (0, None)
         assert self._polling.acquire(blocking=False), "two threads poll at once"
         try:
             event = self._queue.get(block=deadline is None)
         except queue.Empty:
-            return Event(None, timeout=True)
+            return Event(None, TIMEOUT)
         finally:
             self._polling.release()
         if event is SHUT_DOWN:
@@ -535,7 +537,7 @@ class TestFailures:
                 # What it has begun and not received must not be forgotten.
                 assert happened == {(LEAD, "a"), (HAND_OVER, "a"), (LEAD, "b")}
                 rig.works(2)
-        assert caplog.messages == ["a model could not be led"] * 3
+        assert caplog.messages == ["a batch could not be run inline"] * 3
 
     def test_a_spike_that_ends_in_an_error(self) -> None:
         with polling(2) as rig:

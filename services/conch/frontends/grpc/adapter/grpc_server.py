@@ -1,7 +1,6 @@
 """A gRPC server on the C core: ports, accepting calls, start and stop.
 
 Owns: completion queue, pollers, watcher and open calls.
-Used by: the gRPC front end.
 """
 
 from __future__ import annotations
@@ -68,31 +67,29 @@ class Server:
     """A gRPC server on the C core.
 
     Args:
-        unary: Handlers of unary methods, by full name such as ``/package.Service/Method``.
-        streams: Handlers of bidirectional methods.
         arguments: Channel arguments.
         pollers: Number of polling threads.
         clock: Monotonic time in nanoseconds.
         max_metadata_bytes: Limit of a call's metadata; the C core checks it only for clients that have
             acknowledged its settings.
-        admissions: Checks of unary methods, by name; a call that one refuses has no message received.
+
+    Attributes:
+        pollers: The polling threads.
+        watcher: Ticks, and looks for cancelled calls.
     """
 
     def __init__(
         self,
-        unary: Mapping[str, UnaryHandler],
-        streams: Mapping[str, StreamHandler],
         arguments: ChannelArguments = (),
         pollers: int = 2,
         clock: Clock = monotonic_ns,
         max_metadata_bytes: int = 16 * 1024,
-        admissions: Mapping[str, Callable[[UnaryCall], bool]] | None = None,
     ) -> None:
         check_grpcio()
         self._max_metadata_bytes = max_metadata_bytes
-        self._unary = {name.encode(): handler for name, handler in unary.items()}
-        self._streams = {name.encode(): handler for name, handler in streams.items()}
-        self._admissions = {name.encode(): admit for name, admit in (admissions or {}).items()}
+        self._unary: dict[bytes, UnaryHandler] = {}
+        self._streams: dict[bytes, StreamHandler] = {}
+        self._admissions: dict[bytes, Callable[[UnaryCall], bool]] = {}
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(
             tuple(
@@ -107,14 +104,27 @@ class Server:
         self._stopping = False
         self._ended = False
         self._calls = OpenCalls()
-        timeout = cygrpc.CompletionType.queue_timeout
-        self._pollers = Pollers(
-            self._queue.poll, lambda event: bool(event.completion_type == timeout), pollers, clock
-        )
-        self.queue_inline = self._pollers.queue_inline
-        self.watcher = Watcher(self._calls, self._pollers.tick)
+        self.pollers = Pollers(self._queue, cygrpc.CompletionType.queue_timeout, pollers, clock)
+        self.watcher = Watcher(self._calls, self.pollers.tick)
         # Not a method of self, which would be a reference cycle.
         self._accept_call = partial(self._server.request_call, self._queue, self._queue)
+
+    def serve(
+        self,
+        unary: Mapping[str, UnaryHandler],
+        streams: Mapping[str, StreamHandler],
+        admissions: Mapping[str, Callable[[UnaryCall], bool]],
+    ) -> None:
+        """Sets the handlers of methods, by full name such as ``/package.Service/Method``; before the start.
+
+        Args:
+            unary: Handlers of unary methods.
+            streams: Handlers of bidirectional methods.
+            admissions: Checks of unary methods; a call that one refuses has no message received.
+        """
+        self._unary = {name.encode(): handler for name, handler in unary.items()}
+        self._streams = {name.encode(): handler for name, handler in streams.items()}
+        self._admissions = {name.encode(): admit for name, admit in admissions.items()}
 
     def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
         """Listens on an address, such as ``0.0.0.0:8001`` or ``unix:/run/conch.sock``.
@@ -143,7 +153,7 @@ class Server:
         self._server.start()
         for _ in range(_OUTSTANDING_CALLS):
             self._accept_call(self._on_call)
-        self._pollers.start()
+        self.pollers.start()
         self.watcher.start()
 
     def stop(self, grace_s: float) -> bool:
@@ -166,7 +176,7 @@ class Server:
             return False
         self.watcher.stop()
         self._queue.shutdown()
-        self._ended = self._pollers.join(left)
+        self._ended = self.pollers.join(left)
         return self._ended
 
     def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:
@@ -210,7 +220,7 @@ class Server:
 
     def _may_wait(self) -> bool:
         """Returns whether the calling thread may wait for polling threads: it is none itself."""
-        return threading.current_thread() not in self._pollers.threads
+        return threading.current_thread() not in self.pollers.threads
 
     def _on_stopped(self, event: Any) -> None:
         self._stopped.set()

@@ -112,7 +112,7 @@ class GenerateCall:
             item = _item(request, response, final)
         except ConchError as error:
             item = _failure(error, final)
-        except Exception as error:
+        except Exception as error:  # boundary: outputs that user code has made
             # A missing response would go unnoticed, so the request ends, as after a worker's failure.
             item = _failure(unsendable(request.model_name, response, error), True)
         if request.watch is not None:

@@ -264,9 +264,10 @@ class InferRoute:
             done = what()
         except ConchError as error:
             done = failure(error)
-        except Exception as error:
+        except Exception:  # boundary: the top of the pool's work
             log.exception("a request or response of model '%s' could not be handled", call.model_name)
-            done = failure(InternalError(f"the request or its response could not be handled: {error}"))
+            prefix = "" if call.request is None else call.request.log_prefix
+            done = failure(InternalError(f"{prefix}the request or its response could not be handled"))
         self._mailbox.put(call, done)
 
     def _submit(
@@ -305,7 +306,7 @@ class InferRoute:
             self._admission.admit(request, False, model, exchange, exchange.size, single=DECOUPLED)
         except (LargeBindingsError, SlowTextError):
             raise
-        except Exception as error:
+        except Exception as error:  # boundary: the client gets an answer, whatever happens
             return self._failed(call, request, error)
         return request
 
