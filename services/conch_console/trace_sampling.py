@@ -13,8 +13,7 @@ from typing import Any
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import InvalidArgumentError
-from conch.observability.tracing.trace_setting import TraceSetting
-from conch.observability.tracing.trace_settings import Fields, TraceSettings
+from conch.observability.tracing.trace_settings import Fields, TraceSetting, TraceSettings
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from conch.core.request import RunTimes
 from conch.observability.tracing.trace import TensorRecord, Trace
-from conch.observability.tracing.trace_setting import TraceSetting, TraceValues
+from conch.observability.tracing.trace_settings import TraceSetting, TraceValues
 
 Spans = dict[tuple[str, int], dict[str, list[int]]]
 

@@ -12,8 +12,7 @@ from conch.core.errors import InternalError, InvalidArgumentError
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_options import trace_options
 from conch.observability.tracing.trace_ring import TraceRing
-from conch.observability.tracing.trace_setting import TraceSetting, TraceValues
-from conch.observability.tracing.trace_settings import TraceSettings
+from conch.observability.tracing.trace_settings import TraceSetting, TraceSettings, TraceValues
 from conch_console.config_view import masked_config, masked_text
 from conch_console.log_ring import LogRing
 from conch_console.trace_sampling import TraceSampling

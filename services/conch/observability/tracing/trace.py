@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from conch.core.errors import ConchError
 from conch.core.request import RunTimes, SpanRecord
-from conch.observability.tracing.trace_setting import TraceSetting
+from conch.observability.tracing.trace_settings import TraceSetting
 
 MOST_SPANS = 128
 """Spans of model code that one trace keeps."""

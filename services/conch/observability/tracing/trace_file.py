@@ -20,7 +20,7 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.observability.exporters import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_records import tree_text
-from conch.observability.tracing.trace_setting import TraceSetting
+from conch.observability.tracing.trace_settings import TraceSetting
 from conch.observability.tracing.trace_sink import TraceSink
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from conch.core.errors import InvalidArgumentError
-from conch.observability.tracing.trace_setting import TraceValues
-from conch.observability.tracing.trace_settings import OPENTELEMETRY, TRITON
+from conch.observability.tracing.trace_settings import OPENTELEMETRY, TRITON, TraceValues
 from conch.observability.tracing.tracer import TailRules
 
 _MODES = (TRITON, OPENTELEMETRY)

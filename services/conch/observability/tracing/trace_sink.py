@@ -8,7 +8,7 @@ from conch.core.clock import wall_seconds
 from conch.observability.exporters import Exporter
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.tracing.trace import Trace
-from conch.observability.tracing.trace_setting import TraceSetting
+from conch.observability.tracing.trace_settings import TraceSetting
 
 
 class TraceSink:

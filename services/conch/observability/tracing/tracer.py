@@ -24,8 +24,12 @@ from conch.core.request_log import Caller
 from conch.observability.exporters import DropCounter, SpanOptions
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent, parse_traceparent
-from conch.observability.tracing.trace_setting import TraceSetting, ratio_threshold
-from conch.observability.tracing.trace_settings import SettingListener, TraceSettings
+from conch.observability.tracing.trace_settings import (
+    SettingListener,
+    TraceSetting,
+    TraceSettings,
+    ratio_threshold,
+)
 from conch.observability.tracing.trace_sink import TraceSink
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from conch.observability.exporters import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_file import TraceFile
 from conch.observability.tracing.trace_records import tree_text
-from conch.observability.tracing.trace_setting import TraceSetting
+from conch.observability.tracing.trace_settings import TraceSetting
 
 LATER = 10.0
 

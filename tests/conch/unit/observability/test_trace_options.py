@@ -8,7 +8,7 @@ import pytest
 
 from conch.core.errors import InvalidArgumentError
 from conch.observability.tracing.trace_options import TraceOptions, trace_options
-from conch.observability.tracing.trace_setting import TraceValues
+from conch.observability.tracing.trace_settings import TraceValues
 from conch.observability.tracing.tracer import TailRules
 
 ON = ("level=TIMESTAMPS", "triton,file=t.json")

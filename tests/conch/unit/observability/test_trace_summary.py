@@ -14,7 +14,7 @@ from conch.observability.exporters import DropCounter
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_file import TraceFile
 from conch.observability.tracing.trace_reader import ReadTrace, TraceFileError, read_traces
-from conch.observability.tracing.trace_setting import TraceSetting
+from conch.observability.tracing.trace_settings import TraceSetting
 from conch.observability.tracing.trace_summary import slowest, stages, summarize
 from conch.observability.tracing.waterfall import as_svg, as_text, title, waterfall
 

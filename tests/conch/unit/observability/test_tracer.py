@@ -18,8 +18,7 @@ from conch.core.request import InferenceRequest, RunTimes
 from conch.observability.exporters import DropCounter, SpanOptions
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent
-from conch.observability.tracing.trace_setting import TraceSetting, TraceValues
-from conch.observability.tracing.trace_settings import OPENTELEMETRY, TraceSettings
+from conch.observability.tracing.trace_settings import OPENTELEMETRY, TraceSetting, TraceSettings, TraceValues
 from conch.observability.tracing.trace_sink import TraceSink
 from conch.observability.tracing.tracer import TailRules, Tracer
 
