@@ -1,8 +1,7 @@
 """Computes batch keys: requests with equal keys may share a batch.
 
 Requests must have the same inputs, with equal shapes except for the batch dimension. Padded inputs compare by
-their padded shape; ragged inputs by no shape; shape tensors by their values, too. Used by: `priority`,
-`validation`.
+their padded shape; ragged inputs by no shape; shape tensors by their values, too.
 """
 
 from __future__ import annotations

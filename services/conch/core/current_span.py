@@ -3,7 +3,7 @@
 Log lines get its ids, spans of the code become its children, and so do those that code makes with
 OpenTelemetry's own API, if the process has imported that. Owns one context variable, so that threads,
 coroutines and their callbacks each see their own; coroutines take it along, as they copy the context of the
-thread that starts them. Used by: `model_spans`, Python models and bound functions, log handlers.
+thread that starts them.
 """
 
 from __future__ import annotations

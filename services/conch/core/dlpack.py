@@ -2,7 +2,7 @@
 
 numpy makes a capsule of an array that only holds the address, so numpy's C code frees it on any thread; then
 the device is written into the capsule. A deleter in Python could run while an exception propagates through a
-model, and would lose that exception. Used by: `pb_tensor`, `device`.
+model, and would lose that exception.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recognises model files by their first bytes, so that errors name what a file is and what serves it.
 
-Reads little and runs nothing of the file. Used by: backends, `check`.
+Reads little and runs nothing of the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Counters of loads: durations of loads and swaps, and failures.
 
-Threads and locks: any thread; one lock. Used by: the agent and the loads (writers), the metrics port.
+Threads and locks: any thread; one lock.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A context variable carries the cancellation check of a load. Steps that take long, such as the installation of
 packages, call `check_load_cancelled`; backends need not know of it.
-
-Used by: the front ends and BLS; implemented by `conch_control`.
 """
 
 from __future__ import annotations

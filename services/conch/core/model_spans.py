@@ -1,7 +1,7 @@
 """`span`: spans that model code makes around parts of its own work.
 
 A span is recorded when it ends, by the `Watch` of the request that the code belongs to. Without a traced
-request it costs one look at a context variable. No state. Used by: `conch.span`, `pb_utils.span`.
+request it costs one look at a context variable. No state.
 """
 
 from __future__ import annotations

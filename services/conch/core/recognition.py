@@ -6,7 +6,7 @@ these bytes. The validator keeps by the signature what it has found: that the re
 batch size, its batch key. Encoders and workers' connections keep what they derive from names, datatypes and
 shapes in the same kind of table.
 
-Threads and locks: none; updates of a table are atomic. Used by: front ends, `validation`, workers.
+Threads and locks: none; updates of a table are atomic.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A front end attaches a `Watch` to each request through `RequestLog`; it writes a line with the final response.
 A request without a watch costs one attribute check per batch. Models check `REQUESTS.on` once per request and
 batch before they log verbose lines, in the words of Triton's log.
-
-Used by: `Admission`, the executor, ensembles; `request_watch` implements `RequestLog`.
 """
 
 from __future__ import annotations

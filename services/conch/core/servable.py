@@ -1,7 +1,4 @@
-"""The interface of a loaded model version, or ensemble version, that serves requests.
-
-Used by: admission, front ends and the control plane; implemented by `Model`, `CachedModel` and `Ensemble`.
-"""
+"""The interface of a loaded model version, or ensemble version, that serves requests."""
 
 from __future__ import annotations
 

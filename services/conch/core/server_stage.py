@@ -4,8 +4,7 @@
 docs/operations.md shows the table of `server_live`, `server_ready` and `model_ready`; while the server stops,
 probes get an error instead, except for the gRPC health service.
 
-Threads and locks: `ServerStages` may be advanced from any thread; reads take no lock. Used by: `admission`,
-`server_state`, `server`.
+Threads and locks: `ServerStages` may be advanced from any thread; reads take no lock.
 """
 
 from __future__ import annotations

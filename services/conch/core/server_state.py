@@ -2,7 +2,6 @@
 
 Owns: the `ServerStages`; creates an `Admission` for each front end.
 Threads and locks: any thread; the registry and the stages do their own locking.
-Used by: the front ends, the Python API and `conch.server`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Snapshots of a version's counters, and the counters of decoupled responses; durations are nanoseconds.
-
-Used by: `ModelStatistics`, which holds its lock around all calls.
-"""
+"""Snapshots of a version's counters, and the counters of decoupled responses; durations are nanoseconds."""
 
 from __future__ import annotations
 

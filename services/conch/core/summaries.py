@@ -3,7 +3,7 @@
 Buckets are a thirty-second of a power of two wide, so a quantile is off by 1.6 % at most. Counts are kept in
 time slices, which together cover the last minute, as in Triton.
 
-Threads and locks: callers hold the lock of `ModelStatistics`. Used by: `model_statistics`, `summary_metrics`.
+Threads and locks: callers hold the lock of `ModelStatistics`.
 """
 
 from __future__ import annotations

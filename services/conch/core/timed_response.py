@@ -1,7 +1,6 @@
 """`TimedResponse`: an HTTP response that has to come within its socket's timeout as a whole.
 
 The timeout of a socket holds for each read: a peer that sends a byte now and then would never be too late.
-Used by: `policy_reload`, `transport` of OTLP, `health_command`, as the `response_class` of connections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Validates requests against a model and sets their batch size and batch key.
 
 Rules, order and texts are those of Triton's core. Owns: per model, the signatures of requests that
-passed, which skip most checks. Threads and locks: any thread, without a lock. Used by: `Model`,
-`EnsembleModel`, `Warmup`.
+passed, which skip most checks. Threads and locks: any thread, without a lock.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ follow are claimed for the same thread. It runs them once the first model is don
 
 Threads and locks: the running claim is thread-local; `release` may come from any thread, so claims are taken
 from a deque, whose `popleft` gives each one to a single thread.
-Used by: `EnsembleExecution`, and calls from models, which release the claim of the thread that waits.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ lock:
     3. A takes the next item from the outbox. With none left it clears `_emptying`, under the lock.
 
 Guarantees: no lock is held in a model or a responder, and immediate responses do not grow the stack.
-Used by: `EnsembleModel`.
 """
 
 from __future__ import annotations

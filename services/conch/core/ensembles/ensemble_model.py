@@ -1,6 +1,6 @@
 """A loaded version of an ensemble, as front ends and other ensembles see it.
 
-Threads and locks: any thread; one lock counts the executions in flight. Used by: `ensemble_loader`.
+Threads and locks: any thread; one lock counts the executions in flight.
 """
 
 from __future__ import annotations

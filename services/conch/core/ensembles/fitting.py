@@ -3,8 +3,6 @@
 A model with batching expects a batch dimension that one without does not have. A tensor with one dimension
 less than expected becomes a batch of one; a batch of one loses that dimension. Larger batches stay as they
 are, for a model that has the batch among its own dims.
-
-Used by: `EnsembleExecution`, `EnsembleModel`.
 """
 
 from __future__ import annotations

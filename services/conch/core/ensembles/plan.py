@@ -3,8 +3,6 @@
 Each response of a decoupled step continues separately, so tensors live in *scopes*: scope 0 is the request's,
 and every decoupled step opens one for its outputs. The inputs of a step, and the outputs of the ensemble, are
 all of one scope (Triton refuses anything else at load). So it is always clear which tensors belong together.
-
-Used by: `Flow`, `EnsembleModel`.
 """
 
 from __future__ import annotations

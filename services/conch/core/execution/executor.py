@@ -2,7 +2,6 @@
 
 Threads and locks: none of its own; batches of several instances run at the same time. Responses are counted
 before they are sent, so that a client that has its response finds it in the statistics.
-Used by: the runners, and `Warmup`.
 """
 
 from __future__ import annotations
@@ -164,7 +163,6 @@ class Executor:
                 responses = outcome
             else:
                 responses = self._checked(batch, outcome)
-            failed = type(responses) is _Failures
             if self._sequences:
                 requests, responses = self._sequence(batch, responses)
             now = batch.compute_end_ns = self._clock()
@@ -181,7 +179,7 @@ class Executor:
                 responses = self._settle_unanswered(batch, requests, responses, ends, execution)
             self._settle_answered(requests, responses, ends)
             if execution is not None:
-                self._end_execution(batch, execution, requests, ends, failed)
+                self._end_execution(batch, execution, requests, ends)
             # Counted before they are sent: a client that has its response finds it in the statistics.
             self._statistics.record_batch(batch, ends, execution is None)
             # The last responses of a decoupled model go behind those that are still being sent.
@@ -271,7 +269,6 @@ class Executor:
         execution: ExecutionRecord,
         requests: Sequence[InferenceRequest],
         ends: dict[InferenceRequest, RequestEnd],
-        failed: bool,
     ) -> None:
         """Ends the execution of a batch whose requests end apart from it, unless one of them is to."""
         now = batch.compute_end_ns
@@ -279,7 +276,7 @@ class Executor:
             for request in requests:
                 if ends.get(request) is not RequestEnd.RUNS_AGAIN:
                     ends[request] = RequestEnd.OPEN  # its tracked responder counts it
-            execution.end(now, failed)
+            execution.end(now)
             return
         # Without a time at which outputs began, the execution lasts until the model's first response.
         goes_on = (RequestEnd.OPEN,) if not batch.compute_output_start_ns else ()
@@ -384,6 +381,8 @@ class Executor:
 
     def _failures(self, batch: Batch, error: BaseException) -> _Failures:
         shown = without_traceback(self._shown(error))
+        if batch.execution is not None:
+            batch.execution.fail()
         for request in batch.requests:
             request.rescheduled = False
         return _Failures(InferenceResponse([], shown) for _ in batch.requests)

@@ -2,7 +2,6 @@
 
 A configured group may leave out its kind, GPUs and count. `resolve` fills them in for the machine and rejects
 impossible groups. The resolved groups are what a config shows, and `place` lists their instances.
-Used by: the control plane's config, and `InstancePool`.
 """
 
 from __future__ import annotations

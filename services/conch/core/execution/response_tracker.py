@@ -141,7 +141,14 @@ class ExecutionRecord:
         self.start_ns = batch.compute_start_ns
         self.input_end_ns = 0
 
-    def end(self, now_ns: int, failed: bool = False) -> None:
+    def fail(self) -> None:
+        """Has the execution not counted, unless it was counted."""
+        with self._lock:
+            batch, self._batch = self._batch, None
+            if batch is not None:
+                self.input_end_ns = batch.compute_input_end_ns or self.start_ns
+
+    def end(self, now_ns: int) -> None:
         """Counts the execution, unless it was counted or failed."""
         with self._lock:
             batch, self._batch = self._batch, None
@@ -149,8 +156,7 @@ class ExecutionRecord:
                 return
             # Not set yet if a request completes before `execute` returns.
             self.input_end_ns = batch.compute_input_end_ns or self.start_ns
-            if not failed:
-                self._statistics.record_execution(batch, now_ns)
+            self._statistics.record_execution(batch, now_ns)
 
 
 class _TrackedResponder:

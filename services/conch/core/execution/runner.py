@@ -82,15 +82,7 @@ from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
-from conch.core.scheduling.scheduler import (
-    IDLE,
-    Batch,
-    Decision,
-    OutcomeReader,
-    OutcomeWait,
-    Scheduler,
-    WaitUntil,
-)
+from conch.core.scheduling.scheduler import Batch, OutcomeReader, OutcomeWait, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
 
 log = logging.getLogger(__name__)
@@ -371,14 +363,15 @@ class Runner:
         """
         if self._expiries.next_ns <= now and not self.expiry.look(now):
             self.closing.check()  # the last sequence may have ended
-        decision: Decision = IDLE
-        if self._idle and self.scheduler.pending:
-            if self.selector is not None:
-                decision = self.selector.next_batch(now)
-            else:
-                decision = self.scheduler.next_batch(now)
-                if type(decision) is Batch:
-                    decision.runs_on = self._idle.pop()
+        if not self._idle or not self.scheduler.pending:
+            self._later_ns = NEVER
+            return None
+        if self.selector is not None:
+            decision = self.selector.next_batch(now)
+        else:
+            decision = self.scheduler.next_batch(now)
+            if type(decision) is Batch:
+                decision.runs_on = self._idle.pop()
         if type(decision) is Batch:
             decision.state = _TAKEN
             decision.compute_start_ns = now

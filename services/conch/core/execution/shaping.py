@@ -1,4 +1,4 @@
-"""Reshapes tensors between clients and backends, and selects and classifies outputs. Used by: `Executor`."""
+"""Reshapes tensors between clients and backends, and selects and classifies outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm-up: runs the samples of a config on an instance before clients' requests. Used by: `InstancePool`."""
+"""Warm-up: runs the samples of a config on an instance before clients' requests."""
 
 from __future__ import annotations
 

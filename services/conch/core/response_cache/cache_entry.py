@@ -1,8 +1,7 @@
 """Encodes responses as cache entries; decoded ones share the memory of the entry.
 
 ``CNR1``, the length of the head as a 32-bit number, the head (JSON: the outputs without their data, the
-parameters), and the data of each output in wire form, each at a multiple of 16 bytes from the start. Used by:
-`cached_model`.
+parameters), and the data of each output in wire form, each at a multiple of 16 bytes from the start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The response cache of a server, which wraps models. Used by: the server and the model loaders."""
+"""The response cache of a server, which wraps models."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns: the threads, at most one for each connection, and a bounded queue of calls. A request does not wait for
 long: calls beyond the bounds are refused, and after an error the cache is not called for a while. Requests
-are then served without the cache. Used by: `cache_service`, `remotely_cached_model`.
+are then served without the cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model or ensemble whose responses are cached.
 
 `CachedModel` stands before the model and passes on, unchanged, what is not found. So models without a cache
-pay nothing for it. Used by: `CacheService`.
+pay nothing for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A least-recently-used cache in this process's memory, shared by all models.
 
-Threads and locks: any thread; one lock. Used by: `local`, `cache_service`, `server_metrics`.
+Threads and locks: any thread; one lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model behind a cache that blocks, such as one behind a network. Used by: `cache_service`."""
+"""A model behind a cache that blocks, such as one behind a network."""
 
 from __future__ import annotations
 

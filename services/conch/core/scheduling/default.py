@@ -1,4 +1,4 @@
-"""The default scheduler: one request per batch, first in, first out. Used by: `model_version`."""
+"""The default scheduler: one request per batch, first in, first out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Dynamic batchers with priority levels and queue policies, and with a budget of elements for padded inputs.
-
-Used by: `model_version`.
-"""
+"""Dynamic batchers with priority levels and queue policies, and with an element budget for padded inputs."""
 
 from __future__ import annotations
 

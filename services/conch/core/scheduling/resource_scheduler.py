@@ -20,7 +20,6 @@ others waiting until it has caught up.
 
 Guarantees: free units are reserved for waiting grants in order, so one that needs much is not overtaken for
 ever by those that need little; others are granted whenever the rest is enough.
-Used by: `RateLimiter`.
 """
 
 from __future__ import annotations

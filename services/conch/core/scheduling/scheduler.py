@@ -1,4 +1,4 @@
-"""The interface of schedulers, and their decisions. Used by the runners."""
+"""The interface of schedulers, and their decisions."""
 
 from __future__ import annotations
 

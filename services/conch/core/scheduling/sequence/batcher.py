@@ -16,8 +16,6 @@ ready or runs.
     it is ended without a request          ended, after what is queued
     ended                                  the seat goes to the oldest sequence of the backlog
     =====================================  =======================================================
-
-Used by: the runners, under their lock.
 """
 
 from __future__ import annotations

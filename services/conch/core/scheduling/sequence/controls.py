@@ -1,7 +1,4 @@
-"""Control inputs: a request's sequence id, and its START, READY and END flags.
-
-Used by: `warmup`, `batcher`, `strategies`.
-"""
+"""Control inputs: a request's sequence id, and its START, READY and END flags."""
 
 from __future__ import annotations
 

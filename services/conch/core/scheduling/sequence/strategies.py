@@ -1,4 +1,4 @@
-"""How an instance batches its sequences. Used by: `batcher`.
+"""How an instance batches its sequences.
 
 Direct: a live sequence owns one row of the batches. Oldest: the first requests of the sequences are batched
 dynamically.
