@@ -120,7 +120,7 @@ class Admission:
             if request.cancelled:
                 self.cancel(request)
             return claim
-        except Exception as error:
+        except Exception as error:  # boundary: models and caches of add-ons; raised again
             request.discard()
             self._log_failure(request, error)
             raise
@@ -161,7 +161,8 @@ class Admission:
         if not isinstance(error, ConchError):
             what = "a request of a stream" if self._protocol == "grpc-stream" else "a request"
             log.error("%s could not be handled", what, exc_info=error)
-            error = InternalError(f"the request could not be handled: {error}")
+            prefix = "" if request is None else request.log_prefix
+            error = InternalError(f"{prefix}the request could not be handled")
         if self._log is not None:
             self._log.refuse(request, error, self._protocol, caller, bytes_in, received_ns)
         return error

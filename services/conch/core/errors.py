@@ -1,7 +1,8 @@
 """Error classes with their Triton code, gRPC status and HTTP status.
 
-Codes and mappings are Triton's, with additions. The message of a `ConchError` is safe for clients. Other
-exceptions reach clients only through `as_conch_error`; their tracebacks go only to the log.
+Codes and mappings are Triton's, with additions. The message of a `ConchError` is safe for clients. Of other
+exceptions the text reaches clients only if a model or its backend raised them, by `as_conch_error`; their
+tracebacks go only to the log.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def message_of(error: object) -> str:
     """Text of an exception, even if its ``__str__`` fails; cut if it is long."""
     try:
         return shortened(str(error), MOST_TEXT // 2)  # others add names and places
-    except BaseException:
+    except BaseException:  # boundary: exception classes of models
         return NO_MESSAGE
 
 
@@ -204,6 +205,11 @@ def as_conch_error(error: BaseException) -> ConchError:
     if isinstance(error, ConchError):
         return error
     return InternalError(message_of(error) or type(error).__name__)
+
+
+def without_details(error: BaseException, sentence: str) -> ConchError:
+    """Returns a `ConchError` unchanged; hides others, which the caller logs, behind a sentence."""
+    return error if isinstance(error, ConchError) else InternalError(sentence)
 
 
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]

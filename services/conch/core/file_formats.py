@@ -202,7 +202,7 @@ def _zip_format(path: Path) -> FileFormat | None:
                 return KERAS
             if "schema.json" in names:
                 return SKOPS if "__module__" in json.loads(archive.read("schema.json")) else None
-    except Exception:  # an archive made by hand can fail in any way
+    except Exception:  # boundary: a file of the user, which can fail in any way
         return None
     tails = [name.partition("/")[2] for name in names]
     if any(re.match(r"models/.*\.json", tail) for tail in tails):

@@ -75,6 +75,6 @@ def _failure(make: Callable[[], object]) -> str | None:
         make()
     except MemoryError:
         return None  # not the model's fault
-    except Exception as error:
+    except Exception as error:  # boundary: arrays of models
         return message_of(error)
     return None

@@ -181,7 +181,7 @@ class EnsembleExecution:
         owner = self._owner
         try:
             child, model = owner.fitting(self.request, run, self._on_response, owner.clock())
-        except Exception as error:
+        except Exception as error:  # boundary: tensors of models, which may not fit their shapes
             self._step_failed(run, without_traceback(as_conch_error(error)), True)
             return None
         with self._lock:
@@ -189,7 +189,7 @@ class EnsembleExecution:
         running = EnsembleClaim.current()
         try:
             claim = owner.admission.admit(child, may_claim or running is not None, model, parent=self.request)
-        except Exception as error:
+        except Exception as error:  # boundary: the step's model
             with self._lock:
                 self._children.pop(child, None)
             self._step_failed(run, without_traceback(as_conch_error(error)), True)

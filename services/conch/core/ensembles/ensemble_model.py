@@ -172,7 +172,7 @@ class EnsembleModel:
         if request.classes is not None or self._shaper.reshapes_outputs:
             try:
                 self._shaper.shape_response(request, response)
-            except Exception as error:  # an output whose data do not fit its shape
+            except Exception as error:  # boundary: models, whose outputs may not fit their shapes
                 response.error = as_conch_error(error)
             if response.error is not None:
                 return InferenceResponse([], response.error)

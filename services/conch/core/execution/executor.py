@@ -18,6 +18,7 @@ from conch.core.errors import (
     InternalError,
     InvalidArgumentError,
     as_conch_error,
+    without_details,
     without_traceback,
 )
 from conch.core.execution.response_tracker import ExecutionRecord, ResponseTracker
@@ -139,7 +140,7 @@ class Executor:
         outcome: Outcome | Pending
         try:
             outcome = batch.runs_on.start(batch, done)
-        except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
+        except BaseException as error:  # boundary: models, one of which may call sys.exit()
             if batch.settled:
                 log.exception("model '%s' failed after it had answered a batch", self._spec.name)
             outcome = self._failures(batch, error)
@@ -199,7 +200,8 @@ class Executor:
         for request in batch.requests:
             request.rescheduled = False
             try:
-                request.fail(as_conch_error(error))
+                sentence = f"{request.log_prefix}the request could not be handled"
+                request.fail(without_details(error, sentence))
             except Exception:  # boundary: responders
                 log.exception("a request of a batch that could not be finished could not be answered")
 
@@ -288,7 +290,7 @@ class Executor:
         """Notifies the instance that runs a request of its cancellation."""
         try:
             request.notify_cancelled()
-        except Exception:
+        except Exception:  # boundary: backends
             log.exception("an instance of model '%s' could not be told of a cancellation", self._spec.name)
 
     def _checked(self, batch: Batch, outcome: Outcome) -> Sequence[InferenceResponse | None]:
@@ -306,7 +308,7 @@ class Executor:
                 f"backend of model '{self._spec.name}' returned {len(outcome)} responses for "
                 f"{len(batch.requests)} requests"
             )
-        except Exception as error:  # an outcome may be no sequence at all
+        except Exception as error:  # boundary: backends, whose outcome may be no sequence at all
             return self._failures(batch, error)
 
     def refuse(
@@ -370,7 +372,7 @@ class Executor:
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:
             self._shaper.shape_response(request, response)
-        except Exception as error:  # outputs whose data do not fit their shapes
+        except Exception as error:  # boundary: models, whose outputs may not fit their shapes
             response.error = self._shown(error)
             response.outputs = []
 

@@ -58,7 +58,7 @@ def start_in_parallel(tasks: Sequence[Callable[[], None]], most: int) -> None:
                 try:
                     check_load_cancelled()
                     task()
-                except BaseException as error:
+                except BaseException as error:  # boundary: backends; raised again by the first thread
                     failures.append(error)
 
     threads: list[threading.Thread] = []

@@ -445,7 +445,7 @@ class Runner:
         try:
             if batch is not None:
                 self._drive(batch, end)
-        except BaseException:
+        except BaseException:  # raised again
             with self.lock:
                 self._stop_waiting(awaited)
             wait.reader.detach()  # or the outcome would never be received

@@ -71,7 +71,7 @@ class CacheThreads:
             return None
         try:
             entry = self._cache.lookup(key)
-        except Exception as error:
+        except Exception as error:  # boundary: caches
             self._fail(error)
             return None
         self._recover()
@@ -83,7 +83,7 @@ class CacheThreads:
             return True
         try:
             kept = self._cache.insert(key, entry, ttl_ns)
-        except Exception as error:
+        except Exception as error:  # boundary: caches
             self._fail(error)
             return True
         self._recover()
@@ -103,7 +103,7 @@ class CacheThreads:
         while (task := self._next()) is not None:
             try:
                 task()
-            except Exception:  # must not end the thread
+            except Exception:  # boundary: top of a thread
                 log.exception("a call to the response cache failed")
             del task  # or it lives for as long as the thread sleeps
 

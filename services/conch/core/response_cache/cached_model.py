@@ -186,7 +186,7 @@ class CachedModel:
         """Stores a response; errors must not affect it."""
         try:
             self._insert(key, encode_entry(response))
-        except Exception as error:
+        except Exception as error:  # boundary: outputs of models, caches of add-ons
             self._log_rejection(key, error)
 
     def _insert(self, key: bytes, entry: bytes) -> None:

@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 from conch.core.clock import Clock
-from conch.core.errors import CancelledError, ConchError, as_conch_error
+from conch.core.errors import CancelledError, ConchError, without_details
 from conch.core.model_statistics import QUEUED
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_cache.base import ResponseCache
@@ -150,7 +150,7 @@ class RemotelyCachedModel(CachedModel):
                 key = self._key(request)
                 entry = self._threads.lookup(key)
                 response = None if entry is None else self._read(entry)
-            except Exception:  # as good as a miss; the model validates the request
+            except Exception:  # boundary: caches; as good as a miss, and the model validates the request
                 log.exception("model '%s' could not look for a cached response", self.spec.name)
         missed_ns = self._clock() - start
         if not self._take(request, forward=True):
@@ -164,8 +164,11 @@ class RemotelyCachedModel(CachedModel):
             else:
                 self.model.submit(request)
             self._recall(request)
-        except Exception as error:  # no caller is left to raise it to
-            request.fail(as_conch_error(error))
+        except Exception as error:  # boundary: top of a thread of the cache
+            if not isinstance(error, ConchError):
+                log.exception("a request to model '%s' could not be handled", self.spec.name)
+            sentence = f"{request.log_prefix}the request could not be handled"
+            request.fail(without_details(error, sentence))
         finally:
             self._forwarded()
 

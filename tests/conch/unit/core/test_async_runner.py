@@ -738,7 +738,7 @@ def test_a_batch_that_can_not_be_finished_holds_up_no_other(
     kept = Kept()
     model, loaded = make_beginning(make_spec(decoupled=decoupled), kept)
     answers = Answers()
-    first, second = make_request(answers), make_request(answers)
+    first, second = make_request(answers, id="a"), make_request(answers)
     model.submit(first)
     model.submit(second)
     with monkeypatch.context() as patch:
@@ -753,11 +753,14 @@ def test_a_batch_that_can_not_be_finished_holds_up_no_other(
             patch.setattr(ModelStatistics, "record_batch", no_memory)
         kept.finish()
     assert answers.wait(1)
-    assert answers.response(first).error is not None
+    error = answers.response(first).error
+    assert error is not None
+    assert error.message == "[request id: a] the request could not be handled"
     kept.finish()
     assert answers.wait(2)
     assert answers.response(second).error is None
     assert "a batch that was done could not be finished" in caplog.text
+    assert "no memory" in caplog.text
     assert model.close(WAIT_S)
     assert loaded.problems == []
 
