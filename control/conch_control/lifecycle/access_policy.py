@@ -1,39 +1,25 @@
-"""Access policies for model control: what clients and models may ask of the agent."""
+"""What clients and models may ask of the agent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 
-from conch.core.errors import PermissionDeniedError, UnavailableError
+from conch.core.errors import InvalidArgumentError, PermissionDeniedError, UnavailableError
 from conch.core.model_control import IndexEntry, LoadParameter, ModelControl
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.json_format import parse_override
 from conch_control.control_options import MOST_CONFIG_BYTES, ControlMode
-from conch_control.lifecycle.load_overrides import read_overrides, uploaded_code
+from conch_control.lifecycle.load_overrides import CONFIG, read_overrides
+from conch_control.repository.uploads import FILE_PREFIX
 
+_ENVIRONMENT = ("EXECUTION_ENV_PATH", "CONCH_ENV_")
+"""Prefixes of config parameters that select a worker's interpreter or variables."""
 
-class ModelFacingAgent:
-    """The agent as models see it.
+_CODE = ("CONCH_ALLOW_PICKLE", "CPU_EXTENSION_PATH")
+"""Config parameters that have an engine run what a file or library of the machine says."""
 
-    A load requested in a model's `initialize` runs inside that model's own load, so it needs an extra
-    slot.
-    """
-
-    def __init__(self, agent: ModelControl) -> None:
-        self._agent = agent
-        self.extra_slot: Callable[[], AbstractContextManager[object]] = nullcontext
-
-    def index(self, ready_only: bool) -> list[IndexEntry]:
-        """All models with the state of each version."""
-        return self._agent.index(ready_only)
-
-    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """Loads a model in an extra slot of the load queue."""
-        with self.extra_slot():
-            self._agent.load(name, parameters)
-
-    def unload(self, name: str, unload_dependents: bool) -> None:
-        """Starts unloading a model."""
-        self._agent.unload(name, unload_dependents)
+_WRITES = ("CACHE_DIR", "CONCH_OV_CACHE_DIR")
+"""Config parameters with a directory that an engine writes to."""
 
 
 class GuardedAgent:
@@ -74,7 +60,7 @@ class GuardedAgent:
         self.check_changes()
         read_overrides(parameters, self._most_config_bytes)  # the size is checked before anything is parsed
         if not may_upload:
-            code = uploaded_code(parameters)
+            code = _uploaded_code(parameters)
             if code:
                 raise PermissionDeniedError(
                     f"the load request for model '{name}' brings {code}: that is taken from clients on this "
@@ -108,3 +94,33 @@ class GuardedAgent:
                 "model load / unload is not allowed on this port: the server runs with "
                 "--allow-model-control=false"
             )
+
+
+def _uploaded_code(parameters: Mapping[str, LoadParameter]) -> str:
+    """Describes what in a load request selects code to run or files to write; empty if nothing does.
+
+    A malformed config selects none, as its load fails.
+    """
+    file = next((key for key in parameters if key.startswith(FILE_PREFIX)), None)
+    if file is not None:
+        return f"a file ('{file}')"
+    config = parameters.get(CONFIG)
+    try:
+        wanted = parse_override(config) if isinstance(config, str) else ModelConfig()
+    except InvalidArgumentError:
+        return ""
+    for key in sorted(wanted.parameters):
+        if key.startswith(_ENVIRONMENT):
+            return f"an environment (parameter '{key}' of its config)"
+        if key in _CODE:
+            return f"code (parameter '{key}' of its config)"
+        if key in _WRITES:
+            return f"a directory to write to (parameter '{key}' of its config)"
+    for library in wanted.model_operations.op_library_filename:
+        return f"a library ('{library}' in model_operations of its config)"
+    accelerators = wanted.optimization.execution_accelerators
+    for accelerator in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        for key in sorted(accelerator.parameters):
+            if "path" in key:  # trt_extra_plugin_lib_paths, trt_engine_cache_path, ...
+                return f"a path (parameter '{key}' of accelerator '{accelerator.name}' in its config)"
+    return ""

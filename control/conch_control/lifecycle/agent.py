@@ -31,7 +31,7 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.control_options import WILDCARD, ControlOptions
 from conch_control.events import EventLog
-from conch_control.lifecycle.access_policy import GuardedAgent, ModelFacingAgent
+from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides
@@ -104,14 +104,13 @@ class Agent:
         self.events = EventLog(wall_seconds)
         self._states = VersionStates(registry, self.events)
         # Models may load others in explicit mode even if --allow-model-control is off for clients.
-        models = ModelFacingAgent(self)
-        calls = Calls(
-            registry, GuardedAgent(models, options.mode, most_config_bytes=options.max_config_bytes)
+        models = GuardedAgent(
+            _ModelFacingAgent(self), options.mode, most_config_bytes=options.max_config_bytes
         )
+        calls = Calls(registry, models)
         loader = ModelLoader(options, get_backend, registry, cache, calls, families)
         self.loads = LoadStatistics()
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
-        models.extra_slot = self.lifecycle.queue.extra_slot
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)
         # Result of the last scan:
@@ -320,6 +319,27 @@ class Agent:
         if not self._registry.entries.get(name, Entry()).states:
             self._states.failed(name, failure.reason)
         return failure
+
+
+class _ModelFacingAgent:
+    """The agent as models see it.
+
+    A load that a model requests in its `initialize` runs inside that model's own load, so it needs an extra
+    slot.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def index(self, ready_only: bool) -> list[IndexEntry]:
+        return self._agent.index(ready_only)
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        with self._agent.lifecycle.queue.extra_slot():
+            self._agent.load(name, parameters)
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        self._agent.unload(name, unload_dependents)
 
 
 def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:

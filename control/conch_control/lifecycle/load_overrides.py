@@ -10,22 +10,13 @@ from dataclasses import dataclass, field, replace
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.model_control import LoadParameter
-from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.json_format import parse_override
 from conch_control.config.parse import check_config_size
 from conch_control.control_options import MOST_CONFIG_BYTES
 from conch_control.repository.source import Scan
 from conch_control.repository.uploads import FILE_PREFIX, UploadedModel, normalized_files
 
-_CONFIG = "config"
-_ENVIRONMENT = ("EXECUTION_ENV_PATH", "CONCH_ENV_")
-"""Prefixes of config parameters that select a worker's interpreter or variables."""
-
-_CODE = ("CONCH_ALLOW_PICKLE", "CPU_EXTENSION_PATH")
-"""Config parameters that have an engine run what a file or library of the machine says."""
-
-_WRITES = ("CACHE_DIR", "CONCH_OV_CACHE_DIR")
-"""Config parameters with a directory that an engine writes to."""
+CONFIG = "config"
+"""Name of the parameter with the config."""
 
 _TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
 
@@ -45,7 +36,7 @@ def read_overrides(
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in parameters.items():
-        if key == _CONFIG:
+        if key == CONFIG:
             if not isinstance(value, str):
                 raise InvalidArgumentError("Config parameter 'config' must have string type for its value")
             size = len(value.encode(errors="surrogatepass"))
@@ -59,36 +50,6 @@ def read_overrides(
             kind = _TYPES[type(value)]
             raise InvalidArgumentError(f"Unrecognized load parameter '{key}' with type '{kind}'")
     return Overrides(config, files)
-
-
-def uploaded_code(parameters: Mapping[str, LoadParameter]) -> str:
-    """Describes what in a load request selects code to run or files to write; empty if nothing does.
-
-    A malformed config selects none, as its load fails.
-    """
-    file = next((key for key in parameters if key.startswith(FILE_PREFIX)), None)
-    if file is not None:
-        return f"a file ('{file}')"
-    config = parameters.get(_CONFIG)
-    try:
-        wanted = parse_override(config) if isinstance(config, str) else ModelConfig()
-    except InvalidArgumentError:
-        return ""
-    for key in sorted(wanted.parameters):
-        if key.startswith(_ENVIRONMENT):
-            return f"an environment (parameter '{key}' of its config)"
-        if key in _CODE:
-            return f"code (parameter '{key}' of its config)"
-        if key in _WRITES:
-            return f"a directory to write to (parameter '{key}' of its config)"
-    for library in wanted.model_operations.op_library_filename:
-        return f"a library ('{library}' in model_operations of its config)"
-    accelerators = wanted.optimization.execution_accelerators
-    for accelerator in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
-        for key in sorted(accelerator.parameters):
-            if "path" in key:  # trt_extra_plugin_lib_paths, trt_engine_cache_path, ...
-                return f"a path (parameter '{key}' of accelerator '{accelerator.name}' in its config)"
-    return ""
 
 
 def apply_overrides(name: str, overrides: Overrides, scan: Scan) -> Scan:

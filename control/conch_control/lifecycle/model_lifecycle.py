@@ -27,7 +27,6 @@ from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.draining import Drainer, unload_order
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
-from conch_control.lifecycle.memory_usage import MemoryMeter
 from conch_control.lifecycle.model_definition import Definition, NoVersionError, PollError, read_definition
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.staging import Fetcher, Lease, poll_error
@@ -74,16 +73,7 @@ class ModelLifecycle:
         self.queue = LoadQueue(max(options.load_threads, 1))
         self._lock = self.queue.lock
         self._statistics = LoadStatistics() if statistics is None else statistics
-        self.builder = VersionBuilder(
-            loader,
-            states,
-            self.queue,
-            options.load_retries,
-            MemoryMeter(),
-            options.keep_latencies,
-            options.keep_first_responses,
-            options.keep_summaries,
-        )
+        self.builder = VersionBuilder(loader, states, self.queue, options)
         self._fetcher = Fetcher(options, states, self.queue)
         self.drainer = Drainer(self._lock, registry, states)
         self._loaded: dict[str, _Loaded] = {}

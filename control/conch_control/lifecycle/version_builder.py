@@ -15,6 +15,7 @@ from conch.core.execution.instance_pool import Resize
 from conch.core.model_control import cancellable_load
 from conch.core.servable import Servable
 from conch_control.config.model_spec import first_response_buckets
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
 from conch_control.lifecycle.memory_usage import MemoryMeter, log_taken
 from conch_control.lifecycle.model_definition import Definition
@@ -63,21 +64,14 @@ class VersionBuilder:
         loader: ModelLoader,
         states: VersionStates,
         queue: LoadQueue,
-        retries: int,
-        meter: MemoryMeter,
-        keep_latencies: bool = False,
-        keep_first_responses: bool = False,
-        keep_summaries: bool = False,
+        options: ControlOptions,
         clock: Clock = monotonic_ns,
     ) -> None:
         self._loader = loader
         self._states = states
         self._queue = queue
-        self._retries = retries
-        self._meter = meter
-        self._keep_latencies = keep_latencies
-        self._keep_first_responses = keep_first_responses
-        self._keep_summaries = keep_summaries
+        self._options = options
+        self._meter = MemoryMeter()
         self._clock = clock
 
     def build(
@@ -159,7 +153,7 @@ class VersionBuilder:
                     for change in changes:
                         self._states.change(name, {version: change})
 
-        for left in range(self._retries, -1, -1):
+        for left in range(self._options.load_retries, -1, -1):
             log.info("loading: %s:%d", name, version)
             measurement = self._meter.begin()
             start = self._clock()
@@ -181,12 +175,12 @@ class VersionBuilder:
                 built.load_ns[version] = end - start
                 warm_up = f", {(end - warm_ups[0]) / 1e9:.2f} s of it warm-up" if warm_ups else ""
                 log.info("'%s' version %d loaded in %.2f s%s", name, version, (end - start) / 1e9, warm_up)
-                if self._keep_latencies:
+                if self._options.keep_latencies:
                     model.statistics.keep_latencies()
-                if self._keep_first_responses:
+                if self._options.keep_first_responses:
                     bounds_ms = first_response_buckets(model.spec.config)
                     model.statistics.keep_first_responses(bounds_ms, model.spec.decoupled)
-                if self._keep_summaries:
+                if self._options.keep_summaries:
                     model.statistics.keep_summaries()
                 grown = built.host_bytes[version] = self._meter.end(measurement)
                 log_taken(f"'{name}' version {version}", grown)
