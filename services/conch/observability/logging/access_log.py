@@ -92,7 +92,12 @@ class AccessLog(RecordLog[AccessRecord]):
     ) -> None:
         sink: Sink = sink_of(stream or sys.stdout) if options.file is None else FileSink(options.file)
         self.steps = steps
-        super().__init__("access log", sink, json_line if options.json else text_line, log)
+        self._json = options.json
+        super().__init__("access log", sink, log)
+
+    def line(self, record: AccessRecord) -> str:
+        """A record as a line of the chosen format."""
+        return json_line(record) if self._json else text_line(record)
 
     def add(self, record: AccessRecord) -> None:
         """Queues a record for writing."""

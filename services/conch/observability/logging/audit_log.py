@@ -56,19 +56,18 @@ class AuditLog(RecordLog[AuditRecord]):
 
     def __init__(self, file: Path | None) -> None:
         sink: Sink = sink_of(sys.stdout) if file is None else FileSink(file)
-        super().__init__("audit log", sink, audit_line, log)
+        super().__init__("audit log", sink, log)
+
+    def line(self, record: AuditRecord) -> str:
+        """A record as one line of JSON, without an empty `subject` or `error`."""
+        fields = {name: getattr(record, name) for name in AuditRecord.__slots__}
+        fields["ts"] = datetime.fromtimestamp(record.ts, UTC).isoformat(timespec="microseconds")
+        for name in ("subject", "error"):
+            if not fields[name]:
+                del fields[name]
+        return quoted(fields)
 
     def add(self, record: AuditRecord) -> None:
         """Queues a record for writing; never blocks."""
         texts = (record.error, record.model, record.subject)  # of any length
         self._writer.put(record, RECORD_BYTES + sum(map(len, texts)))
-
-
-def audit_line(record: AuditRecord) -> str:
-    """A record as one line of JSON, without an empty `subject` or `error`."""
-    fields = {name: getattr(record, name) for name in AuditRecord.__slots__}
-    fields["ts"] = datetime.fromtimestamp(record.ts, UTC).isoformat(timespec="microseconds")
-    for name in ("subject", "error"):
-        if not fields[name]:
-            del fields[name]
-    return quoted(fields)

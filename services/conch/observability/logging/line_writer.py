@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging import Logger
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.observability.logging.log_sinks import Sink
 
 T = TypeVar("T")
-Item_co = TypeVar("Item_co", covariant=True)
 
 CAPACITY = 16 * 2**20
 """Capacity of the queue in bytes."""
@@ -32,14 +31,28 @@ _RECORD_CLOSE_S = 2.0
 _SHORTEST_WAIT_S = 0.001
 
 
-class Delayed(Protocol[Item_co]):
-    """A source of items with a due time."""
+class LineSource(Generic[T]):
+    """What a writer asks about its items, on its thread."""
+
+    def line(self, item: T) -> str:
+        """An item's line, without its end."""
+        raise NotImplementedError
+
+    def dropped_items(self, count: int) -> T | None:
+        """Takes the number of dropped items when writing works again; gives an item to write, or None."""
+        raise NotImplementedError
+
+    def reopen_failed(self, error: OSError) -> T | None:
+        """Takes the error of a reopening; gives an item to write, or None."""
+        raise NotImplementedError
 
     def next_ns(self) -> int | None:
-        """A lower bound of the next due time; None if no item is pending."""
+        """A lower bound of the next time at which a delayed item is due; None if none is pending."""
+        return None
 
-    def due(self, now_ns: int | None) -> Iterable[Item_co]:
+    def due(self, now_ns: int | None) -> Iterable[T]:
         """Removes and returns the due items; all items if `now_ns` is None."""
+        return ()
 
 
 class _Nudge:
@@ -55,11 +68,7 @@ class LineWriter(Generic[T]):
     Args:
         name: Name of the thread.
         sink: Output, closed with the writer.
-        render: Makes an item's line, without its end, on the thread.
-        dropped: Called on the thread with the number of dropped items when writing works again; gives an item
-            to write, or None.
-        failed: Called with the error of a failed reopening; gives an item to write, or None.
-        delayed: Source of delayed items, or None.
+        source: Makes the lines.
         capacity: Capacity of the queue in bytes.
         gather_s: Seconds to gather items before the next write: waking up costs more than writing one.
         clock: Monotonic time in nanoseconds.
@@ -69,19 +78,13 @@ class LineWriter(Generic[T]):
         self,
         name: str,
         sink: Sink,
-        render: Callable[[T], str],
-        dropped: Callable[[int], T | None],
-        failed: Callable[[OSError], T | None],
-        delayed: Delayed[T] | None = None,
+        source: LineSource[T],
         capacity: int = CAPACITY,
         gather_s: float = 0.0,
         clock: Clock = monotonic_ns,
     ) -> None:
         self._sink = sink
-        self._render = render
-        self._on_dropped = dropped
-        self._on_reopen_failure = failed
-        self._delayed = delayed
+        self._source = source
         self._capacity = capacity
         self._gather_s = gather_s
         self._clock = clock
@@ -157,8 +160,7 @@ class LineWriter(Generic[T]):
             if self._reopen:
                 self._reopen = False
                 self._reopen_sink()
-            if self._delayed is not None:
-                items += self._delayed.due(None if self._closing else self._clock())
+            items += self._source.due(None if self._closing else self._clock())
             self._write(items)
             with self._lock:
                 self._held -= size
@@ -193,7 +195,7 @@ class LineWriter(Generic[T]):
         return items, size, nudges
 
     def _wait_s(self) -> float | None:
-        next_ns = None if self._delayed is None else self._delayed.next_ns()
+        next_ns = self._source.next_ns()
         return None if next_ns is None else max((next_ns - self._clock()) / 1e9, _SHORTEST_WAIT_S)
 
     def _write(self, items: list[T]) -> None:
@@ -203,7 +205,7 @@ class LineWriter(Generic[T]):
             self._dropped += len(items) - (len(lines) if written else 0)
             count = self._dropped if written else 0
         if count:
-            item = self._on_dropped(count)
+            item = self._source.dropped_items(count)
             line = None if item is None else self._line(item)
             if line is None or self._out([line]):
                 with self._lock:
@@ -221,7 +223,7 @@ class LineWriter(Generic[T]):
 
     def _line(self, item: T) -> str | None:
         try:
-            return self._render(item) + "\n"
+            return self._source.line(item) + "\n"
         except Exception:  # the top of the thread, and of threads that log; counted as dropped
             return None
 
@@ -229,32 +231,24 @@ class LineWriter(Generic[T]):
         try:
             self._sink.reopen()
         except OSError as error:
-            item = self._on_reopen_failure(error)
+            item = self._source.reopen_failed(error)
             if item is not None:
                 self._write([item])
 
 
-class RecordLog(Generic[T]):
-    """A log of calls with a line for each record, such as the access log; kinds of it queue their records.
+class RecordLog(LineSource[T]):
+    """A log of calls with a line for each record, such as the access log; a subclass makes the lines.
 
     Args:
         name: For its messages: ``access log``.
         sink: Output, closed with the log.
-        render: Makes a record's line.
         logger: Logs lost lines.
     """
 
-    def __init__(self, name: str, sink: Sink, render: Callable[[T], str], logger: Logger) -> None:
+    def __init__(self, name: str, sink: Sink, logger: Logger) -> None:
         self._name = name
         self._logger = logger
-        self._writer = LineWriter(
-            f"conch-{name.replace(' ', '-')}",
-            sink,
-            render,
-            self._log_dropped,
-            self._log_reopen_failure,
-            gather_s=_RECORD_GATHER_S,
-        )
+        self._writer = LineWriter(f"conch-{name.replace(' ', '-')}", sink, self, gather_s=_RECORD_GATHER_S)
 
     def reopen(self) -> None:
         """Reopens the file soon; signal-safe."""
@@ -264,12 +258,14 @@ class RecordLog(Generic[T]):
         """Writes queued records and ends; False on a timeout of the file."""
         return self._writer.close(_RECORD_CLOSE_S)
 
-    def _log_dropped(self, count: int) -> None:
+    def dropped_items(self, count: int) -> None:
+        """Logs that lines were dropped."""
         self._logger.warning(
             "lines of the %s were dropped, as they could not be written: %d", self._name, count
         )
 
-    def _log_reopen_failure(self, error: OSError) -> None:
+    def reopen_failed(self, error: OSError) -> None:
+        """Logs that the file could not be reopened."""
         self._logger.warning(
             "the %s could not be opened anew, the old file is written to: %s", self._name, error
         )

@@ -20,7 +20,7 @@ from conch.core.current_span import span_fields
 from conch.core.errors import message_of, record_message, record_traceback, shortened
 from conch.core.request_log import REQUESTS
 from conch.observability.exporters import Exporter, LogItem
-from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.line_writer import LineSource, LineWriter
 from conch.observability.logging.log_settings import LogOptions
 from conch.observability.logging.log_sinks import FileSink, Sink, sink_of
 from conch.observability.logging.repeat_limit import Fate, RepeatLimit
@@ -88,7 +88,7 @@ class TextFormatter(logging.Formatter):
         return line
 
 
-class LogHandler(logging.Handler):
+class LogHandler(logging.Handler, LineSource[str]):
     """Formats records on the logging thread and queues the lines for a writing thread.
 
     Attributes:
@@ -105,7 +105,7 @@ class LogHandler(logging.Handler):
         self._wanted: dict[int, bool] = {}
         self._limit = RepeatLimit[logging.LogRecord](options.repeat_limit)
         self._process = os.getpid()
-        self._writer = LineWriter("conch-log", sink, _same, self._dropped, self._failed, self, clock=clock)
+        self._writer = LineWriter("conch-log", sink, self, clock=clock)
         self.apply(options)
 
     def createLock(self) -> None:
@@ -140,7 +140,7 @@ class LogHandler(logging.Handler):
                 if fate is Fate.COUNTED_FIRST:
                     self._writer.nudge()
                 return
-        line = self._line(record)
+        line = self._format(record)
         self._writer.put(line, _LINE_BYTES + len(line))
         if self.exporter is not None and os.getpid() == self._process:
             self.exporter.export([_item(record)])
@@ -171,6 +171,10 @@ class LogHandler(logging.Handler):
         self._writer.close(_FLUSH_TIMEOUT_S)
         super().close()
 
+    def line(self, text: str) -> str:
+        """The line, which was formatted by the thread that logged."""
+        return text
+
     def next_ns(self) -> int | None:
         """Time of the next summary of suppressed messages."""
         return self._limit.next_ns()
@@ -180,9 +184,9 @@ class LogHandler(logging.Handler):
         found = [_summary(repeats.first, repeats.count) for repeats in self._limit.due(now_ns)]
         if self.exporter is not None:
             self.exporter.export([_item(record) for record in found])
-        return [self._line(record) for record in found]
+        return [self._format(record) for record in found]
 
-    def _line(self, record: logging.LogRecord) -> str:
+    def _format(self, record: logging.LogRecord) -> str:
         try:
             return self.format(record)
         except Exception as error:  # the record of a model, whose arguments may not fit or may raise
@@ -191,16 +195,18 @@ class LogHandler(logging.Handler):
             place = record.name, record.levelno, record.pathname, record.lineno
             return self.format(logging.LogRecord(*place, broken, None, None))
 
-    def _dropped(self, count: int) -> str:
+    def dropped_items(self, count: int) -> str:
+        """A line about dropped ones."""
         text = f"log lines were dropped, as they could not be written: {count:,}"
         return self._own(text, count)
 
-    def _failed(self, error: OSError) -> str:
+    def reopen_failed(self, error: OSError) -> str:
+        """A line about a file that could not be reopened."""
         return self._own(f"the log file could not be opened anew, the old one is written to: {error}", None)
 
     def _own(self, text: str, dropped: int | None) -> str:
         record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
-        return self._line(record if dropped is None else _changed(record, dropped=dropped))
+        return self._format(record if dropped is None else _changed(record, dropped=dropped))
 
 
 def configure(options: LogOptions, stream: TextIO | None = None) -> LogHandler:
@@ -272,10 +278,6 @@ def _item(record: logging.LogRecord) -> LogItem:
 
 def _changed(record: logging.LogRecord, **changes: object) -> logging.LogRecord:
     return logging.makeLogRecord({**vars(record), **changes})
-
-
-def _same(line: str) -> str:
-    return line
 
 
 def quoted(value: object) -> str:

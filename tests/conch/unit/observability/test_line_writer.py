@@ -15,7 +15,7 @@ import pytest
 from tests.support.core import WAIT_S
 from tests.support.servers import ROOT, eventually
 
-from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.line_writer import LineSource, LineWriter
 from conch.observability.logging.log_sinks import DescriptorSink, FileSink, Sink
 
 
@@ -52,17 +52,22 @@ class Place(Sink):
         self.closed += 1
 
 
+class Upper(LineSource[str]):
+    """Makes lines in capitals."""
+
+    def line(self, item: str) -> str:
+        return str.upper(item)
+
+    def dropped_items(self, count: int) -> str:
+        return f"{count} dropped"
+
+    def reopen_failed(self, error: OSError) -> str:
+        return f"failed: {error.strerror}"
+
+
 @contextmanager
 def writing(sink: Sink, capacity: int = 1 << 20, gather_s: float = 0.0) -> Iterator[LineWriter[str]]:
-    writer = LineWriter[str](
-        "test-writer",
-        sink,
-        str.upper,
-        lambda count: f"{count} dropped",
-        lambda error: f"failed: {error.strerror}",
-        capacity=capacity,
-        gather_s=gather_s,
-    )
+    writer = LineWriter("test-writer", sink, Upper(), capacity=capacity, gather_s=gather_s)
     try:
         yield writer
     finally:
