@@ -89,11 +89,11 @@ class RayUnaryCall(RayCall):
         self._subject: Any = None
 
     def watch(self, on_cancel: Callable[[Any], None], subject: Any) -> None:
-        """See `UnaryRpc.watch`."""
+        """Calls `on_cancel` with the subject if the caller is cancelled."""
         self._on_cancel, self._subject = on_cancel, subject
 
     def reply(self, message: bytes) -> None:
-        """See `UnaryRpc.reply`."""
+        """Answers, from any thread."""
         self._on_loop(self._set, message)
 
     def reply_with(self, message: bytes, compression: str | None, trailing: Metadata | None) -> None:
@@ -101,7 +101,7 @@ class RayUnaryCall(RayCall):
         self.reply(message)
 
     def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
-        """See `UnaryRpc.abort`."""
+        """Answers with an error, from any thread."""
         self._on_loop(self._set, RefusalError(status, details, trailing))
 
     async def answer(self) -> bytes:
@@ -153,7 +153,7 @@ class RayStreamCall(RayCall):
         on_cancel: Callable[[], None],
         compression: str | None = None,
     ) -> None:
-        """See `StreamRpc.start`; compression is the proxy's."""
+        """Reads the first message; compression is the proxy's."""
         self._on_message, self._on_cancel = on_message, on_cancel
         self.read_next()
 
@@ -166,7 +166,7 @@ class RayStreamCall(RayCall):
         self._on_loop(self._start_reading)
 
     def write(self, message: bytes) -> None:
-        """See `StreamRpc.write`."""
+        """Sends a message, from any thread; dropped once the stream is over."""
         with self._changed:
             if self._finished or self._closing is not None:
                 return
@@ -175,7 +175,7 @@ class RayStreamCall(RayCall):
         self._on_loop(self._wake.set)
 
     def wait_for_reader(self) -> None:
-        """See `StreamRpc.wait_for_reader`."""
+        """Waits while too much is unsent, but not on the loop that sends."""
         if self._unsent <= _MOST_UNSENT_BYTES or _running_loop() is self._loop:
             return
         with self._changed:
@@ -184,7 +184,7 @@ class RayStreamCall(RayCall):
             )
 
     def close(self, status: int = 0, details: str = "", trailing: Metadata | None = None) -> None:
-        """See `StreamRpc.close`."""
+        """Closes the stream once all is sent; the first status counts."""
         with self._changed:
             if self._closing is None:
                 self._closing = RefusalError(status, details, trailing)
@@ -192,7 +192,7 @@ class RayStreamCall(RayCall):
         self._on_loop(self._wake.set)
 
     def refuse(self, status: int, details: str, trailing: Metadata | None = None) -> None:
-        """See `StreamRpc.refuse`."""
+        """Closes the stream with an error."""
         self.close(status, details, trailing)
 
     async def responses(self) -> AsyncGenerator[bytes, None]:

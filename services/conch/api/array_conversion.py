@@ -11,15 +11,7 @@ from conch.core.tensor import NUMPY_DTYPES, Array
 
 
 def array_of(value: Any, datatype: str | None) -> Array:
-    """Converts a value to an array of a datatype; an array keeps its type, except for strings.
-
-    Args:
-        value: The value.
-        datatype: Protocol name of the element type; None for what numpy chooses.
-
-    Raises:
-        ValueError: It cannot be converted, or values would change.
-    """
+    """Converts a value to an array of a datatype; an array keeps its type, except for strings."""
     if isinstance(value, np.ndarray):
         return encoded(value)
     if datatype == "BYTES":
@@ -41,11 +33,7 @@ def array_of(value: Any, datatype: str | None) -> Array:
 
 
 def input_array(name: str, value: Any, datatype: str | None) -> Array:
-    """Converts an input.
-
-    Raises:
-        InvalidArgumentError: It cannot be converted.
-    """
+    """Converts an input."""
     try:
         return array_of(value, datatype)
     except (TypeError, ValueError) as error:
@@ -61,11 +49,7 @@ def listed(value: Any) -> Array:
 
 
 def encoded(array: Array) -> Array:
-    """Converts string elements to objects of `bytes`; numbers stay.
-
-    Raises:
-        ValueError: There are other objects.
-    """
+    """Converts string elements to objects of `bytes`; numbers stay."""
     if array.dtype.kind not in "SUO":
         return array
     elements = array.ravel().tolist()

@@ -60,11 +60,7 @@ class Url:
 
     @classmethod
     def parse(cls, url: str) -> Url:
-        """Parses a url.
-
-        Raises:
-            InvalidArgumentError: It is invalid.
-        """
+        """Parses a url."""
         scheme, found, address = url.partition("://")
         if not found:
             scheme, address = "grpc", url
@@ -76,11 +72,7 @@ class Url:
         return cls(scheme.startswith("grpc"), _SCHEMES[scheme], address.rstrip("/"))
 
     def module(self, aio: bool = False) -> ModuleType:
-        """The tritonclient module for this protocol.
-
-        Raises:
-            ImportError: It is not installed; the text says how to install it.
-        """
+        """The tritonclient module for this protocol."""
         kind = "grpc" if self.grpc else "http"
         try:
             return import_module(f"tritonclient.{kind}.aio" if aio else f"tritonclient.{kind}")
@@ -108,16 +100,7 @@ class Signature:
     def arrays(
         self, given: Sequence[npt.ArrayLike], named: Mapping[str, npt.ArrayLike], sample: bool
     ) -> dict[str, tuple[str, Array]]:
-        """Datatype and array of each input.
-
-        Args:
-            given: Inputs in the model's order.
-            named: Inputs by name.
-            sample: Whether to add the batch dimension, where the model has one.
-
-        Raises:
-            InvalidArgumentError: They do not fit the model.
-        """
+        """Datatype and array of each input; `sample` adds the batch dimension where the model has one."""
         if given and named:
             raise InvalidArgumentError("inputs can be given in their order or by name, not both")
         if given:
@@ -234,11 +217,7 @@ class ClientBase:
         parameters: Mapping[str, Parameter] | None,
         sample: bool,
     ) -> dict[str, Any]:
-        """Keyword arguments of tritonclient's methods for a request.
-
-        Raises:
-            InvalidArgumentError: The inputs do not fit the model.
-        """
+        """Keyword arguments of tritonclient's methods for a request."""
         inputs = []
         for name, (datatype, array) in signature.arrays(given, named, sample).items():
             tensor = self._tensors.InferInput(name, list(array.shape), datatype)
@@ -275,11 +254,7 @@ class ClientBase:
 
 @contextmanager
 def translated_errors(timeout_s: float | None = None) -> Iterator[None]:
-    """Converts exceptions of tritonclient to conch's classes.
-
-    Args:
-        timeout_s: Time limit of the block in seconds; None for no limit.
-    """
+    """Converts exceptions of tritonclient to conch's classes; `timeout_s` is the block's time limit."""
     try:
         yield
     except Exception as error:  # of tritonclient and its transports

@@ -73,12 +73,7 @@ class ServerSettings:
         return frozenset(each.port for each in parts if each is not None) - {0}
 
     def compose(self, bound: BoundRepository, stack: ExitStack) -> Server:
-        """Makes a server that is not started yet; `stack` closes what it leaves after its stop.
-
-        Raises:
-            ConchError: The settings can't work.
-            FlagError: The access log or the audit log can't be opened.
-        """
+        """Makes a server that is not started yet; `stack` closes what it leaves after its stop."""
         REQUESTS.on = log.isEnabledFor(logging.DEBUG)
         options, settings = self.options, self._settings
         control = options.control

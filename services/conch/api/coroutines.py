@@ -71,12 +71,7 @@ def resolve_awaitable(returned: Any) -> Any:
 
 
 def resolve_awaitables(returned: Sequence[Any], alone: bool) -> list[Any]:
-    """Resolves the results of several calls; their coroutines run concurrently.
-
-    Args:
-        returned: The results.
-        alone: Whether an exception is raised; otherwise it replaces the result.
-    """
+    """Resolves several results, coroutines concurrently; an exception is raised only if `alone`."""
     waiting = [each for each in returned if isawaitable(each)]
     results = iter(_run(_gathered(waiting, alone)) if waiting else ())
     return [next(results) if isawaitable(each) else resolve_awaitable(each) for each in returned]

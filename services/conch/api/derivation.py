@@ -28,16 +28,7 @@ _ADVICE = (
 
 
 def hinted_inputs(name: str, function: Function, batching: bool) -> list[Tensor]:
-    """The inputs from a function's type hints.
-
-    Args:
-        name: The model's name, for errors.
-        function: A function of arrays as keyword arguments, possibly decorated.
-        batching: Whether arrays have a leading batch dimension.
-
-    Raises:
-        InvalidArgumentError: A hint is incomplete; the text names it.
-    """
+    """The inputs from a function's type hints."""
     parameters, hints = _hints(name, function)
     inputs = []
     for parameter in parameters.values():
@@ -51,11 +42,7 @@ def hinted_inputs(name: str, function: Function, batching: bool) -> list[Tensor]
 
 
 def hinted_outputs(name: str, function: Function, batching: bool) -> list[Tensor]:
-    """The outputs from the hint of the returned or yielded value.
-
-    Raises:
-        InvalidArgumentError: The hint is incomplete; the text names it.
-    """
+    """The outputs from the hint of the returned or yielded value."""
     returned = _hints(name, function)[1].get("return")
     if get_origin(returned) in _STREAMS:
         returned = get_args(returned)[0]
@@ -76,19 +63,7 @@ def from_example(
     outputs: Sequence[Tensor] | None,
     batching: bool,
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The inputs and outputs of one call: inputs have the example's dims, those of outputs are variable.
-
-    Args:
-        name: The model's name, for errors.
-        function: The function; called once if its outputs are unknown.
-        example: Its inputs, with the batch dimension where the model has one.
-        inputs: Its inputs, if known.
-        outputs: Its outputs, if known.
-        batching: Whether arrays have a leading batch dimension.
-
-    Raises:
-        InvalidArgumentError: The function raises, or a value is not a tensor.
-    """
+    """The inputs and outputs of one call: inputs have the example's dims, those of outputs are variable."""
     datatypes = {tensor.name: tensor.datatype for tensor in inputs or ()}
     arrays: dict[str, Array] = {}
     for label, value in example.items():

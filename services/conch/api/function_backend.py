@@ -56,11 +56,7 @@ class FunctionBackend(Backend):
         self._find = find
 
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Finds the functions of a model version.
-
-        Raises:
-            InvalidArgumentError: The config uses a feature that functions do not support.
-        """
+        """Finds the functions of a model version."""
         for setting, there in (("CONCH_PADDING", spec.padding), ("batch_input", spec.batch_inputs)):
             if there:
                 raise InvalidArgumentError(
@@ -124,7 +120,7 @@ class FunctionInstance(BackendInstance):
         )
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
-        self._split = scatter_for(spec).split
+        self._scatterer = scatter_for(spec)
         self._coroutines = Coroutines(name)
         self._shaper = Shaper(spec)
         self._context = ModelContext(
@@ -230,7 +226,7 @@ class FunctionInstance(BackendInstance):
             named = self._named(answer)
             if core.responses_wait:
                 named = {name: array.copy() for name, array in named.items()}
-            return self._split([core], self._wanted(core), named)[0]
+            return self._scatterer.split([core], self._wanted(core), named)[0]
         except BaseException as error:  # of user code
             return InferenceResponse([], self._shown(error))
 

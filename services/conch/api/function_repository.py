@@ -103,21 +103,13 @@ class BoundRepository:
                     self._models[model.name] = before
 
     def remove(self, name: str) -> None:
-        """Removes a name.
-
-        Raises:
-            InvalidArgumentError: It has no function.
-        """
+        """Removes a name."""
         with self._lock:
             if self._models.pop(name, None) is None:
                 raise InvalidArgumentError(f"no function is bound to '{name}'")
 
     def find(self, key: str) -> BoundModel:
-        """The model with a key.
-
-        Raises:
-            InternalError: The key is unknown.
-        """
+        """The model with a key."""
         with self._lock:
             model: Any = self._by_key.get(key)
         if model is None:

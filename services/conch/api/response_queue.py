@@ -52,21 +52,12 @@ class ResponseQueue:
         self._on_put()
 
     def try_take(self) -> tuple[InferenceResponse | None, bool]:
-        """Returns the next response, or None, and whether the stream is over.
-
-        Raises:
-            UnavailableError: The server has stopped before the end.
-        """
+        """Returns the next response, or None, and whether the stream is over."""
         with self._changed:
             return self._taken()
 
     def take(self, timeout_s: float | None = None) -> InferenceResponse | None:
-        """Returns the next response; None after the last.
-
-        Raises:
-            DeadlineExceededError: None arrived in time.
-            UnavailableError: The server has stopped before the end.
-        """
+        """Returns the next response; None after the last."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._kept or self._ended or self._closed, timeout_s):
                 raise DeadlineExceededError(f"no answer within {timeout_s} s")

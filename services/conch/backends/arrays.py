@@ -32,6 +32,10 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
+_ALIGNMENT = 64  # as frameworks align their own memory
+_LEAST_BYTES = 64 * 1024
+"""Smallest total output, in bytes, for which avoiding the copy pays off."""
+
 ArrayResults = Mapping[str, Array]
 """Outputs of a run by name."""
 
@@ -112,6 +116,19 @@ class AsyncArrayFunction(Protocol):
         """
 
 
+@runtime_checkable
+class WritesInPlace(Protocol):
+    """An array function that can write its outputs to given memory."""
+
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+        """Runs the model once.
+
+        Args:
+            inputs: As for a call.
+            outputs: An array to fill for each requested output, of its shape.
+        """
+
+
 class PaddedFunction:
     """An `AsyncArrayFunction` of a model that runs batches of one size only; adds rows, and cuts them off."""
 
@@ -166,7 +183,7 @@ class _ArrayInstance(BackendInstance):
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
         self._gather = gather_for(spec)
-        self.scatter = scatter_for(spec).split
+        self.scatterer = scatter_for(spec)
         self._in_place = InPlaceOutputs(spec) if writes_in_place else None
 
     def close(self) -> None:
@@ -221,9 +238,13 @@ class ArrayInstance(_ArrayInstance):
         inputs = self._gather(batch, requests)
         batch.compute_input_end_ns = monotonic_ns()
         places = self._places(requests, wanted, inputs)
-        results = self._function(inputs, wanted) if places is None else self._run_into(inputs, places)
+        if places is None:
+            results = self._function(inputs, wanted)
+        else:
+            cast(WritesInPlace, self._function).run_into(inputs, places)
+            results = places
         batch.compute_output_start_ns = monotonic_ns()
-        return self.scatter(requests, wanted, results)
+        return self.scatterer.split(requests, wanted, results)
 
     def _run_on_device(
         self, gather: DeviceGatherer, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...]
@@ -235,11 +256,7 @@ class ArrayInstance(_ArrayInstance):
         batch.compute_input_end_ns = monotonic_ns()
         results = function.on_device(inputs, wanted, places)
         batch.compute_output_start_ns = monotonic_ns()
-        return self.scatter(requests, wanted, results)
-
-    def _run_into(self, inputs: dict[str, Array], places: dict[str, Array]) -> dict[str, Array]:
-        cast(WritesInPlace, self._function).run_into(inputs, places)
-        return places
+        return self.scatterer.split(requests, wanted, results)
 
 
 class AsyncArrayInstance(_ArrayInstance):
@@ -309,25 +326,7 @@ class _StartedBatch:
     def _take(self, results: ArrayResults) -> None:
         """Scatters the results of the first group."""
         self._batch.compute_output_start_ns = monotonic_ns()
-        self._responses += self._instance.scatter(self._groups.pop(0), self._wanted, results)
-
-
-_ALIGNMENT = 64  # as frameworks align their own memory
-_LEAST_BYTES = 64 * 1024
-"""Smallest total output, in bytes, for which avoiding the copy pays off."""
-
-
-@runtime_checkable
-class WritesInPlace(Protocol):
-    """An array function that can write its outputs to given memory."""
-
-    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
-        """Runs the model once.
-
-        Args:
-            inputs: As for a call.
-            outputs: An array to fill for each requested output, of its shape.
-        """
+        self._responses += self._instance.scatterer.split(self._groups.pop(0), self._wanted, results)
 
 
 class InPlaceOutputs:

@@ -5,7 +5,8 @@ Owns: per model, the datatype and dims of the last valid output, so that equal o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -53,11 +54,7 @@ class Scatterer:
     def split(
         self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Value]
     ) -> list[InferenceResponse]:
-        """The responses in the order of the requests; `wanted` are the outputs that any of them asks for.
-
-        Raises:
-            InternalError: An output is missing or contradicts the config.
-        """
+        """The responses in the order of the requests; `wanted` are the outputs that any of them asks for."""
         rows = [self._rows(request) for request in requests] if self._batches else None
         total = None if rows is None else sum(rows)
         arrays = [self._checked(name, results, total) for name in wanted]
@@ -80,7 +77,7 @@ class Scatterer:
             start = end
         return responses
 
-    _rows = staticmethod(rows_of)  # overridden where not every input has rows
+    _rows = staticmethod(rows_of)  # overridden where not every input has rows; not a method, which is a call
 
     def _checked(self, name: str, results: Mapping[str, Value], rows: int | None) -> tuple[TensorSpec, Value]:
         """One output with its spec, checked."""
@@ -131,23 +128,23 @@ class Scatterer:
             )
 
 
-class _InputShapeScatterer(Scatterer):
-    """For models with `batch_output`: each request's part has the shape of one of its inputs."""
+class _PartsScatterer(Scatterer):
+    """For models with outputs of which a request gets a part that is not rows; subclasses know the parts."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, names: Iterable[str]) -> None:
         super().__init__(spec)
-        self._sources = {name: split.source for split in spec.batch_outputs for name in split.names}
+        self._special = frozenset(names)
         self._places = {tensor.name: place for place, tensor in enumerate(spec.model_outputs)}
 
     def split(
         self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Value]
     ) -> list[InferenceResponse]:
-        sources = self._sources
-        responses = super().split(requests, tuple(n for n in wanted if n not in sources), results)
+        special = self._special
+        responses = super().split(requests, tuple(n for n in wanted if n not in special), results)
         for name in wanted:
-            if name in sources:
+            if name in special:
                 spec = self._outputs[name]
-                parts = self._split(spec, self._found(name, results), requests)
+                parts = self._parts(spec, self._found(name, results), requests)
                 for request, response, part in zip(requests, responses, parts, strict=True):
                     if request.requested is None or name in request.requested:
                         response.outputs.append(_tensor(spec, part))
@@ -155,7 +152,19 @@ class _InputShapeScatterer(Scatterer):
             response.outputs.sort(key=lambda tensor: self._places[tensor.name])
         return responses
 
-    def _split(self, spec: TensorSpec, array: Value, requests: list[InferenceRequest]) -> list[Array]:
+    @abstractmethod
+    def _parts(self, spec: TensorSpec, array: Value, requests: list[InferenceRequest]) -> Sequence[Value]:
+        """The checked part of each request."""
+
+
+class _InputShapeScatterer(_PartsScatterer):
+    """For models with `batch_output`: each request's part has the shape of one of its inputs."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._sources = {name: split.source for split in spec.batch_outputs for name in split.names}
+        super().__init__(spec, self._sources)
+
+    def _parts(self, spec: TensorSpec, array: Value, requests: list[InferenceRequest]) -> Sequence[Value]:
         self._check_datatype(spec, array)
         if isinstance(array, DeviceTensor):
             array = array.numpy()
@@ -169,33 +178,18 @@ class _InputShapeScatterer(Scatterer):
             ) from error
 
 
-class _ShapeTensorScatterer(Scatterer):
+class _ShapeTensorScatterer(_PartsScatterer):
     """For models with shape tensors, which have no batch dimension: each request gets a whole output."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec)
-        self._shapes = frozenset(tensor.name for tensor in (*spec.inputs, *spec.outputs) if tensor.is_shape)
-        self._places = {tensor.name: place for place, tensor in enumerate(spec.model_outputs)}
+        super().__init__(spec, [tensor.name for tensor in (*spec.inputs, *spec.outputs) if tensor.is_shape])
 
-    def split(
-        self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Value]
-    ) -> list[InferenceResponse]:
-        shapes = self._shapes
-        responses = super().split(requests, tuple(n for n in wanted if n not in shapes), results)
-        for name in wanted:
-            if name in shapes:
-                spec = self._outputs[name]
-                array = self._found(name, results)
-                self._check(spec, array, None)
-                for request, response in zip(requests, responses, strict=True):
-                    if request.requested is None or name in request.requested:
-                        response.outputs.append(_tensor(spec, array))
-        for response in responses:
-            response.outputs.sort(key=lambda tensor: self._places[tensor.name])
-        return responses
+    def _parts(self, spec: TensorSpec, array: Value, requests: list[InferenceRequest]) -> Sequence[Value]:
+        self._check(spec, array, None)
+        return [array] * len(requests)
 
     def _rows(self, request: InferenceRequest) -> int:
-        batched = (each.shape[0] for name, each in request.inputs.items() if name not in self._shapes)
+        batched = (each.shape[0] for name, each in request.inputs.items() if name not in self._special)
         return next(batched, request.batch_size)
 
 
@@ -209,11 +203,7 @@ def _tensor(spec: TensorSpec, array: Value) -> Tensor:
 
 
 def split_flat(array: Array, shapes: Shapes) -> list[Array]:
-    """Splits a flat array into consecutive views of the given shapes.
-
-    Raises:
-        ValueError: The number of elements differs.
-    """
+    """Splits a flat array into consecutive views of the given shapes."""
     flat = array.reshape(-1)
     ends = list(accumulate(prod(shape) for shape in shapes))
     if flat.size != ends[-1]:

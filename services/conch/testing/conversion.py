@@ -47,12 +47,7 @@ class Outputs(dict[str, Array]):
 
 
 def tensors_of(inputs: Mapping[str, Any], specs: Iterable[TensorSpec] = ()) -> dict[str, Tensor]:
-    """Converts inputs to the form of a front end: read-only, in wire form.
-
-    Args:
-        inputs: Arrays, or values that numpy converts.
-        specs: Datatypes for values that are not arrays.
-    """
+    """Converts inputs to the form of a front end: read-only, in wire form."""
     datatypes = {spec.name: spec.datatype for spec in specs}
     made = (_tensor(name, value, datatypes.get(name)) for name, value in inputs.items())
     return {

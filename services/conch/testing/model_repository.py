@@ -59,12 +59,7 @@ class Repository:
         config: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> Servable:
-        """Loads one version of a model; by default the newest.
-
-        Raises:
-            ConchError: It cannot be loaded.
-            FileNotFoundError: The directory or version does not exist.
-        """
+        """Loads one version of a model; by default the newest."""
         # The only place where the planes meet.
         from conch_control.config.json_format import to_json
         from conch_control.config.parse import read_config

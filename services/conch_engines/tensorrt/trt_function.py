@@ -165,7 +165,7 @@ class TensorRTFunction:
             try:
                 return self._run(inputs, outputs, places)
             except BaseException as error:  # of TensorRT or cupy
-                with suppress(Exception):  # what was started still uses its memory
+                with suppress(Exception):  # of cupy; what was started still uses its memory
                     self._stream.synchronize()
                 if isinstance(error, ConchError) or not isinstance(error, Exception):
                     raise
