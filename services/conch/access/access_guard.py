@@ -2,7 +2,6 @@
 
 Owns: the state of the policy in effect, the limiters and the counts of refusals.
 Threads and locks: calls on any thread; `Access` swaps the whole state at once, and has a lock for its counts.
-Used by: all ports, `MeteredAdmission`, the metrics; `policy_reload` installs states.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A request enters its principal's limit when it is admitted and leaves with its final response, so that a
 client which disconnects holds its place until its request has ended. Steps of ensembles and calls of models
 have no caller, and are not counted.
-
-Used by: `ServerState` of a server with an access policy, in place of `Admission`.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ class MeteredAdmission(Admission):
         bytes_in: int,
         received_ns: int,
     ) -> ConchError:
-        """See `Admission.refuse`; bytes that were read of a request of unknown size are charged too."""
+        """As the base class; charges the bytes that were read of a request of unknown size too."""
         grant = None if caller is None else caller.access
         if isinstance(grant, Grant) and grant.unsized:
             grant.principal.limiter.charge(bytes_in)

@@ -1,6 +1,6 @@
 """Reads the policy file of ``--access-policy``, and the files that it names, and checks them.
 
-All errors say file, line and field, and what to write instead. Used by: `policy_reload`, `server_options`.
+All errors say file, line and field, and what to write instead.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ modification. Changed contents are installed once they are the same for two read
 file is. A policy with a mistake is logged and counted, and the one before stays in effect. `KeyFetcher` has a
 thread of its own, `conch-jwks`, as a URL may hang.
 
-Owns: both threads, and what was read last. Used by: `server`.
+Owns: both threads, and what was read last.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ then compared in constant time: neither step takes a time that tells of a part o
 remembered until they expire or another state is installed, so that a request costs two hashes and a lookup.
 
 Owns: the remembered tokens. Threads and locks: any thread; a lock guards changes of what is remembered.
-Used by: `access_guard`; made by `policy_reload`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 `OPEN` to `CONTROLS` are the role sets of the table of operations. Threads and locks: any thread; a principal
 puts patterns together when they are first needed.
-Used by: the table of operations, `access_guard`, all ports.
 """
 
 from __future__ import annotations

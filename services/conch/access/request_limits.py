@@ -5,7 +5,6 @@ Bytes are taken on credit: a call is admitted while the bucket is not overdrawn,
 next one waits longer.
 
 Threads and locks: any thread; each `Limiter` has a lock, held for additions only.
-Used by: `access_guard`, `metered_admission`.
 """
 
 from __future__ import annotations

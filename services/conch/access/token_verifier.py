@@ -2,7 +2,7 @@
 
 Only asymmetric algorithms, and of these only what fits the type of the key. A token names its key by ``kid``,
 which is looked up among the keys that are there; what else a header says of keys (``jku``, ``x5u``, ``jwk``)
-is not read. Used by: `policy_state`, `policy_file`.
+is not read.
 """
 
 from __future__ import annotations

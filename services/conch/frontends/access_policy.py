@@ -1,7 +1,4 @@
-"""Access rules that both front ends share: restricted protocols and APIs, and uploads of models' files.
-
-Used by: the front ends, which check each call; the options, which parse the flags.
-"""
+"""Access rules that both front ends share: restricted protocols and APIs, and uploads of models' files."""
 
 from __future__ import annotations
 

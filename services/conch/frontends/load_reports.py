@@ -4,7 +4,6 @@ Utilisation is that of the busiest model version. Models' gauges that have a nam
 (`_EXPORTED`) are passed on.
 Owns: the texts of the last report.
 Threads and locks: any thread, no lock; two threads may render the same report.
-Used by: the gRPC and HTTP front ends.
 """
 
 from __future__ import annotations

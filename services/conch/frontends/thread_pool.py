@@ -80,7 +80,7 @@ class ThreadPool(Executor):
         self._running: set[Future[Any]] = set()
 
     def submit(self, work: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
-        """See `Executor.submit`; for the errors see `submit_sized`."""
+        """Submits work that holds no bytes; raises as `submit_sized`."""
         return self.submit_sized(0, partial(work, *arguments, **named))
 
     def submit_sized(self, size: int, work: Callable[[], T]) -> Future[T]:

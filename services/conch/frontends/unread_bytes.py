@@ -2,7 +2,6 @@
 
 Each stream has a bound of its own, and a client may open thousands. Only what a stream has beyond
 `LEAST_OF_ONE` counts, so streams whose clients keep up cost nothing. Any thread; one lock.
-Used by: streams of gRPC, `generate_queue`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CUDA regions: GPU memory that clients share by its IPC handle. Used by: `server`."""
+"""CUDA regions: GPU memory that clients share by its IPC handle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OpenedRegion(CudaRegion):
         self._memory: CudaMemory | None = memory
 
     def check(self) -> None:
-        """Does nothing: CUDA keeps memory that other processes have open."""
+        """Never fails: CUDA keeps memory that other processes have open."""
 
     def tensor(self, offset: int, byte_size: int, name: str, datatype: str, shape: tuple[int, ...]) -> Tensor:
         """A part as a device tensor, or as a copy in host memory if devices can't use it.

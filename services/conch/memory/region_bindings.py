@@ -2,7 +2,6 @@
 
 Owns: a use of each region from decoding to the final response, or to `release`.
 Threads and locks: the decoding thread, then the threads that respond, one at a time; no lock.
-Used by: the decoders create bindings, `Admission` attaches them.
 """
 
 from __future__ import annotations

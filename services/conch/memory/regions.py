@@ -1,7 +1,6 @@
 """The table of registered shared-memory regions; system and CUDA regions share one set of names.
 
-Threads and locks: any thread; one lock for the table, not held while a region is mapped. Used by: both front
-ends.
+Threads and locks: any thread; one lock for the table, not held while a region is mapped.
 """
 
 from __future__ import annotations

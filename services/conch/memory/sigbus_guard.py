@@ -7,7 +7,6 @@ request gets an error. All other faults end the process as before.
 
 The handler is a Python function. It runs at a known point, an access to a region by code that copies or
 computes, so it may take the interpreter lock, which that code holds or has released, and allocate memory.
-Used by: `regions`, `system_region`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ protoc's Python output registers in protobuf's default pool, where tritonclient 
 which is an error. The ``_pb2`` modules here are filled from ``descriptors.binpb`` instead; this also avoids
 the check that ties protoc's output to one range of protobuf versions.
 Threads and locks: one lock while classes are made; the rest is read-only.
-Used by: `reflection`.
 """
 
 import pkgutil

@@ -2,7 +2,6 @@
 
 Owns: the pools of operations and of decoding.
 Threads and locks: handlers run on the transport's threads and return at once; pools do what may block.
-Used by: the gRPC front end, and `conch_ray` behind Ray Serve's proxy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RPCs under an access policy: checks callers before messages come, and the model of each inference request.
 
 A call is checked only if there is a policy and its RPC has roles. Methods that are not in the table of
-operations, such as those of reflection, need any principal. Used by: `grpc_methods`.
+operations, such as those of reflection, need any principal.
 """
 
 from __future__ import annotations

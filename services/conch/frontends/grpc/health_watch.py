@@ -3,7 +3,6 @@
 Owns: the watching streams, and a thread while there are any. The thread polls, as models' readiness checks
 do not notify.
 Threads and locks: one condition guards the streams.
-Used by: the gRPC front end; `operation_rpcs` has ``Check``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Converts messages to the plain requests of operations, and their plain results to messages.
-
-Used by: `operation_rpcs`.
-"""
+"""Converts messages to the plain requests of operations, and their plain results to messages."""
 
 from __future__ import annotations
 

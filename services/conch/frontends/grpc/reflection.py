@@ -1,7 +1,4 @@
-"""Server reflection (grpc.reflection.v1 and v1alpha), for grpcurl and other clients without proto files.
-
-Used by: the gRPC front end, with the services of the table of operations.
-"""
+"""Server reflection (grpc.reflection.v1 and v1alpha), for grpcurl and other clients without proto files."""
 
 from __future__ import annotations
 

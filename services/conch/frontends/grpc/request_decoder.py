@@ -3,7 +3,6 @@
 Plain requests take the fast path of `request_layouts`. Protobuf parses all others, long ones after their
 tensors are cut out, as it copies and holds the GIL. Tensors are views of the message.
 Threads and locks: any thread; `Layouts` has a lock of its own.
-Used by: `infer_rpc`, `stream_infer_rpc`.
 """
 
 from __future__ import annotations

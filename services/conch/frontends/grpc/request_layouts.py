@@ -5,8 +5,7 @@ them: a message with the length of an earlier one and the same bytes everywhere 
 Owns: templates (what requests share) and layouts (where the rest is), both bounded in number and bytes.
 Threads and locks: lookups take no lock; changes of layouts take one.
 Careful path: `request_decoder.parse_request`. Gain: 2.5 instead of 27 µs for two INT32 inputs of 64 bytes.
-Held equal by: ``tests/conch/unit/frontends/test_request_layouts.py``.
-Used by: `request_decoder`.
+Test of both: ``tests/conch/unit/frontends/test_request_layouts.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Reads the parameters of requests, inputs and outputs from protobuf messages.
-
-Used by: `request_decoder`, `request_layouts`.
-"""
+"""Reads the parameters of requests, inputs and outputs from protobuf messages."""
 
 from __future__ import annotations
 

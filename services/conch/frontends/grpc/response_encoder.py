@@ -52,7 +52,8 @@ class ResponseEncoder:
         """
         if response is None or len(response.outputs) != 1 or request.id or response.parameters:
             return joined(self.parts(request, response))
-        # Fast path of `parts`: all bytes before those of the only tensor repeat.
+        # Fast path of `parts`, the careful twin: all bytes before those of the only tensor repeat. Test of
+        # both: tests/conch/unit/frontends/test_response_encoder.py.
         model = request.model
         assert model is not None, "only a request that has been submitted is answered"
         (tensor,) = response.outputs

@@ -1,7 +1,6 @@
 """Checks the metadata of restricted RPCs, of unary calls before their message is received.
 
-Source: Triton's ``--grpc-restricted-protocol``; see `access_policy.parse_restricted_protocols`. Used by:
-`grpc_methods`.
+Source: Triton's ``--grpc-restricted-protocol``; see `access_policy.parse_restricted_protocols`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 The adapter's calls have these methods, and so do those of other transports, such as Ray Serve's proxy.
 Threads and locks: handlers get a call on its transport's thread and may answer from any thread.
-Used by: all handlers of the gRPC front end; `grpc_methods` lists them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class RpcCall(Caller, Protocol):
 
     @property
     def access(self) -> Grant | None:
-        """See `Caller`."""
+        """What the access policy grants the client; None without a policy."""
 
     @access.setter
     def access(self, grant: Grant) -> None: ...

@@ -3,7 +3,6 @@
 Input is what `wire_format.cut_infer_request` cuts out of a long message. Reads numbers with numpy, strings
 one by one into the wire form of a tensor.
 Threads and locks: any thread but a polling one; yields the GIL.
-Used by: `request_decoder`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """CORS and CSRF protection: pages of other origins change nothing, and infer only if their origin is allowed.
 
 A browser lets any page send some requests to any address, this machine's included, without asking the server
-first. It marks them with `Origin` and `Sec-Fetch-Site`, which no page can set. Used by: `http_routing`,
-`http_server`, `server_options`.
+first. It marks them with `Origin` and `Sec-Fetch-Site`, which no page can set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Flow control of connections: limits bytes read, parsed and written per loop iteration; collects bodies.
 
-Threads and locks: event loop only. Used by `http_connection`, `http_exchange`, `http_loop`.
+Threads and locks: event loop only.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Requests behind the one that is answered (pipelined) wait in `_waiting`; reading pauses meanwhile. Parsing is
 limited in time: a few bytes can be a request, a header or a chunk.
 
-Threads and locks: event loop only. Used by: `http_loop`.
+Threads and locks: event loop only.
 """
 
 from __future__ import annotations

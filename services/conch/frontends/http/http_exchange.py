@@ -213,7 +213,7 @@ class HttpExchange:
 
     @property
     def access(self) -> Grant | None:
-        """What the access policy grants the client; see `Caller`."""
+        """What the access policy grants the client; None without a policy."""
         return getattr(self, "_access", None)  # unset without a policy, which then costs nothing
 
     @access.setter

@@ -105,7 +105,7 @@ class ParsingPool(ThreadPool):
         return job.future
 
     def close(self, timeout_s: float) -> bool:
-        """See `ThreadPool`."""
+        """Cancels queued work and waits for running work; returns whether all has ended in time."""
         with self._lock:
             self._closed = True
             for jobs in self._queues.values():

@@ -1,7 +1,4 @@
-"""JSON bodies: reads requests within a limit, parses them off the event loop, and makes replies and errors.
-
-Used by: `generate_route`, `api_routes`, `operation_json`, `http_routing`, `infer_response`.
-"""
+"""JSON bodies: reads them within a limit, parses them off the event loop, and makes replies and errors."""
 
 from __future__ import annotations
 

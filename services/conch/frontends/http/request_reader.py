@@ -3,7 +3,7 @@
 Owns: the parser of httptools, which calls the methods whose names begin with ``on_``. A request becomes an
 `HttpExchange` once its headers are complete; the pieces of its body go to the exchange.
 
-Threads and locks: event loop only. Used by: `http_connection`.
+Threads and locks: event loop only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Timeouts of client connections: incomplete requests, idle connections, unread responses.
 
-Threads and locks: event loop only. Used by `http_loop`, `http_connection`.
+Threads and locks: event loop only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Operations under an access policy: checks the model of a request, filters listings, audits changes.
 
 The front end has identified the caller before it read the request. Threads and locks: those of the handler.
-Used by: `grpc.operation_rpcs`, `http.routes.api_routes`, where there is a policy.
 """
 
 from __future__ import annotations

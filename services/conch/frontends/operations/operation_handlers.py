@@ -139,12 +139,12 @@ class UnknownTracedModelError(NotFoundError):
 
 
 def server_live(core: ServerState, services: Services, request: None) -> bool:
-    """See `ServerState.live`."""
+    """Returns whether the server is live."""
     return core.live
 
 
 def server_ready(core: ServerState, services: Services, request: None) -> bool:
-    """See `ServerState.ready`."""
+    """Returns whether the server is ready."""
     return core.ready
 
 
@@ -162,7 +162,7 @@ def health_check(core: ServerState, services: Services, service: str) -> bool:
 
 
 def model_ready(core: ServerState, services: Services, request: ModelRequest) -> bool:
-    """See `ServerState.model_ready`."""
+    """Returns whether a model is ready."""
     return core.model_ready(request.name, request.version)
 
 
@@ -248,7 +248,7 @@ def system_regions(core: ServerState, services: Services, name: str) -> list[Sys
 
 
 def register_system(core: ServerState, services: Services, request: SystemRegistration) -> None:
-    """See `Regions.register_system`."""
+    """Registers a range of a POSIX shared-memory object."""
     services.regions.register_system(request.name, request.key, request.offset, request.byte_size)
 
 
@@ -263,7 +263,7 @@ def cuda_regions(core: ServerState, services: Services, name: str) -> list[CudaR
 
 
 def register_cuda(core: ServerState, services: Services, request: CudaRegistration) -> None:
-    """See `Regions.register_cuda`."""
+    """Registers a block of GPU memory."""
     services.regions.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
 
 

@@ -2,8 +2,7 @@
 
 An `Endpoint` is a call that clients see: its RPC, its paths, its access category and roles. An `Operation` is
 an endpoint other than inference, with a handler from a plain request to a plain result. The front ends only
-convert: `grpc.operation_rpcs` messages, `http.routes` JSON. Used by: both, access rules, OpenAPI,
-reflection.
+convert: `grpc.operation_rpcs` messages, `http.routes` JSON.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class Operation(Endpoint, Generic[RequestT, ResultT]):
 
     @property
     def entry_roles(self) -> Roles:
-        """See `Endpoint.entry_roles`."""
+        """`READS` where only some requests change anything."""
         return self.roles if self.changes is None else READS
 
     def roles_for(self, request: RequestT) -> Roles:

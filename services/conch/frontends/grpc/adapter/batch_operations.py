@@ -1,7 +1,4 @@
-"""Batch operations of the C core for unary calls and streams.
-
-Used by: `conch.frontends.grpc.adapter`, `calls`, `grpc_server`.
-"""
+"""Batch operations of the C core for unary calls and streams."""
 
 from __future__ import annotations
 

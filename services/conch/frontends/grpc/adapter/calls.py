@@ -3,7 +3,6 @@
 Owns: the set of open calls, and the watcher thread that polls for cancelled ones.
 Threads and locks: events come on polling threads, answers from any thread. Unary calls take no lock; each
 stream has one.
-Used by: `grpc_server`; the handlers of the front end.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Call:
 
     @property
     def access(self) -> Grant | None:
-        """What the access policy grants the client; see `Caller`."""
+        """What the access policy grants the client; None without a policy."""
         return getattr(self, "_access", None)  # unset without a policy, which then costs nothing
 
     @access.setter
@@ -99,7 +98,7 @@ class Call:
         return [value for key, value in self.metadata if key == name and isinstance(value, str)]
 
     def add_response_metadata(self, name: str, value: str) -> None:
-        """Does nothing: the requests of a stream share its trailing metadata."""
+        """Drops the entry: the requests of a stream share its trailing metadata."""
 
     def deadline_ns(self, now_ns: int) -> int | None:
         """Returns the client's deadline on the monotonic clock, whose time is `now_ns`; None without one.
@@ -292,7 +291,7 @@ class UnaryCall(Call):
             self._on_cancel(subject)
 
     def add_response_metadata(self, name: str, value: str) -> None:
-        """Adds an entry to the trailing metadata of `reply_with` and `abort`; see `Caller`."""
+        """Adds an entry to the trailing metadata of `reply_with` and `abort`."""
         self._trailing = (*self._with_added(None), (name, value))
 
     def _with_added(self, trailing: Metadata | None) -> Metadata:

@@ -1,7 +1,4 @@
-"""Disconnects clients; finds their connections among the process's descriptors, as the C core hides them.
-
-Used by: `grpc_server`.
-"""
+"""Disconnects clients; finds their connections among the process's descriptors, as the C core hides them."""
 
 from __future__ import annotations
 

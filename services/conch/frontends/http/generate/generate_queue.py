@@ -1,7 +1,4 @@
-"""Queue of responses from model threads to the event loop, with backpressure for slow readers.
-
-Used by: `generate_route`.
-"""
+"""Queue of responses from model threads to the event loop, with backpressure for slow readers."""
 
 from __future__ import annotations
 

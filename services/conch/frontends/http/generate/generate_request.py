@@ -1,7 +1,7 @@
 """Maps the members of a generate request to tensors and parameters; a pure function.
 
 A member with the name of an input becomes that input, any other a parameter; so do the members of
-`parameters`. Error texts are Triton's; most type errors have status 500. Used by: `generate_route`.
+`parameters`. Error texts are Triton's; most type errors have status 500.
 """
 
 from __future__ import annotations

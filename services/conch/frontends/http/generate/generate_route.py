@@ -1,7 +1,4 @@
-"""Serves generate and generate_stream: requests in flat JSON, responses as JSON or server-sent events.
-
-Used by: `api_routes`.
-"""
+"""Serves generate and generate_stream: requests in flat JSON, responses as JSON or server-sent events."""
 
 from __future__ import annotations
 

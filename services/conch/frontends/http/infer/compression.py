@@ -1,4 +1,4 @@
-"""gzip and deflate compression of HTTP bodies. Used by: `infer_response`, `infer_route`."""
+"""gzip and deflate compression of HTTP bodies."""
 
 from __future__ import annotations
 

@@ -127,7 +127,8 @@ class RequestDecoder:
         """
         length = len(body) if head is None else head
         text = body[:length] if length > QUICK_BYTES else bytes(body[:length])
-        # Longer texts are not remembered: hashing them would take long.
+        # Fast path for JSON that repeats; the careful path below keeps the template. Test of both:
+        # tests/conch/unit/http/test_infer_request.py. Long texts are not remembered: hashing them takes long.
         key = text if isinstance(text, bytes) and len(text) <= _LONGEST_KEY else None
         template = None if key is None else self._templates.get(key)
         if template is not None and head is not None and len(body) - head == template.size:

@@ -100,7 +100,8 @@ def json_tensor(
     if not count or datatype not in _DATATYPES:
         return Tensor(name, datatype, shape, b"")  # the model's check reports the error
     code = _CODES.get(datatype)
-    # Nested or wrong elements take the careful path below.
+    # Fast path for flat numbers; nested or wrong elements take the careful path, `_bytes`. Test of both:
+    # tests/conch/unit/http/test_infer_request.py.
     if (
         code is not None
         and type(given) is list

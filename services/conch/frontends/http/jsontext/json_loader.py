@@ -1,5 +1,7 @@
 """Parses JSON: with orjson where the result is the same, else with the Triton-compatible scanner.
 
+Fast path: orjson. Careful path: `scan`. Test of both: ``tests/conch/unit/http/test_json_text.py``.
+
 Threads and locks: any thread; no state.
 """
 

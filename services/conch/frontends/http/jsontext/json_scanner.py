@@ -3,8 +3,7 @@
 Unlike other parsers it accepts ``NaN``, ``Inf``, ``Infinity`` and invalid UTF-8, ends a text at a NUL, and
 has its own rule for integers. Nesting uses memory, never the stack. A faster parser reads long arrays in
 pieces that are short enough to let other threads run. The limits on depth and members apply while parsing, so
-that a hostile text costs no more than a valid one. Used by: `generate_request`, `json_elements`,
-`json_loader`.
+that a hostile text costs no more than a valid one.
 """
 
 from __future__ import annotations

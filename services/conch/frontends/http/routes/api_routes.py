@@ -3,7 +3,6 @@
 The page at ``/`` links to the endpoints and to pages of conch's documentation.
 
 Threads and locks: endpoints run on the event loop; parsing and blocking handlers run on `Pools`.
-Used by: the HTTP server.
 """
 
 from __future__ import annotations

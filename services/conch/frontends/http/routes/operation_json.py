@@ -1,7 +1,4 @@
-"""Converts JSON bodies to the plain requests of operations, and their plain results to JSON.
-
-Used by: `api_routes`.
-"""
+"""Converts JSON bodies to the plain requests of operations, and their plain results to JSON."""
 
 from __future__ import annotations
 
