@@ -264,10 +264,9 @@ class InferRoute:
             done = what()
         except ConchError as error:
             done = failure(error)
-        except Exception:  # boundary: the top of the pool's work
+        except Exception as error:  # boundary: the top of the pool's work
             log.exception("a request or response of model '%s' could not be handled", call.model_name)
-            prefix = "" if call.request is None else call.request.log_prefix
-            done = failure(InternalError(f"{prefix}the request or its response could not be handled"))
+            done = failure(InternalError(f"the request or its response could not be handled: {error}"))
         self._mailbox.put(call, done)
 
     def _submit(
