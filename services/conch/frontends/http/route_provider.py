@@ -1,8 +1,7 @@
 """The seam for routes that a package of its own adds to a port of the HTTP front end.
 
 A provider is bound to the REST routes once, when the port is built, and returns the handler of the port. Its
-paths are best aliases of REST paths, so that checks, inference and errors are those of REST. The entry points
-of the group `GROUP` name providers.
+paths are best aliases of REST paths, so that checks, inference and errors are those of REST.
 
 Threads and locks: event loop only.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions
@@ -22,9 +21,6 @@ from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RefusalLog, RouteTable
 from conch.frontends.http.infer.infer_route import InferRoute
 from conch.frontends.operations.operation_handlers import Services
-
-GROUP: Final = "conch.routes"
-"""The group of entry points."""
 
 Answering = Coroutine[Any, Any, None] | None
 """What a handler returns: None if it responds by itself, now or later."""
