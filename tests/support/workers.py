@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.support.core import WAIT_S, Answers, make_spec
 
@@ -27,11 +28,17 @@ from conch.core.servable import InlineClaim
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array, Tensor
 from conch.memory.cuda import CudaDevices
-from conch.workers.connection.packet_channel import PacketChannel
 from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.environments import Environment, server_environment
-from conch.workers.protocol import tensor_layouts
-from conch.workers.protocol.tensor_layouts import LayoutKey, Layouts, Place
+from conch.workers.protocol.channel import PacketChannel
+from conch.workers.protocol.tensors import (
+    LayoutKey,
+    MessageStream,
+    Payload,
+    Place,
+    ReceivedMessage,
+    describe_layout,
+)
 from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
 
@@ -173,16 +180,46 @@ def request_of(request_id: str = "", /, **arrays: Array) -> tuple[InferenceReque
     return InferenceRequest("m", "", inputs, answers, monotonic_ns(), request_id), answers
 
 
-def placed(key: LayoutKey, places: Sequence[Place]) -> bytes:
-    """The description of one list of tensors in blocks or on GPUs."""
-    head = tensor_layouts.encode_head(1, True, True, [Layouts().encode(key)])
-    return b"".join([head, *[place.encode() for place in places]])
+def placed(key: LayoutKey, places: Sequence[Place]) -> Payload:
+    """One list of tensors in blocks or on GPUs."""
+    return _described(key, 3, b"".join([place.encode() for place in places]))
 
 
-def inline(key: LayoutKey, sizes: Sequence[int] = ()) -> bytes:
-    """The description of one list of tensors in the message; sizes only of lists with strings."""
-    head = tensor_layouts.encode_head(1, True, False, [Layouts().encode(key)])
-    return head + tensor_layouts.encode_sizes(sizes)
+def inline(key: LayoutKey, sizes: Sequence[int] = (), data: bytes = b"") -> Payload:
+    """One list of tensors in the message; sizes only of lists with strings."""
+    payload = _described(key, 1, struct.pack(f"<{len(sizes)}Q", *sizes))
+    payload.data = [data] if data else []
+    return payload
+
+
+def _described(key: LayoutKey, flags: int, rest: bytes) -> Payload:
+    payload = Payload()
+    payload.fields = struct.pack("<IB", 1, flags) + rest
+    payload.texts = [describe_layout(key).text]
+    return payload
+
+
+class Packets:
+    """Stands for a channel on which packets have arrived."""
+
+    fds_lost = False
+
+    def __init__(self, packets: Sequence[bytes]) -> None:
+        self._packets = list(packets)
+
+    def receive(self, buffer: bytearray, wait: bool = True) -> tuple[memoryview, list[int]]:
+        return memoryview(self._packets.pop(0)), []
+
+    def send(self, parts: Sequence[bytes], fds: Sequence[int] = ()) -> None:
+        """Nothing reads it."""
+
+
+def arrived(*packets: bytes, in_worker: bool = True) -> ReceivedMessage:
+    """The last of some packets, received on a connection of their own."""
+    stream = MessageStream(cast(PacketChannel, Packets(packets)), in_worker)
+    for _ in packets:
+        message = stream.receive()
+    return message
 
 
 def batch_of(*requests: InferenceRequest) -> Batch:

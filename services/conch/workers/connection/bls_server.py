@@ -23,14 +23,12 @@ from conch.core.execution.runner import bypassing_claims
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
-from conch.workers.connection.message_stream import MessageStream
-from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.connection.waiting_calls import WaitingCalls
 from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import ResponseDispatcher
-from conch.workers.protocol import wire
-from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.request_columns import (
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError, Kind, WireError
+from conch.workers.protocol.codec import (
     EMPTY_FINAL,
     EXPECTS_DECOUPLED,
     EXPECTS_SINGLE,
@@ -38,9 +36,11 @@ from conch.workers.protocol.request_columns import (
     SEQUENCE_END,
     SEQUENCE_START,
     decode_requests,
+    encode_responses,
+    flags_of,
+    text_of,
 )
-from conch.workers.protocol.response_columns import encode_responses, flags_of, text_of
-from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class BlsServer:
         Raises:
             WireError: The message is malformed.
         """
-        columns = decode_requests(received.reader)
+        columns = decode_requests(received)
         if len(columns.rows) != 1:
             raise WireError("a call is one request")
         ((_, _, deadline, _, flags),) = columns.rows
@@ -178,12 +178,12 @@ class BlsServer:
             raise WireError(f"there is no query '{what}'")
         if not self._response_dispatcher.run(partial(self._run_query, number, slow, query)):
             error = UnavailableError("the server can't start a thread to answer with: there are too many")
-            self._send_result(number, wire.encode_error(error))
+            self._send_result(number, codec.encode_error(error))
 
     def lost(self, number: int, kind: Kind, error: ConchError) -> None:
         """Fails a call or query that could not be read."""
         if kind is Kind.QUERY:
-            self._send_result(number, wire.encode_error(error))
+            self._send_result(number, codec.encode_error(error))
             return
         try:
             self._send_reply(number, InferenceResponse([], error), True, True)
@@ -236,16 +236,16 @@ class BlsServer:
         text = text_of(response)
         payload = self._stream.pack(lists)
         flags = flags_of(response, final, refused)
-        fields = encode_responses(1, payload.fields, [flags], [text] if text else None)
-        self._stream.send(Kind.REPLY, number, fields, payload)
+        fields = encode_responses(1, [flags], text != b"")
+        self._stream.send(Kind.REPLY, number, fields, payload, [text] if text else ())
 
     def _run_query(self, number: int, run: Callable[[Query], dict[str, object]], query: Query) -> None:
         try:
-            fields = wire.encode_json(run(query))
+            fields = codec.encode_json(run(query))
         except Exception as error:
             if not isinstance(error, ConchError | WireError):  # malformed ones are reported to the model
                 log.exception("a query of a worker could not be answered")
-            fields = wire.encode_error(as_conch_error(error))
+            fields = codec.encode_error(as_conch_error(error))
         self._send_result(number, fields)
 
     def _send_result(self, number: int, fields: bytes) -> None:

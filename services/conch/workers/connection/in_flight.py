@@ -17,7 +17,7 @@ from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, Kept
 from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.worker_responses import OpenRequest
-from conch.workers.protocol.request_columns import batch_of, number_of
+from conch.workers.protocol.codec import batch_of, number_of
 
 
 @dataclass(frozen=True, slots=True)

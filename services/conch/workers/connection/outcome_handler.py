@@ -15,11 +15,9 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
 from conch.workers.connection.worker_responses import OpenRequest
-from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.response_columns import FAILED, FINAL, RESCHEDULED, decode_responses, units
-from conch.workers.protocol.tensor_kinds import ReturnedTensor
-from conch.workers.protocol.tensor_transport import UnreachableError
-from conch.workers.protocol.wire import WireError
+from conch.workers.protocol.channel import WireError
+from conch.workers.protocol.codec import FAILED, FINAL, RESCHEDULED, decode_responses, units
+from conch.workers.protocol.tensors import ReceivedMessage, ReturnedTensor, UnreachableError
 
 
 class OutcomeHandler:

@@ -16,12 +16,11 @@ from functools import partial
 from typing import Any
 
 from conch.core.clock import monotonic_ns
+from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.busy_poll import BusyPoll
-from conch.workers.connection.message_stream import MessageStream
-from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
-from conch.workers.protocol import wire
-from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
+from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
 
 _ASLEEP = 0
 _AWAKE = select.EPOLLIN | select.EPOLLONESHOT
@@ -87,14 +86,12 @@ class SocketReader:
         self._epoll.modify(self._file, _ASLEEP)
         return True
 
-    def read_until(
-        self, done: Callable[[], bool], handle: Callable[[ReceivedMessage], None], end_ns: int
-    ) -> None:
-        """Reads on the thread that has claimed the socket, until `done()` or `end_ns` (monotonic)."""
+    def read_until(self, batch: Batch, handle: Callable[[ReceivedMessage], None], end_ns: int) -> None:
+        """Reads on the thread that has claimed the socket until the batch is done, or until `end_ns`."""
         try:
-            if not done():
+            if not batch.settled:
                 self._busy_poll.wait()
-            while not done():
+            while not batch.settled:
                 left_ns = end_ns - monotonic_ns()
                 if left_ns <= 0 or not self._reader_poll.poll(left_ns / 1e6):
                     return
@@ -152,23 +149,23 @@ class MessageDispatcher:
         Raises:
             WireError: The kind is not allowed now.
         """
-        kind = received.message.kind
+        kind = received.kind
         if not self._greeted:
             if kind is not Kind.HELLO:
                 raise WireError("it does not begin with HELLO")
-            wire.check_hello(received.message.fields, "worker")
+            codec.check_hello(received.fields, "worker")
             self._greeted = True
             return
         handler = self._handlers.get(kind)
         if handler is None:
             raise WireError(f"a message {kind.name} was not expected")
-        handler(received.message.subject, received)
+        handler(received.subject, received)
 
 
 def json_fields(handle: Callable[[int, dict[str, Any]], None]) -> Handler:
     """Wraps a handler of messages whose fields are JSON."""
 
     def handler(subject: int, received: ReceivedMessage) -> None:
-        handle(subject, wire.decode_json(received.message.fields))
+        handle(subject, codec.decode_json(received.fields))
 
     return handler

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -23,26 +23,22 @@ from conch.core.execution.placement import Placement
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
+from conch.core.tensor import Tensor
 from conch.memory.cuda import CudaDevices, cuda_devices
 from conch.workers.connection.bls_server import BlsServer
 from conch.workers.connection.in_flight import InFlight, InFlightTable, SentBatch
-from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.model_readiness import ReadinessChecks, WorkerReadiness
 from conch.workers.connection.outcome_handler import OutcomeHandler
-from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
 from conch.workers.connection.socket_reader import MessageDispatcher, SocketReader, json_fields
 from conch.workers.connection.waiting_calls import WaitingCalls, WorkerWaiter
 from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import OpenRequest, OpenRequests, ResponseDispatcher
-from conch.workers.protocol import wire
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
+from conch.workers.protocol.codec import MOST_REQUESTS, encode_credit, encode_requests, span_from_json
 from conch.workers.protocol.devices import ServerDevices, use_on_server
-from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.request_columns import MOST_REQUESTS, encode_requests
-from conch.workers.protocol.response_columns import encode_credit
-from conch.workers.protocol.span_json import span_from_json
 from conch.workers.protocol.spec_json import placement_to_json, spec_to_json
-from conch.workers.protocol.tensor_transport import Payload, unmapped_error
-from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage, unmapped_error
 from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.crash_report import CrashRecord
 
@@ -160,8 +156,8 @@ class WorkerConnection:
             "placement": placement_to_json(placement),
             "level": self._log.level,
         }
-        self.notify(Kind.HELLO, 0, wire.encode_hello(0))
-        self.notify(Kind.LOAD, 0, wire.encode_json(fields))
+        self.notify(Kind.HELLO, 0, codec.encode_hello(0))
+        self.notify(Kind.LOAD, 0, codec.encode_json(fields))
 
     def start(self, batch: Batch, done: Done) -> Pending:
         """Sends a batch, see `BackendInstance.start`; on a lost connection it fails at once."""
@@ -183,7 +179,7 @@ class WorkerConnection:
         """See `OutcomeReader.wait`: reads until the batch is done or time is up, and releases the socket."""
         try:
             end_ns = monotonic_ns() + timeout_ns
-            self.socket_reader.read_until(lambda: batch.settled, self._dispatcher.handle, end_ns)
+            self.socket_reader.read_until(batch, self._dispatcher.handle, end_ns)
         finally:
             self.socket_reader.release()
 
@@ -212,7 +208,7 @@ class WorkerConnection:
                 for number in self.table.completed():
                     self.stream.send(Kind.FORGET, number)
             if self._log.changed:
-                self.stream.send(Kind.LEVEL, 0, wire.encode_json({"level": self._log.level}))
+                self.stream.send(Kind.LEVEL, 0, codec.encode_json({"level": self._log.level}))
             if self._gpus.in_use and self.devices is None:
                 lends = not only_cpu_inputs(self._spec)
                 tell = partial(self.stream.send, Kind.DEVICES, 0)
@@ -220,17 +216,20 @@ class WorkerConnection:
             requests = batch.requests
             if len(requests) > MOST_REQUESTS:
                 raise InvalidArgumentError(f"a batch for a worker has at most {MOST_REQUESTS} requests")
-            payload = self.stream.pack([request.inputs.values() for request in requests], True)
+            lists: list[Collection[Tensor]] = []
+            for request in requests:
+                lists.append(request.inputs.values())
+            payload = self.stream.pack(lists, True)
             batch.bytes_copied += payload.bytes_copied
             again = sent.again
-            head = encode_requests(
+            fields, texts = encode_requests(
                 requests,
                 batch.size,
                 -1 if batch.instance is None else batch.instance,
                 batch.compute_start_ns,
                 None if again is None else [again.get(index, 0) for index in range(len(requests))],
             )
-            self.stream.send(Kind.EXECUTE, sent.number, head + payload.fields, payload)
+            self.stream.send(Kind.EXECUTE, sent.number, fields, payload, texts)
         except BaseException as error:
             if payload is not None:
                 self.stream.discard(payload)
@@ -329,7 +328,7 @@ class WorkerConnection:
 
     def _on_message_lost(self, subject: int, received: ReceivedMessage) -> None:
         """Fails what a message that could not be read was about; the worker stays."""
-        kind = wire.lost_kind(received.message.fields)
+        kind = lost_kind(received.fields)
         error = unmapped_error()
         if kind is Kind.DONE:
             self._results.done_lost(subject, error)
@@ -342,7 +341,7 @@ class WorkerConnection:
 
     def _on_failed(self, subject: int, received: ReceivedMessage) -> None:
         self._expected_end = True
-        self._loaded(wire.decode_error(received.message.fields))
+        self._loaded(codec.decode_error(received.fields))
 
     def _loaded(self, error: ConchError | None) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from conch.backends.python.api.pb_model_config import auto_complete
 from conch.backends.python.runtime.python_instance import load_code
 from conch.backends.python.runtime.tracebacks import limit_memory
 from conch.core.errors import ConchError
-from conch.workers.protocol import wire
+from conch.workers.protocol import codec
 from conch.workers.protocol.worker_log import log_to_server
 
 
@@ -37,7 +37,7 @@ def complete(descriptor: int) -> None:
         memory_limit_mb = fields.pop("memory_limit_mb")
         if memory_limit_mb is not None:
             limit_memory(memory_limit_mb)
-        send(wire.encode_json(_complete(**fields)))
+        send(codec.encode_json(_complete(**fields)))
         # The server reads nothing after the reply; threads and exit handlers of the model may still log.
         logging.getLogger().handlers.clear()
 

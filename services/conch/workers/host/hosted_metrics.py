@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from conch.core.custom_metrics import CustomFamilies, CustomFamily, CustomMetric, Kind
-from conch.workers.connection.packet_channel import ChannelClosedError
-from conch.workers.protocol import wire
-from conch.workers.protocol.wire import Kind as Message
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError
+from conch.workers.protocol.channel import Kind as Message
 
 _FORGET = b'{"do":"forget"}'
 
@@ -27,19 +27,23 @@ class Server(Protocol):
 
 
 class RemoteFamilies(CustomFamilies):
-    """The server's families of custom metrics."""
+    """The server's families of custom metrics.
+
+    Attributes:
+        forgotten: Numbers of references that the model has dropped, for `flush`.
+    """
 
     def __init__(self, server: Server) -> None:
         super().__init__()
         self._server = server
         self._numbers = itertools.count(1)
-        self._forgotten: deque[int] = deque()
+        self.forgotten: deque[int] = deque()
 
     def flush(self) -> None:
         """Sends the references that the model has dropped."""
-        while self._forgotten:
+        while self.forgotten:
             try:
-                number = self._forgotten.popleft()
+                number = self.forgotten.popleft()
             except IndexError:
                 return  # another thread was faster
             self._server.notify(Message.METRIC, number, _FORGET)
@@ -59,7 +63,7 @@ class RemoteFamilies(CustomFamilies):
 
     def watch(self, thing: object, number: int) -> None:
         """Lets `flush` report the end of an object; a finalizer runs anywhere, so it must not send."""
-        weakref.finalize(thing, self._forgotten.append, number).atexit = False
+        weakref.finalize(thing, self.forgotten.append, number).atexit = False
 
 
 class RemoteFamily(CustomFamily):
@@ -121,6 +125,6 @@ class RemoteMetric(CustomMetric):
 
     def _tell(self, what: str, value: float) -> None:
         try:
-            self._server.notify(Message.METRIC, self._number, wire.encode_json({"do": what, "value": value}))
+            self._server.notify(Message.METRIC, self._number, codec.encode_json({"do": what, "value": value}))
         except ChannelClosedError:
             pass  # the server is gone

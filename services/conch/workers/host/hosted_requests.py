@@ -12,21 +12,20 @@ from conch.core.request import InferenceRequest, RequestModel, Responder, RunTim
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
-from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.request_columns import (
+from conch.workers.protocol.channel import WireError
+from conch.workers.protocol.codec import (
     CANCELLED,
     FILLER,
     NO_DEADLINE,
-    PLAIN,
     SEQUENCE_END,
     SEQUENCE_START,
+    WINDOW,
     Options,
     batch_of,
     decode_requests,
     number_of,
 )
-from conch.workers.protocol.response_columns import WINDOW
-from conch.workers.protocol.wire import WireError
+from conch.workers.protocol.tensors import ReceivedMessage
 
 
 class HostedRequest(InferenceRequest):
@@ -117,7 +116,7 @@ class HostedRequests:
             WireError: The message is malformed.
             UnreachableError: The memory of a tensor can't be opened here.
         """
-        columns = decode_requests(received.reader)
+        columns = decode_requests(received)
         lists = received.lists(len(columns.rows))
         for failure in (received.unreachable or {}).values():
             raise failure
@@ -125,6 +124,7 @@ class HostedRequests:
         requests: list[InferenceRequest] = []
         own: list[HostedRequest] = []
         fillers = 0
+        first = number_of(number, 0)
         numbers = columns.numbers or repeat(0)
         for row, request_id, options, former, tensors in zip(
             columns.rows, columns.ids, columns.options, numbers, lists, strict=False
@@ -138,7 +138,7 @@ class HostedRequests:
             else:
                 kind = HostedFiller if flags & FILLER else HostedRequest
                 request = kind(name, version, inputs, responder, received_ns, request_id, options.requested)
-                request.number = number_of(number, len(own))
+                request.number = first + len(own)
                 request.granted, request.spent, request.gone = WINDOW, 0, False
             request.queued_ns = queued_ns
             request.deadline_ns = None if deadline == NO_DEADLINE else deadline
@@ -148,7 +148,7 @@ class HostedRequests:
                 request.sequence_end = flags & SEQUENCE_END != 0
                 request.cancelled = flags & CANCELLED != 0
                 fillers += request.filler
-            if options is not PLAIN:
+            if options.more:
                 self._set_options(request, options, bool(former))
             requests.append(request)
             own.append(request)

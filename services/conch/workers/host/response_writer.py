@@ -16,24 +16,23 @@ from conch.core.response_errors import at_fault
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
-from conch.workers.connection.message_stream import MessageStream
-from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.host.host_reader import HostReader
 from conch.workers.host.hosted_requests import HostedRequest, HostedRequests
-from conch.workers.protocol.response_columns import (
+from conch.workers.protocol.channel import ChannelClosedError, Kind
+from conch.workers.protocol.codec import (
     RESCHEDULED,
-    Times,
     encode_failure,
+    encode_json,
     encode_responses,
     flags_of,
     text_of,
     units,
 )
-from conch.workers.protocol.span_json import span_to_json
-from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import Kind, encode_json
+from conch.workers.protocol.tensors import MessageStream, Payload
 
 Responses = Sequence[InferenceResponse | None]
+Encoded = tuple[bytes, Sequence[bytes], Payload | None]
+"""Fields, texts and tensors of a message."""
 
 
 class ResponseWriter:
@@ -52,32 +51,34 @@ class ResponseWriter:
 
     # --- batches ------------------------------------------------------------------------------------------
 
-    def fields(self, number: int, batch: Batch, outcome: Outcome) -> tuple[bytes, Payload | None]:
+    def encode(self, number: int, batch: Batch, outcome: Outcome) -> Encoded:
         """Encodes the outcome of a batch; the result does not refer to the batch."""
         if not isinstance(outcome, BaseException):
             try:
                 try:
-                    return self._responses(number, batch, outcome)
+                    return self._encode_responses(number, batch, outcome)
                 except Exception:
                     if not self._mark_faulty(outcome):
                         raise
-                    return self._responses(number, batch, outcome)
+                    return self._encode_responses(number, batch, outcome)
             except Exception as error:  # no memory, or tensors that do not match their shapes
                 outcome = InternalError(f"responses can't be sent: {message_of(error)}")
         self.requests.end(number)
-        return encode_failure(as_conch_error(outcome), _times(batch)), None
+        times = batch.compute_input_end_ns, batch.compute_output_start_ns, batch.bytes_copied
+        return *encode_failure(as_conch_error(outcome), times), None
 
-    def send_done(self, number: int, fields: bytes, payload: Payload | None) -> None:
+    def send_done(self, number: int, fields: bytes, texts: Sequence[bytes], payload: Payload | None) -> None:
         """Sends an encoded outcome, or the error why that failed.
 
         Raises:
             ChannelClosedError: The server is gone.
         """
         try:
-            self._stream.send(Kind.DONE, number, fields, payload)
+            self._stream.send(Kind.DONE, number, fields, payload, texts)
         except (OSError, MemoryError, ConchError) as error:  # no memory or descriptor
             failure = InternalError(f"responses can't be sent: {message_of(error)}")
-            self._stream.send(Kind.DONE, number, encode_failure(failure))
+            fields, texts = encode_failure(failure)
+            self._stream.send(Kind.DONE, number, fields, None, texts)
 
     def _mark_faulty(self, responses: Responses | None) -> bool:
         """Turns responses that can't be sent into errors, so that the others can; True if there were any."""
@@ -89,7 +90,7 @@ class ResponseWriter:
                 blamed = True
         return blamed
 
-    def _responses(self, number: int, batch: Batch, outcome: Responses | None) -> tuple[bytes, Payload]:
+    def _encode_responses(self, number: int, batch: Batch, outcome: Responses | None) -> Encoded:
         requests = cast("list[HostedRequest]", batch.requests)  # made by `HostedRequests`
         responses = [None] * len(requests) if outcome is None else outcome
         lists: list[Sequence[Tensor]] = []
@@ -103,11 +104,11 @@ class ResponseWriter:
             lists.append(response.outputs)
         left: list[HostedRequest] = []
         flags: list[int] | None = None
-        texts: list[bytes] | None = None
+        texts: list[bytes] = []
         if not plain:
             texts = [text_of(response) for response in responses]
             if not any(texts):
-                texts = None
+                texts = []
             flags = []
             for request, response in zip(requests, responses, strict=True):
                 own = flags_of(response, failed=getattr(request, "failed", False))
@@ -120,12 +121,13 @@ class ResponseWriter:
         payload = self._stream.pack(lists, True, True)
         self.requests.end(number, left)
         batch.bytes_copied += payload.bytes_copied
-        return encode_responses(len(responses), payload.fields, flags, texts, _times(batch)), payload
+        times = batch.compute_input_end_ns, batch.compute_output_start_ns, batch.bytes_copied
+        return encode_responses(len(responses), flags, texts != [], times), texts, payload
 
     def _send_span(self, number: int, span: SpanRecord) -> None:
         """Sends a span of a request's model; it arrives before what the model sends later."""
         with suppress(ChannelClosedError):  # the thread that reads notices, and ends the process
-            self._stream.send(Kind.SPAN, number, encode_json(span_to_json(span)))
+            self._stream.send(Kind.SPAN, number, encode_json(span._asdict()))
 
     # --- senders ------------------------------------------------------------------------------------------
 
@@ -172,14 +174,10 @@ class ResponseWriter:
         # Copies, also from GPUs: the model may write to its outputs at once.
         payload = self._stream.pack(lists)
         flags = flags_of(response, final, failed)
-        fields = encode_responses(1, payload.fields, [flags], [text] if text else None)
+        fields = encode_responses(1, [flags], text != b"")
         if final:
             self.requests.remove(request)
             if request.rescheduled:
                 self.requests.keep(request)  # until the server resends or forgets it
         request.spent += units(outputs)  # senders hold a lock
-        self._stream.send(Kind.RESPONSE, request.number, fields, payload)
-
-
-def _times(batch: Batch) -> Times:
-    return batch.compute_input_end_ns, batch.compute_output_start_ns, batch.bytes_copied
+        self._stream.send(Kind.RESPONSE, request.number, fields, payload, [text] if text else ())

@@ -20,21 +20,20 @@ from conch.core.model_control import LoadParameter
 from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim, Servable
-from conch.workers.connection.message_stream import MessageStream
-from conch.workers.connection.packet_channel import ChannelClosedError
 from conch.workers.host.host_reader import BackupReader, HostReader
 from conch.workers.host.hosted_requests import HostedRequest
-from conch.workers.protocol import wire
-from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.request_columns import (
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError, Kind, WireError
+from conch.workers.protocol.codec import (
     EMPTY_FINAL,
     EXPECTS_DECOUPLED,
     EXPECTS_SINGLE,
+    FAILED,
+    FINAL,
+    decode_responses,
     encode_requests,
 )
-from conch.workers.protocol.response_columns import FAILED, FINAL, decode_responses
-from conch.workers.protocol.tensor_transport import UnreachableError
-from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol.tensors import MessageStream, ReceivedMessage, UnreachableError
 
 _MOST_FOUND = 1000
 _GONE = "the server is gone"
@@ -104,13 +103,14 @@ class ServerClient:
         flags = (EMPTY_FINAL if request.empty_final else 0) | _assumption(model)
         called = request.model_name, request.model_version
         numbers = [parent.number] if isinstance(parent, HostedRequest) else None
-        head = encode_requests([request], request.batch_size, numbers=numbers, flags=flags, model=called)
+        fields, texts = encode_requests(
+            [request], request.batch_size, numbers=numbers, flags=flags, model=called
+        )
         payload = self._stream.pack([list(request.inputs.values())], True)
-        fields = head + payload.fields
         self._open[number] = request
         self._by_request[id(request)] = number
         try:
-            self._stream.send(Kind.CALL, number, fields, payload)
+            self._stream.send(Kind.CALL, number, fields, payload, texts)
         except ChannelClosedError:
             self._ended(number)
             raise UnavailableError(_GONE) from None
@@ -183,7 +183,7 @@ class ServerClient:
             ConchError: The server replied with an error, or is gone.
         """
         number = next(self._numbers)
-        encoded = wire.encode_json({"query": kind, **fields})
+        encoded = codec.encode_json({"query": kind, **fields})
         reply = self._queries[number] = _Reply()
         try:
             self._stream.send(Kind.QUERY, number, encoded)
@@ -205,9 +205,9 @@ class ServerClient:
         reply = self._queries.pop(number, None)
         if reply is None:
             return
-        fields = wire.decode_json(received.message.fields)
+        fields = codec.decode_json(received.fields)
         if "code" in fields:
-            reply.error = wire.decode_error(received.message.fields)
+            reply.error = codec.decode_error(received.fields)
         else:
             reply.value = fields
         reply.arrived = True

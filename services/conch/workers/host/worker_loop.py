@@ -28,19 +28,16 @@ from conch.core.execution.placement import Placement
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.workers.connection.busy_poll import BusyPoll
-from conch.workers.connection.message_stream import MessageStream
-from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
 from conch.workers.host.host_reader import BackupReader, HostReader
 from conch.workers.host.hosted_metrics import RemoteFamilies
 from conch.workers.host.hosted_requests import HostedRequests
 from conch.workers.host.response_writer import ResponseWriter
 from conch.workers.host.server_client import ServerClient
-from conch.workers.protocol import wire
-from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.response_columns import decode_credit
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
+from conch.workers.protocol.codec import decode_credit
 from conch.workers.protocol.spec_json import placement_from_json, spec_from_json
-from conch.workers.protocol.tensor_transport import UnreachableError, unmapped_error
-from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol.tensors import MessageStream, ReceivedMessage, UnreachableError, unmapped_error
 from conch.workers.protocol.worker_log import log_to_server
 
 SERVER_GONE = 3
@@ -96,7 +93,7 @@ class Host:
     def run(self) -> None:
         """Loads and executes until the server sends CLOSE."""
         try:
-            self._stream.send(Kind.HELLO, 0, wire.encode_hello(os.getpid()))
+            self._stream.send(Kind.HELLO, 0, codec.encode_hello(os.getpid()))
             self._reader.until(lambda: self._load is not None or bool(self._todo))
             if self._load is not None and self._open(*self._load):
                 self._serve()
@@ -125,7 +122,7 @@ class Host:
 
     def _note(self, text: str) -> None:
         try:
-            self._stream.send(Kind.NOTE, 0, wire.encode_json({"text": text}))
+            self._stream.send(Kind.NOTE, 0, codec.encode_json({"text": text}))
         except ChannelClosedError:
             pass  # the server has closed its end
 
@@ -142,7 +139,7 @@ class Host:
         except ConchError as error:
             if self._forked:
                 raise error.__cause__ or error from None
-            self._stream.send(Kind.FAILED, 0, wire.encode_error(error))
+            self._stream.send(Kind.FAILED, 0, codec.encode_error(error))
             return False
         finally:
             self._backup_reader.end()
@@ -153,7 +150,7 @@ class Host:
             "readiness": instance.readiness is not None,
             "concurrent": isinstance(instance, AsyncPythonInstance),
         }
-        self._stream.send(Kind.LOADED, 0, wire.encode_json(facts))
+        self._stream.send(Kind.LOADED, 0, codec.encode_json(facts))
         return True
 
     def _serve(self) -> None:
@@ -191,11 +188,12 @@ class Host:
             outcome = error
         if self._forked:  # a child process that `execute` returned in
             raise outcome if isinstance(outcome, BaseException) else SystemExit(0)
-        fields, payload = writer.fields(number, batch, outcome)
+        encoded = writer.encode(number, batch, outcome)
         # The memory of the inputs returns with this message, unless the model keeps it.
         del item, batch, outcome
-        writer.send_done(number, fields, payload)
-        self._families.flush()
+        writer.send_done(number, *encoded)
+        if self._families.forgotten:
+            self._families.flush()
 
     # --- on the thread that reads -------------------------------------------------------------------------
 
@@ -204,11 +202,10 @@ class Host:
         received = None
         try:
             received = self._stream.receive()
-            message = received.message
-            handler = self._handlers.get(message.kind)
+            handler = self._handlers.get(received.kind)
             if handler is None:
-                raise WireError(f"a message {message.kind.name} was not expected")
-            handler(message.subject, received)
+                raise WireError(f"a message {received.kind.name} was not expected")
+            handler(received.subject, received)
             self._stream.mark_handled()
         except ChannelClosedError:
             self._server_gone()
@@ -245,18 +242,18 @@ class Host:
         from conch.memory.cuda import cuda_devices
         from conch.workers.protocol.devices import use_in_worker
 
-        use_in_worker(self._stream, cuda_devices(), bytes(received.message.fields))
+        use_in_worker(self._stream, cuda_devices(), bytes(received.fields))
 
     def _on_freed(self, subject: int, received: ReceivedMessage) -> None:
         from conch.workers.protocol.devices import WorkerDevices
 
         devices = self._stream.devices
         if isinstance(devices, WorkerDevices):
-            devices.freed(bytes(received.message.fields))
+            devices.freed(bytes(received.fields))
 
     def _on_message_lost(self, subject: int, received: ReceivedMessage) -> None:
         """Reports a message that could not be read."""
-        kind = wire.lost_kind(received.message.fields)
+        kind = lost_kind(received.fields)
         if kind is Kind.EXECUTE:
             self._stream.send(Kind.UNREACHABLE, subject)  # the server resends it
         elif kind is Kind.REPLY or kind is Kind.RESULT:
@@ -267,7 +264,7 @@ class Host:
     def _on_credit(self, subject: int, received: ReceivedMessage) -> None:
         request = self._received.get(subject)
         if request is not None:
-            request.granted += decode_credit(received.message.fields)
+            request.granted += decode_credit(received.fields)
 
     def _on_cancel(self, subject: int, received: ReceivedMessage) -> None:
         request = self._received.get(subject)
@@ -294,19 +291,19 @@ class Host:
         self._todo.append(None)
 
     def _on_hello(self, subject: int, received: ReceivedMessage) -> None:
-        wire.check_hello(received.message.fields, "server")
+        codec.check_hello(received.fields, "server")
 
     def _on_load(self, subject: int, received: ReceivedMessage) -> None:
         if self._load is not None:
             raise WireError("it has been told before what to load")
-        fields = wire.decode_json(received.message.fields)
+        fields = codec.decode_json(received.fields)
         spec, placement = spec_from_json(fields.get("spec")), placement_from_json(fields.get("placement"))
         level = fields.get("level")
         log_to_server(partial(self.notify, Kind.LOG, 0), level if isinstance(level, int) else logging.NOTSET)
         self._load = spec, placement
 
     def _on_level(self, subject: int, received: ReceivedMessage) -> None:
-        level = wire.decode_json(received.message.fields).get("level")
+        level = codec.decode_json(received.fields).get("level")
         if isinstance(level, int):
             logging.getLogger().setLevel(level)
 
@@ -326,6 +323,6 @@ class Host:
 
     def _reply_ready(self, subject: int, ready: bool) -> None:
         try:
-            self._stream.send(Kind.READY, subject, wire.encode_json({"ready": ready}))
+            self._stream.send(Kind.READY, subject, codec.encode_json({"ready": ready}))
         except ChannelClosedError:
             self._server_gone()

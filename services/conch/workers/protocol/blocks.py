@@ -33,7 +33,7 @@ import numpy as np
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.tensor import Array
-from conch.workers.protocol.wire import RETURNED, WireError
+from conch.workers.protocol.channel import RETURNED, WireError
 
 LEAST_BYTES = 64 * 1024
 MOST_IDLE_BYTES = 256 * 1024 * 1024

@@ -22,10 +22,17 @@ from conch.core.device import DeviceMemory, DeviceTensor
 from conch.core.tensor import Tensor
 from conch.memory.cuda import CudaDevices, CudaMemory, Opened
 from conch.memory.cuda_driver import CudaError, CudaUnavailableError
-from conch.workers.connection.message_stream import MessageStream
-from conch.workers.protocol.tensor_layouts import HANDLE_BYTES, ON_DEVICE, UUID_BYTES, Place, TensorLayout
-from conch.workers.protocol.tensor_transport import Payload, UnreachableError
-from conch.workers.protocol.wire import RETURNED, Kind, WireError, encode
+from conch.workers.protocol.channel import RETURNED, Kind, WireError, encode
+from conch.workers.protocol.tensors import (
+    HANDLE_BYTES,
+    ON_DEVICE,
+    UUID_BYTES,
+    MessageStream,
+    Payload,
+    Place,
+    TensorLayout,
+    UnreachableError,
+)
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
-from conch.workers.protocol.wire import WireError
+from conch.workers.protocol.channel import WireError
 
 _Record = TypeVar("_Record")
 

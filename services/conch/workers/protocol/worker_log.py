@@ -14,9 +14,8 @@ from typing import Any
 
 from conch.core.current_span import span_fields
 from conch.core.errors import record_message, record_traceback, shortened
-from conch.workers.connection.packet_channel import ChannelClosedError
-from conch.workers.protocol import wire
-from conch.workers.protocol.wire import WireError
+from conch.workers.protocol import codec
+from conch.workers.protocol.channel import ChannelClosedError, WireError
 
 _MODEL_LOGGERS = "conch.python_model"
 _CONCH_LOGGERS = "conch."
@@ -48,7 +47,7 @@ class ServerHandler(logging.Handler):
                 "function": record.funcName,
                 "span": span_fields(),
             }
-            self._send(wire.encode_json(fields))
+            self._send(codec.encode_json(fields))
         except ChannelClosedError:
             # The server is gone, or this is a fork that the model made: its stderr is the worker's.
             if os.getpid() != self._pid:

@@ -15,7 +15,8 @@ from conch.backends.python.python_settings import Settings
 from conch.core.errors import ERRORS_BY_CODE, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import load_cancelled
 from conch.workers.environments import Environment
-from conch.workers.protocol import wire
+from conch.workers.protocol.channel import WireError
+from conch.workers.protocol.codec import decode_json
 from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.crash_report import crashed, sentence
@@ -108,7 +109,7 @@ class _Exchange:
         try:
             self._send(question)
             return self._answer()
-        except (BrokenPipeError, ConnectionResetError, wire.WireError):
+        except (BrokenPipeError, ConnectionResetError, WireError):
             return None
 
     def _send(self, question: bytes) -> None:
@@ -136,7 +137,7 @@ class _Exchange:
                 return None
             *ends, data = data.split(b"\n")
             for end in ends:
-                said = wire.decode_json(rest + end)
+                said = decode_json(rest + end)
                 rest.clear()
                 if "log" not in said:
                     return said

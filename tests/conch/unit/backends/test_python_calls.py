@@ -32,7 +32,7 @@ from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import RequestModel, RequestState
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor as CoreTensor
-from conch.workers.protocol.tensor_kinds import ReceivedTensor
+from conch.workers.protocol.tensors import ReceivedTensor
 
 MODEL = """
 import triton_python_backend_utils as pb_utils

@@ -15,9 +15,7 @@ from tests.support.workers import inline, placed
 
 from conch.core.errors import InternalError
 from conch.core.tensor import Tensor
-from conch.workers.connection.message_stream import MessageStream
-from conch.workers.connection.packet_channel import BUFFER_BYTES, ChannelClosedError, PacketChannel
-from conch.workers.protocol import tensor_layouts, wire
+from conch.workers.protocol import channel
 from conch.workers.protocol.blocks import (
     IDLE_NS,
     LEAST_BYTES,
@@ -28,9 +26,15 @@ from conch.workers.protocol.blocks import (
     Pool,
     block_size,
 )
-from conch.workers.protocol.tensor_kinds import BlockTensor
-from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol.channel import (
+    BUFFER_BYTES,
+    ChannelClosedError,
+    Kind,
+    Message,
+    PacketChannel,
+    WireError,
+)
+from conch.workers.protocol.tensors import BlockTensor, MessageStream, Place
 
 LARGE = np.arange(100_000, dtype=np.float32)
 
@@ -61,7 +65,7 @@ def exchanges() -> Iterator[tuple[MessageStream, MessageStream]]:
 
 def send(source: MessageStream, target: MessageStream, tensors: list[Tensor]) -> list[Tensor]:
     payload = source.pack([tensors])
-    source.send(Kind.DONE, 0, payload.fields, payload)
+    source.send(Kind.DONE, 0, payload=payload)
     del payload
     return target.receive().lists(1)[0]
 
@@ -212,7 +216,7 @@ def test_what_a_worker_sends_can_be_read_only_and_positions_are_copied() -> None
         )
         block = payload.block
         assert block is not None
-        worker.send(Kind.DONE, 0, payload.fields, payload)
+        worker.send(Kind.DONE, 0, payload=payload)
         floats, positions, strings = server.receive().lists(1)[0]
         assert isinstance(floats, BlockTensor)
         assert floats.shared and floats.renamed("X", (10, 10_000)).shared
@@ -230,7 +234,7 @@ def test_an_input_that_goes_back_as_it_came_is_not_copied() -> None:
         assert worker.pack([[given]]).bytes_copied == LARGE.nbytes  # the model may go on to write to it
         payload = worker.pack([[given]], returned=True)
         assert (payload.block, payload.bytes_copied) == (None, 0)
-        worker.send(Kind.DONE, 0, payload.fields, payload)
+        worker.send(Kind.DONE, 0, payload=payload)
         del given, payload
         (returned,) = server.receive().lists(1)[0]
         assert (returned.numpy() == LARGE).all()
@@ -251,7 +255,7 @@ def test_a_part_of_an_input_stays_where_it_is(part: slice) -> None:
         small, large = Tensor.from_array("B", array[part].reshape(-1, 1)), Tensor.from_array("C", LARGE)
         payload = worker.pack([[small, large]], returned=True)
         assert payload.bytes_copied == LARGE.nbytes
-        worker.send(Kind.DONE, 0, payload.fields, payload)
+        worker.send(Kind.DONE, 0, payload=payload)
         del given, array, small, payload
         back, other = server.receive().lists(1)[0]
         assert (back.numpy() == LARGE[part].reshape(-1, 1) + 1).all()
@@ -293,20 +297,19 @@ def test_lists_must_have_all_their_bytes() -> None:
     with exchanges() as (server, worker):
         payload = worker.pack([[Tensor.from_array("A", LARGE[:4])]] * 2)
         payload.data = [bytes(24)]
-        worker.send(Kind.DONE, 0, payload.fields, payload)
+        worker.send(Kind.DONE, 0, payload=payload)
         with pytest.raises(WireError, match="tensors end at 32, but there are 24 bytes"):
             server.receive().lists(2)
         payload = worker.pack([[Tensor.from_array("A", LARGE[:4])]] * 2)
-        worker.send(Kind.DONE, 0, payload.fields, payload)
+        worker.send(Kind.DONE, 0, payload=payload)
         with pytest.raises(WireError, match="2 lists of tensors are described, not 3"):
             server.receive().lists(3)
 
 
 def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
     with exchanges() as (server, worker):
-        for source in (5, 5 | wire.RETURNED):
-            fields = placed((("A", "FP32", (1,)),), [tensor_layouts.Place(source, 0, 4)])
-            worker.send(Kind.DONE, 0, fields)
+        for source in (5, 5 | channel.RETURNED):
+            worker.send(Kind.DONE, payload=placed((("A", "FP32", (1,)),), [Place(source, 0, 4)]))
             with pytest.raises(WireError):
                 server.receive().lists(1)[0]
 
@@ -314,9 +317,8 @@ def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
 def test_small_tensors_must_be_in_their_message() -> None:
     with exchanges() as (server, worker):
         for key, size in (((("A", "FP32", (3,)),), 12), ((("A", "BYTES", (1,)),), 2**64 - 8)):
-            payload = Payload()
-            payload.data = [bytes(8)]
-            worker.send(Kind.DONE, 0, inline(key, [size] if key[0][1] == "BYTES" else []), payload)
+            sizes = [size] if key[0][1] == "BYTES" else []
+            worker.send(Kind.DONE, payload=inline(key, sizes, bytes(8)))
             with pytest.raises(WireError, match="but there are 8 bytes"):
                 server.receive().lists(1)[0]
 
@@ -326,8 +328,9 @@ def test_a_tensor_must_lie_within_its_block(offset: int) -> None:
     with exchanges() as (server, worker):
         payload = worker.pack([[Tensor.from_array("A", np.zeros(16_000, np.float32))]])
         assert payload.block is not None and payload.block.size == LEAST_BYTES
-        fields = placed((("A", "FP32", (1,)),), [tensor_layouts.Place(payload.block.number, offset, 4)])
-        worker.send(Kind.DONE, 0, fields, payload)
+        elsewhere = placed((("A", "FP32", (1,)),), [Place(payload.block.number, offset, 4)])
+        elsewhere.block = payload.block
+        worker.send(Kind.DONE, payload=elsewhere)
         with pytest.raises(WireError, match="a tensor ends at"):
             server.receive().lists(1)[0]
 
@@ -394,7 +397,7 @@ def test_a_long_message_travels_in_a_file() -> None:
     with exchanges() as (server, worker):
         text = bytes(range(256)) * 4096
         worker.send(Kind.QUERY, 3, text)
-        message = server.receive().message
+        message = server.receive()
         assert (message.kind, message.subject, bytes(message.fields)) == (Kind.QUERY, 3, text)
         # Also with a block.
         (tensor,) = send(worker, server, [Tensor.from_array("n" * 200_000, LARGE)])
@@ -448,10 +451,10 @@ def test_unexpected_descriptors_are_closed() -> None:
     server = MessageStream(PacketChannel(ours, blocking=False), False)
     worker = PacketChannel(theirs)
     with open(os.devnull, "rb") as file:
-        worker.send([wire.encode(Kind.DONE)], [file.fileno()] * 3)
-        worker.send([wire.encode(Kind.DONE, new_block=True, block=1)])
-        worker.send([wire.outline(wire.encode(Kind.DONE), 100)])
-        worker.send([wire.outline(wire.encode(Kind.DONE), 100)], [file.fileno()] * 2)
+        worker.send([channel.encode(Kind.DONE)], [file.fileno()] * 3)
+        worker.send([channel.encode(Kind.DONE, new_block=True, block=1)])
+        worker.send([channel.outline(channel.encode(Kind.DONE), 100)])
+        worker.send([channel.outline(channel.encode(Kind.DONE), 100)], [file.fileno()] * 2)
     server.receive()
     for _ in range(3):
         with pytest.raises(WireError):
@@ -484,7 +487,7 @@ def test_what_a_file_may_hold(kind: Kind, size: int, written: int, why: str) -> 
         os.pwrite(file, bytes(written), 0)
         tracemalloc.start()
         try:
-            worker.channel.send([wire.outline(wire.encode(kind), size)], [file])
+            worker.channel.send([channel.outline(channel.encode(kind), size)], [file])
             with pytest.raises(WireError, match=why):
                 server.receive()
             assert tracemalloc.get_traced_memory()[1] < 1 << 20
@@ -510,10 +513,10 @@ def test_what_was_sent_before_the_other_side_went_is_received() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here, there = PacketChannel(ours), PacketChannel(theirs)
     here.send([b"unread"])
-    there.send([wire.encode(Kind.DONE, 5)])
+    there.send([channel.encode(Kind.DONE, 5)])
     there.close()
     buffer = bytearray(BUFFER_BYTES)
-    assert wire.decode(here.receive(buffer)[0]).subject == 5
+    assert Message(here.receive(buffer)[0]).subject == 5
     with pytest.raises(ChannelClosedError):
         here.receive(buffer)
     here.close()

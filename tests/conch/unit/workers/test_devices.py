@@ -17,7 +17,7 @@ from tests.conch.unit.workers.test_blocks import exchanges
 from tests.support.cuda import Allocation, FakeCuda
 from tests.support.cuda_models import MADE
 from tests.support.servers import eventually
-from tests.support.workers import NoCalls, Running, batch_of, model_spec, placed, worker
+from tests.support.workers import NoCalls, Running, arrived, batch_of, model_spec, placed, worker
 
 from conch.core.bls import ServerCalls
 from conch.core.device import DeviceTensor
@@ -29,12 +29,10 @@ from conch.memory.cuda import CudaDevices
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.workers.protocol import tensor_layouts
 from conch.workers.protocol.blocks import Mappings
+from conch.workers.protocol.channel import RETURNED, Kind, WireError, encode
 from conch.workers.protocol.devices import MOST_KEPT, ServerDevices, WorkerDevices
-from conch.workers.protocol.tensor_layouts import ON_DEVICE, Place, TensorLayout
-from conch.workers.protocol.tensor_transport import UnreachableError
-from conch.workers.protocol.wire import RETURNED, Kind, Reader, WireError
+from conch.workers.protocol.tensors import ON_DEVICE, Place, TensorLayout, UnreachableError
 
 pytestmark = pytest.mark.process
 
@@ -512,12 +510,10 @@ def test_places_are_checked(setting: Setting) -> None:
 
 def test_strings_are_never_on_a_gpu() -> None:
     key = (("IN", "BYTES", (1,)),)
-    text = placed(key, [Place(ON_DEVICE, 0, 8, bytes(80))])
-    reader = Reader(memoryview(text))
-    tensor_layouts.read_head(reader, 1)
-    (layout,) = tensor_layouts.Layouts().read(reader).tensors
+    payload = placed(key, [Place(ON_DEVICE, 0, 8, bytes(80))])
+    message = arrived(encode(Kind.DONE, fields=payload.fields, texts=payload.texts))
     with pytest.raises(WireError, match="can't be on a GPU"):
-        tensor_layouts.read_place(reader, layout)
+        message.lists(1)
 
 
 def test_a_message_that_is_not_sent_lends_nothing(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,27 +18,24 @@ from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, inline, p
 
 from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.spec import ModelSpec
-from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
 from conch.workers.connection.worker_connection import WorkerConnection
-from conch.workers.protocol import tensor_layouts, wire
-from conch.workers.protocol.request_columns import encode_requests
-from conch.workers.protocol.response_columns import encode_failure, encode_responses
-from conch.workers.protocol.tensor_layouts import Place
-from conch.workers.protocol.wire import Kind
+from conch.workers.protocol import channel, codec
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel
+from conch.workers.protocol.codec import encode_failure, encode_requests, encode_responses
+from conch.workers.protocol.tensors import Payload, Place
 
 SMALL = st.integers(0, 5)
-RECORDS = st.one_of(
+FIELDS = st.one_of(
     st.binary(max_size=40),
     st.builds(
         encode_responses,
         st.just(1),
-        st.just(b""),
         st.none() | st.lists(st.integers(0, 31), min_size=1, max_size=1),
-        st.none() | st.sampled_from([[b""], [b"{}"], [b'{"code":"INTERNAL","text":"x"}']]),
+        st.booleans(),
         st.tuples(SMALL, SMALL, SMALL),
     ),
-    st.just(encode_failure(InternalError("no"))),
-    st.just(encode_requests([request_of()[0]], model=("a", "1"))),
+    st.just(encode_failure(InternalError("no"))[0]),
+    st.just(encode_requests([request_of()[0]])[0]),
     st.sampled_from(
         [
             b"{}",
@@ -56,36 +53,49 @@ RECORDS = st.one_of(
             b'{"name":"a","level":30,"text":"t","file":"f","line":1}',
             b'{"name":"a","level":99999999999999999999999999,"text":"t","file":"f","line":1}',
             b'{"code":"INTERNAL","text":"x"}',
-            wire.encode_numbers([1, 2]),
+            channel.encode_numbers([1, 2]),
         ]
     ),
 )
+TEXTS = st.sampled_from([b"", b"{}", b'{"model":["a","1"]}', b'{"code":"INTERNAL","text":"x"}'])
+NUMBERS = st.sampled_from([0, 1, 2, channel.NEW, channel.NEW | 1, channel.NEW | 2])
 TENSORS = st.sampled_from(
     [
-        b"",
-        tensor_layouts.encode_head(0, False, False, []),
+        Payload(),
         placed((), []),
         placed((("OUT", "FP32", (2,)),), [Place(0, 0, 8)]),
         inline((("OUT", "FP32", (2,)),)),
         inline((("OUT", "BYTES", (1,)),), [8]),
         placed((("OUT", "INT32", (2,)),), [Place(1, 0, 8)]),
-        placed((("OUT", "BYTES", (2,)),), [Place(wire.RETURNED | 1, 0, 8)]),
+        placed((("OUT", "BYTES", (2,)),), [Place(channel.RETURNED | 1, 0, 8)]),
     ]
 )
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> bytes:
+    """A packet whose parts are valid, but may not fit each other."""
+    tensors = draw(TENSORS)
+    texts = [*draw(st.lists(TEXTS, max_size=2)), *tensors.texts]
+    return channel.encode(
+        draw(st.sampled_from(Kind)),
+        draw(SMALL),
+        draw(FIELDS) + tensors.fields,
+        draw(st.lists(st.binary(min_size=8, max_size=8), max_size=2)),
+        draw(SMALL),
+        draw(st.sampled_from([0, 4096, 65536])),
+        draw(st.booleans()),
+        draw(st.lists(SMALL, max_size=2)),
+        texts,
+        draw(st.none() | st.lists(NUMBERS, min_size=len(texts), max_size=len(texts))),
+        draw(st.booleans()),
+    )
+
+
 MESSAGES = st.one_of(
     st.binary(max_size=100),
-    st.builds(
-        wire.encode,
-        st.sampled_from(Kind),
-        SMALL,
-        st.builds(lambda record, tensors: record + tensors, RECORDS, TENSORS),
-        st.lists(st.binary(min_size=8, max_size=8), max_size=2),
-        SMALL,
-        st.sampled_from([0, 4096, 65536]),
-        st.booleans(),
-        st.lists(SMALL, max_size=2),
-    ),
-    st.integers(0, 2**40).map(partial(wire.outline, wire.encode(Kind.DONE))),
+    packets(),
+    st.integers(0, 2**40).map(partial(channel.outline, channel.encode(Kind.DONE))),
 )
 
 
@@ -113,8 +123,8 @@ def _converse(spec: ModelSpec, messages: list[tuple[bytes, str | None]]) -> None
     def on_loaded(error: ConchError | None) -> None:
         loaded.set()
 
-    worker.send([wire.encode(Kind.HELLO, 0, wire.encode_hello(1))])
-    worker.send([wire.encode(Kind.LOADED, 0, b'{"readiness":true}')])
+    worker.send([channel.encode(Kind.HELLO, 0, codec.encode_hello(1))])
+    worker.send([channel.encode(Kind.LOADED, 0, b'{"readiness":true}')])
     link.load(PLACEMENT, on_loaded)
     assert loaded.wait(WAIT_S)
     request, answers = request_of("")

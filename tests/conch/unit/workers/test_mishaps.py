@@ -299,15 +299,14 @@ def test_a_question_that_no_thread_can_answer_is_refused(
 # --- logs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inside", ["packet_channel.PacketChannel, '_sendmsg'", "blocks.Block, '__init__'"])
+@pytest.mark.parametrize("inside", ["channel.SentTexts, 'number'", "blocks.Block, '__init__'"])
 def test_a_thread_may_log_while_it_sends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, inside: str
 ) -> None:
     """As finalizers do, which the garbage collector runs wherever it is."""
     model = f"""
     def execute(self, requests):
-        from conch.workers.connection import packet_channel
-        from conch.workers.protocol import blocks
+        from conch.workers.protocol import blocks, channel
         def log_in(owner, name):
             function = getattr(owner, name)
             def logging_first(*arguments):

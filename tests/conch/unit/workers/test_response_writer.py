@@ -15,14 +15,20 @@ from tests.support.workers import request_of
 from conch.core.errors import ConchError, InternalError
 from conch.core.request import InferenceResponse
 from conch.core.tensor import Tensor
-from conch.workers.connection.message_stream import MessageStream
-from conch.workers.connection.packet_channel import PacketChannel
 from conch.workers.host.host_reader import HostReader
 from conch.workers.host.hosted_requests import HostedRequest
 from conch.workers.host.response_writer import ResponseWriter
-from conch.workers.protocol.request_columns import FILLER, encode_requests, number_of
-from conch.workers.protocol.response_columns import FAILED, PRESENT, RESCHEDULED, decode_responses
-from conch.workers.protocol.wire import Kind, WireError
+from conch.workers.protocol.channel import Kind, PacketChannel, WireError
+from conch.workers.protocol.codec import (
+    FAILED,
+    FILLER,
+    PRESENT,
+    RESCHEDULED,
+    decode_responses,
+    encode_requests,
+    number_of,
+)
+from conch.workers.protocol.tensors import MessageStream, Payload
 
 Change = Callable[[list[HostedRequest], list[InferenceResponse | None]], None]
 BATCH = 5
@@ -115,7 +121,8 @@ def test_a_batch_is_told_as_it_is(sides: Sides, change: Change, flags: int | Non
         each.batch_size = index + 1
         each.parameters = {"a": index} if index == 2 else None
     payload = sides.server.pack([list(each.inputs.values()) for each in requests])
-    sides.server.send(Kind.EXECUTE, BATCH, encode_requests(requests, 6) + payload.fields, payload)
+    fields, texts = encode_requests(requests, 6)
+    sides.server.send(Kind.EXECUTE, BATCH, fields, payload, texts)
     batch = sides.writer.requests.batch(BATCH, sides.worker.receive())
     hosted = [each for each in batch.requests if isinstance(each, HostedRequest)]
     assert [each.number for each in hosted] == [number_of(BATCH, index) for index in range(3)]
@@ -125,7 +132,7 @@ def test_a_batch_is_told_as_it_is(sides: Sides, change: Change, flags: int | Non
     responses: list[InferenceResponse | None] = [response("OUT") for _ in requests]
     change(hosted, responses)
     batch.compute_input_end_ns, batch.compute_output_start_ns = 7, 8
-    sides.writer.send_done(BATCH, *sides.writer.fields(BATCH, batch, responses))
+    sides.writer.send_done(BATCH, *sides.writer.encode(BATCH, batch, responses))
     read = decode_responses(sides.server.receive(), 3)
     assert (read.error, read.times[:2]) == (None, (7, 8))
     assert [told(each) for each in read.responses] == [told(each) for each in responses]
@@ -136,24 +143,23 @@ def test_a_batch_is_told_as_it_is(sides: Sides, change: Change, flags: int | Non
 
 @pytest.mark.parametrize("outcome", [InternalError("no"), ValueError("no"), [None] * 5])
 def test_a_batch_that_fails_has_one_error(sides: Sides, outcome: Any) -> None:
-    fields = encode_requests([request_of()[0]]) + sides.server.pack([[]]).fields
-    sides.server.send(Kind.EXECUTE, BATCH, fields)
+    fields, texts = encode_requests([request_of()[0]])
+    sides.server.send(Kind.EXECUTE, BATCH, fields, sides.server.pack([[]]), texts)
     batch = sides.writer.requests.batch(BATCH, sides.worker.receive())
-    sides.writer.send_done(BATCH, *sides.writer.fields(BATCH, batch, outcome))
+    sides.writer.send_done(BATCH, *sides.writer.encode(BATCH, batch, outcome))
     read = decode_responses(sides.server.receive(), 1)
     assert isinstance(read.error, ConchError) and read.responses == []
     assert sides.writer.requests.get(number_of(BATCH, 0)) is None
 
 
 def test_what_does_not_fit_is_refused(sides: Sides) -> None:
-    payload = sides.server.pack([[]])
-    filler = encode_requests([request_of()[0]], flags=FILLER)
-    for fields, why in (
-        (filler + b"", "too early"),
-        (encode_requests([request_of()[0]], numbers=[77]) + payload.fields, "runs again, but has not run"),
-        (encode_requests([request_of()[0]] * 2) + payload.fields, "1 lists of tensors are described, not 2"),
+    one = request_of()[0]
+    for (fields, texts), tensors, why in (
+        (encode_requests([one], flags=FILLER), Payload(), "too early"),
+        (encode_requests([one], numbers=[77]), sides.server.pack([[]]), "runs again, but has not run"),
+        (encode_requests([one] * 2), sides.server.pack([[]]), "1 lists of tensors are described, not 2"),
     ):
-        sides.server.send(Kind.EXECUTE, BATCH, fields)
+        sides.server.send(Kind.EXECUTE, BATCH, fields, tensors, texts)
         with pytest.raises(WireError, match=why):
             sides.writer.requests.batch(BATCH, sides.worker.receive())
     sides.worker.send(Kind.DONE, BATCH, b"")

@@ -22,12 +22,10 @@ from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch, OutcomeWait
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.workers.connection.message_stream import MessageStream
 from conch.workers.connection.outcome_handler import OutcomeHandler
-from conch.workers.connection.packet_channel import ChannelClosedError, PacketChannel
 from conch.workers.connection.socket_reader import SocketReader
-from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.wire import Kind
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel
+from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
 
 LONG_NS = 10_000_000_000
 SHORT_NS = 1_000_000
@@ -65,7 +63,7 @@ def test_a_thread_may_catch_up_with_what_has_arrived() -> None:
     seen: list[int] = []
 
     def handle(received: ReceivedMessage) -> None:
-        seen.append(received.message.subject)
+        seen.append(received.subject)
 
     for number in (1, 2):
         worker_end.send(Kind.METRIC, number)

@@ -14,13 +14,13 @@ from tests.support.profiles import scaled
 
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
+from conch.workers.protocol.channel import WireError
 from conch.workers.protocol.spec_json import (
     placement_from_json,
     placement_to_json,
     spec_from_json,
     spec_to_json,
 )
-from conch.workers.protocol.wire import WireError
 
 TEXT = st.text(st.characters(), max_size=8)
 JSON = st.recursive(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from conch.core.tensor import NUMPY_DTYPES, Tensor
-from conch.workers.connection.message_stream import MessageStream
-from conch.workers.connection.packet_channel import PacketChannel
-from conch.workers.protocol import wire
-from conch.workers.protocol.wire import Kind
+from conch.workers.protocol import channel as wire
+from conch.workers.protocol import tensors as tensors_module
+from conch.workers.protocol.channel import Kind, PacketChannel
+from conch.workers.protocol.tensors import MessageStream
 
 Lists = list[list[Tensor]]
 Send = Callable[[Lists], Lists]
@@ -66,7 +69,7 @@ def send(request: pytest.FixtureRequest) -> Iterator[Send]:
 
     def sent(lists: Lists) -> Lists:
         payload = source.pack(lists)
-        source.send(Kind.DONE, 7, payload.fields, payload)
+        source.send(Kind.DONE, 7, payload=payload)
         return target.receive().lists(len(lists))
 
     try:
@@ -99,3 +102,148 @@ def test_small_inputs_can_be_written_to_and_do_not_share_their_memory(send: Send
         array[...] = 9
         assert (np.frombuffer(first.data, array.dtype) == 9).all()
         assert bytes(second.data) == before
+
+
+# --- what repeats is sent once ---------------------------------------------------------------------------
+
+Ends = tuple[MessageStream, MessageStream]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Both ends of a connection, the server's first."""
+    sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made = (
+        MessageStream(PacketChannel(sockets[0], blocking=False), False),
+        MessageStream(PacketChannel(sockets[1]), True),
+    )
+    yield made
+    for side in made:
+        side.channel.close()
+        side.close()
+
+
+def _named(name: str) -> Lists:
+    return [[_floats(4, name)]]
+
+
+def _sent_bytes(side: MessageStream, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The packets that a side sends from now on."""
+    packets: list[bytes] = []
+    real = side.channel.send
+
+    def send(parts: Sequence[bytes], fds: Sequence[int] = ()) -> None:
+        packets.extend(parts)
+        real(parts, fds)
+
+    monkeypatch.setattr(side.channel, "send", send)
+    return packets
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_layout_that_repeats_is_sent_twice(
+    ends: Ends, worker: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = ends[worker], ends[1 - worker]
+    packets = _sent_bytes(source, monkeypatch)
+    for _ in range(5):
+        source.send(Kind.DONE, payload=source.pack(_named("A" * 100)))
+        assert _contents(target.receive().lists(1)) == _contents(_named("A" * 100))
+    assert [b"A" * 100 in packet for packet in packets] == [True, True, False, False, False]
+
+
+def test_a_message_that_is_not_sent_teaches_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one has all its texts, and the receiver forgets those before."""
+    server, worker = ends
+
+    def fails(parts: Sequence[bytes], fds: Sequence[int] = ()) -> None:
+        raise OSError(errno.ETOOMANYREFS, "Too many references")
+
+    for _ in range(3):
+        for name in ("A", "B"):
+            for broken in (False, True, True, False):
+                payload = server.pack(_named(name))
+                if broken:
+                    with monkeypatch.context() as patch, pytest.raises(OSError, match="Too many"):
+                        patch.setattr(server.channel, "send", fails)
+                        server.send(Kind.DONE, payload=payload)
+                    continue
+                server.send(Kind.DONE, payload=payload)
+                assert _contents(worker.receive().lists(1)) == _contents(_named(name))
+
+
+def test_a_message_in_a_file_teaches_nothing(ends: Ends) -> None:
+    """It can be lost: the receiver may have no descriptor left."""
+    server, worker = ends
+    for fields in (bytes(wire.MOST_PACKET), b"", bytes(wire.MOST_PACKET), b"", b""):
+        server.send(Kind.EXECUTE, 1, fields, server.pack(_named("A")))
+        received = worker.receive()
+        received.position = len(fields)
+        if fields:
+            assert all(number == wire.NEW for number in received.numbers)
+        assert _contents(received.lists(1)) == _contents(_named("A"))
+
+
+def test_a_message_within_another_has_its_own_texts(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the garbage collector runs while a packet is encoded, and the model sends."""
+    server, worker = ends
+    real = wire.encode
+    nested: list[bool] = []
+
+    def encode(kind: Kind, *arguments: Any, **named: Any) -> bytes:
+        if kind is Kind.DONE and len(nested) < 10:
+            nested.append(True)
+            worker.send(Kind.RESPONSE, payload=worker.pack(_named("B")))
+        return real(kind, *arguments, **named)
+
+    monkeypatch.setattr(tensors_module, "encode", encode)
+    for _ in range(15):
+        worker.send(Kind.DONE, payload=worker.pack(_named("A")))
+        received = server.receive()
+        if received.kind is Kind.RESPONSE:
+            assert list(received.numbers) == [wire.NEW]
+            assert _contents(received.lists(1)) == _contents(_named("B"))
+            received = server.receive()
+        assert _contents(received.lists(1)) == _contents(_named("A"))
+    assert len(nested) == 10
+
+
+def test_threads_may_send_what_repeats_and_what_does_not(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables are full now and then."""
+    monkeypatch.setattr(wire, "MOST_TEXTS", 8)
+    server, worker = ends
+    count = 200
+
+    def send_all(thread: int) -> None:
+        for number in range(count):
+            lists = [[_floats(1 + (number * thread) % 11, f"T{thread}")]]
+            worker.send(Kind.DONE, thread, payload=worker.pack(lists))
+
+    threads = [threading.Thread(target=send_all, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for _ in range(count * len(threads)):
+        received = server.receive()
+        ((tensor,),) = received.lists(1)
+        assert tensor.name == f"T{received.subject}"
+        assert tensor.numpy().tolist() == list(range(tensor.shape[0]))
+    for thread in threads:
+        thread.join()
+
+
+def test_a_connection_begins_with_no_texts(ends: Ends) -> None:
+    """As that of a worker that is started again."""
+    server, _ = ends
+    for _ in range(3):
+        server.send(Kind.EXECUTE, payload=server.pack(_named("A")))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    again, worker = MessageStream(PacketChannel(ours), False), MessageStream(PacketChannel(theirs), True)
+    try:
+        again.send(Kind.EXECUTE, payload=again.pack(_named("A")))
+        received = worker.receive()
+        assert list(received.numbers) == [wire.NEW]
+        assert _contents(received.lists(1)) == _contents(_named("A"))
+    finally:
+        for side in (again, worker):
+            side.channel.close()
+            side.close()

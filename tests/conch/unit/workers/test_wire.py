@@ -8,21 +8,36 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.workers import arrived, inline, placed
 
 from conch.core.errors import ERRORS_BY_CODE, InternalError
 from conch.core.request import InferenceRequest
-from conch.workers.protocol import tensor_layouts, wire
-from conch.workers.protocol.request_columns import (
+from conch.workers.protocol import channel, codec
+from conch.workers.protocol.channel import (
+    MOST_TEXT,
+    MOST_TEXTS,
+    NEW,
+    Kind,
+    Message,
+    ReceivedTexts,
+    SentTexts,
+    Text,
+    WireError,
+    encode,
+)
+from conch.workers.protocol.codec import (
     MOST_REQUESTS,
     NO_DEADLINE,
     batch_of,
+    decode_credit,
     decode_requests,
+    decode_responses,
+    encode_failure,
     encode_requests,
+    encode_responses,
     number_of,
 )
-from conch.workers.protocol.response_columns import decode_credit, encode_failure, encode_responses
-from conch.workers.protocol.tensor_layouts import Layouts, Place
-from conch.workers.protocol.wire import Kind, Reader, WireError
+from conch.workers.protocol.tensors import Place, ReceivedMessage, describe_layout, read_layout
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -42,6 +57,7 @@ ERRORS = st.builds(lambda kind, text: kind(text), st.sampled_from(list(ERRORS_BY
     size=U64,
     new=st.booleans(),
     released=st.lists(U32, max_size=255),
+    texts=st.lists(st.binary(max_size=30), max_size=4),
 )
 def test_messages_come_back(
     kind: Kind,
@@ -52,12 +68,14 @@ def test_messages_come_back(
     size: int,
     new: bool,
     released: list[int],
+    texts: list[bytes],
 ) -> None:
-    packet = wire.encode(kind, subject, fields, data, block, size, new, released)
-    message = wire.decode(memoryview(packet))
+    packet = encode(kind, subject, fields, data, block, size, new, released, texts)
+    message = Message(memoryview(packet))
     assert (message.kind, message.subject, bytes(message.fields)) == (kind, subject, fields)
     assert (message.block, message.block_size, message.new_block) == (block, size, new)
     assert message.released == tuple(released)
+    assert [text.content for text in ReceivedTexts().learn(message)] == texts
     offset = 0
     for part in data:
         assert offset % 8 == 0
@@ -68,9 +86,9 @@ def test_messages_come_back(
 def test_small_tensors_lie_where_numpy_wants_them() -> None:
     for length in range(9):
         for released in ([], [1], [1, 2]):
-            packet = wire.encode(Kind.DONE, 0, bytes(length), [b"12345678"], released=released)
+            packet = encode(Kind.DONE, 0, bytes(length), [b"12345678"], released=released)
             assert (len(packet) - 8) % 8 == 0
-            assert bytes(wire.decode(memoryview(packet)).data) == b"12345678"
+            assert bytes(Message(memoryview(packet)).data) == b"12345678"
 
 
 REQUESTS = st.fixed_dictionaries(
@@ -114,9 +132,10 @@ def test_requests_come_back_with_the_types_that_values_have(
         fields = [{**each, **{name: fields[0][name] for name in OPTIONS}} for each in fields]
     numbers = None if again is None else again[: len(fields)]
     requests = [_request(**each) for each in fields]
-    reader = Reader(memoryview(encode_requests(requests, 33, instance, 44, numbers, 0, model)))
-    read = decode_requests(reader)
-    reader.end()
+    encoded, texts = encode_requests(requests, 33, instance, 44, numbers, 0, model)
+    message = arrived(encode(Kind.EXECUTE, fields=encoded, texts=texts))
+    read = decode_requests(message)
+    assert (message.position, message.used) == (len(encoded), len(texts))
     assert (read.size, read.instance, read.start_ns) == (33, instance, 44)
     assert read.numbers is None if numbers is None else list(read.numbers or ()) == numbers
     for sent, row, name, options in zip(fields, read.rows, read.ids, read.options, strict=False):
@@ -141,54 +160,113 @@ def test_a_number_names_a_batch_and_a_place_in_it(batch: int, index: int) -> Non
     assert batch_of(number_of(batch, index)) == (batch, index)
 
 
-def test_long_options_are_not_kept() -> None:
+def test_options_are_read_once_unless_they_are_long() -> None:
     for length, kept in ((100, True), (100_000, False)):
-        fields = memoryview(encode_requests([_request(parameters={"text": "x" * length})]))
-        first, second = (next(iter(decode_requests(Reader(fields)).options)) for _ in range(2))
-        assert first == second
-        assert (first.parameters is second.parameters) is kept
+        fields, texts = encode_requests([_request(parameters={"text": "x" * length})])
+        sent = SentTexts()
+        packets = [
+            encode(Kind.EXECUTE, fields=fields, texts=texts, numbers=sent.number(texts)) for _ in range(3)
+        ]
+        assert (len(packets[2]) < 100) is kept
+        message = arrived(*packets)
+        first, second = (next(iter(decode_requests(message).options)) for _ in range(2))
+        assert first is second and first.parameters == {"text": "x" * length}
 
 
 def test_there_are_not_more_requests_than_fields_for_them() -> None:
-    fields = bytearray(encode_requests([_request()]))
+    encoded, texts = encode_requests([_request()])
+    fields = bytearray(encoded)
     for count in (0, 2, MOST_REQUESTS, MOST_REQUESTS + 1, 2**32 - 1):
         fields[:4] = count.to_bytes(4, "little")
         with pytest.raises(WireError):
-            decode_requests(Reader(memoryview(fields)))
+            decode_requests(arrived(encode(Kind.EXECUTE, fields=bytes(fields), texts=texts)))
+
+
+def test_there_are_not_more_requests_than_options_for_them() -> None:
+    fields, _ = encode_requests([_request(priority=1), _request(priority=2)])
+    with pytest.raises(WireError, match="2 requests have 1 options"):
+        decode_requests(arrived(encode(Kind.EXECUTE, fields=fields, texts=[b"{}"])))
+
+
+# --- texts -------------------------------------------------------------------------------------------------
+
+
+@given(messages=st.lists(st.lists(st.binary(max_size=3), max_size=6), max_size=30), most=st.integers(8, 20))
+def test_texts_come_back_however_often_they_are_sent(messages: list[list[bytes]], most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel, "MOST_TEXTS", most)  # so that the table is full now and then
+        sent, received = SentTexts(), ReceivedTexts()
+        for texts in messages:
+            numbers = sent.number(texts)
+            packet = encode(Kind.DONE, texts=texts, numbers=numbers, reset=sent.reset)
+            sent.reset = sent.reset and not texts
+            assert [text.content for text in received.learn(Message(memoryview(packet)))] == texts
+            assert len(received.known) <= most and len(sent.numbers) <= most
+
+
+def test_a_text_is_sent_twice_and_has_a_number_then() -> None:
+    sent, text = SentTexts(), b"a layout"
+    assert [sent.number([text]) for _ in range(4)] == [[NEW], [NEW | 1], [1], [1]]
+    assert sent.number([b"", b"another", b"x" * (MOST_TEXT + 1)]) == [0, NEW, NEW]
+    assert sent.number([b"another", b"x" * (MOST_TEXT + 1)]) == [NEW | 2, NEW]
+    sent.forget()
+    assert sent.reset and sent.number([text]) == [NEW]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text", "why"),
+    [
+        ([1], b"a", "there is no text 1"),
+        ([NEW - 1], b"a", "there is no text"),
+        ([NEW, 5], b"a", "there is no text 5"),
+        ([NEW | 2], b"a", "a text of 1 bytes can't have number 2"),
+        ([NEW | 1, NEW | 1], b"a", "a text of 1 bytes can't have number 1"),
+        ([NEW | 1], b"a" * (MOST_TEXT + 1), "a text of 4097 bytes can't have number 1"),
+        (list(range(NEW | 1, (NEW | MOST_TEXTS) + 2)), b"a", f"can't have number {MOST_TEXTS}"),
+    ],
+)
+def test_a_text_without_a_valid_number_is_refused(numbers: list[int], text: bytes, why: str) -> None:
+    with pytest.raises(WireError, match=why):
+        arrived(encode(Kind.DONE, texts=[text] * len(numbers), numbers=numbers))
+
+
+def test_texts_must_lie_in_their_message() -> None:
+    packet = encode(Kind.DONE, texts=[b"abcd", b"efgh"])
+    for size in range(len(packet)):
+        short = bytearray(packet[:size])
+        if size >= 8:  # the header says how long the rest is
+            short[4:8] = max(size - 28, 0).to_bytes(4, "little")
+        with pytest.raises(WireError):
+            Message(memoryview(short))
 
 
 @given(error=ERRORS, retry=st.none() | st.integers(0, 10**6))
 def test_errors_come_back(error: Any, retry: int | None) -> None:
     error.retry_after_ms = retry
-    read = wire.decode_error(wire.encode_error(error))
+    read = codec.decode_error(codec.encode_error(error))
     assert (type(read), read.message, read.retry_after_ms) == (type(error), error.message, retry)
 
 
-def test_layouts_are_forgotten_when_there_are_too_many() -> None:
-    layouts = Layouts()
-    key = (("IN", "FP32", (0,)),)
-    sent = layouts.encode(key)
-
-    def read(text: bytes) -> tensor_layouts.Layout:
-        return layouts.read(Reader(memoryview(text)))
-
-    received = read(sent.text)
-    assert layouts.encode(key) is sent and read(sent.text) is received
-    for size in range(2000):
-        text = layouts.encode((("IN", "FP32", (size,)),)).text
-        layout = read(text)
-        assert layout.nbytes == 4 * size + 4 * size % 8
-        layouts.recognise(text, 1, layout)
-    assert layouts.encode(key) is not sent and read(sent.text) is not received
-    assert len(layouts.whole) < 1000
+def test_a_layout_is_read_once() -> None:
+    text = Text(describe_layout((("IN", "FP32", (3,)),)).text)
+    layout = read_layout(text)
+    assert layout.nbytes == 16 and read_layout(text) is layout
 
 
 def test_a_tensor_has_the_size_that_its_shape_says() -> None:
-    layout = Layouts().read(Reader(memoryview(Layouts().encode((("IN", "FP32", (4,)),)).text)))
-    with pytest.raises(WireError, match="tensor 'IN' has 15 bytes, not 16"):
-        tensor_layouts.read_sizes(Reader(memoryview(tensor_layouts.encode_sizes([15]))), layout)
-    with pytest.raises(WireError, match="tensor 'IN' has 15 bytes, not 16"):
-        tensor_layouts.read_place(Reader(memoryview(Place(1, 0, 15).encode())), layout.tensors[0])
+    key = (("IN", "FP32", (4,)), ("T", "BYTES", (1,)))
+    for payload in (inline(key, [15, 1]), placed(key, [Place(1, 0, 15), Place(1, 0, 1)])):
+        message = arrived(encode(Kind.DONE, fields=payload.fields, texts=payload.texts))
+        with pytest.raises(WireError, match="tensor 'IN' has 15 bytes, not 16"):
+            message.lists(1)
+
+
+def test_there_is_a_layout_for_each_list() -> None:
+    payload = inline((("IN", "FP32", (4,)),))
+    for texts in ([], payload.texts * 2):
+        message = arrived(encode(Kind.DONE, fields=payload.fields, texts=texts))
+        with pytest.raises(WireError, match=f"a message has {len(texts)} layouts for 1 lists of tensors"):
+            message.lists(1)
 
 
 @pytest.mark.parametrize(
@@ -208,19 +286,30 @@ def test_a_tensor_has_the_size_that_its_shape_says() -> None:
 )
 def test_what_is_no_layout_is_refused(text: str) -> None:
     with pytest.raises(WireError):
-        Layouts().read(Reader(memoryview(len(text).to_bytes(4, "little") + text.encode())))
+        read_layout(Text(text.encode()))
+
+
+def _text_of(packet: memoryview) -> Text:
+    return Text(bytes(packet))
+
+
+def _with_fields(packet: memoryview) -> ReceivedMessage:
+    """A message with these fields, and texts that fit what is encoded below."""
+    return arrived(encode(Kind.EXECUTE, fields=bytes(packet), texts=[b"{}", b"{}"]))
 
 
 DECODERS: list[Callable[[memoryview], object]] = [
-    wire.decode,
-    lambda packet: decode_requests(Reader(packet)),
-    lambda packet: Layouts().read(Reader(packet)),
-    lambda packet: tensor_layouts.read_head(Reader(packet), 2),
-    wire.decode_error,
-    wire.decode_json,
-    wire.decode_numbers,
+    Message,
+    lambda packet: arrived(bytes(packet)),
+    lambda packet: decode_requests(_with_fields(packet)),
+    lambda packet: decode_responses(_with_fields(packet), 2),
+    lambda packet: _with_fields(packet).lists(2),
+    lambda packet: read_layout(_text_of(packet)),
+    codec.decode_error,
+    codec.decode_json,
+    channel.decode_numbers,
     decode_credit,
-    lambda packet: wire.check_hello(packet, "worker"),
+    lambda packet: codec.check_hello(packet, "worker"),
 ]
 
 
@@ -234,13 +323,16 @@ def test_garbage_raises_wire_errors_and_nothing_else(decoder: Any, packet: bytes
 
 
 VALID = [
-    wire.encode(Kind.DONE, 1, b"fields", [b"12345678"], 3, 65536, True, [1, 2]),
-    encode_requests([_request(id="a", parameters={"a": 1}), _request(id="b", priority=2)], numbers=[1, 2]),
-    encode_requests([_request(requested=("OUT",))] * 2),
-    encode_responses(2, b"", [1, 3], [b"{}", wire.encode_error(InternalError("no"))]),
-    encode_failure(InternalError("no")),
-    Layouts().encode((("IN", "FP32", (4,)), ("B", "BYTES", (1,)))).text,
-    wire.encode_hello(5),
+    encode(Kind.DONE, 1, b"fields", [b"12345678"], 3, 65536, True, [1, 2]),
+    encode(Kind.DONE, 1, b"fields", texts=[b"a", b"text"], numbers=[NEW | 1, NEW]),
+    encode_requests([_request(id="a", parameters={"a": 1}), _request(id="b", priority=2)], numbers=[1, 2])[0],
+    encode_requests([_request(requested=("OUT",))] * 2)[0],
+    encode_responses(2, [1, 3], True),
+    encode_responses(2) + inline((("IN", "FP32", (4,)),)).fields,
+    encode_failure(InternalError("no"))[0],
+    describe_layout((("IN", "FP32", (4,)), ("B", "BYTES", (1,)))).text,
+    codec.encode_error(InternalError("no")),
+    codec.encode_hello(5),
 ]
 
 
@@ -258,8 +350,8 @@ def test_damaged_messages_raise_wire_errors_and_nothing_else(decoder: Any, packe
 
 
 def test_another_version_is_named() -> None:
-    hello = bytearray(wire.encode_hello(1))
-    wire.check_hello(bytes(hello), "worker")
+    hello = bytearray(codec.encode_hello(1))
+    codec.check_hello(bytes(hello), "worker")
     hello[4] += 1
-    with pytest.raises(WireError, match=f"version {wire.VERSION + 1} .* this side version {wire.VERSION}"):
-        wire.check_hello(bytes(hello), "worker")
+    with pytest.raises(WireError, match=f"version {codec.VERSION + 1} .* this side version {codec.VERSION}"):
+        codec.check_hello(bytes(hello), "worker")

@@ -25,13 +25,17 @@ from conch.core.errors import InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Servable
 from conch.core.tensor import Buffer, Tensor
-from conch.workers.connection import packet_channel as channel_module
-from conch.workers.connection.packet_channel import BUFFER_BYTES, ChannelClosedError, PacketChannel
+from conch.workers.protocol import channel as channel_module
+from conch.workers.protocol.channel import (
+    BUFFER_BYTES,
+    ChannelClosedError,
+    Kind,
+    PacketChannel,
+    WireError,
+    encode,
+)
 from conch.workers.protocol.devices import ServerDevices
-from conch.workers.protocol.received_message import ReceivedMessage
-from conch.workers.protocol.tensor_layouts import Place
-from conch.workers.protocol.tensor_transport import Payload
-from conch.workers.protocol.wire import Kind, WireError, encode
+from conch.workers.protocol.tensors import Place, ReceivedMessage
 
 
 class FailingSocket:
@@ -81,7 +85,7 @@ def test_a_new_block_that_is_back_before_its_sender_goes_on_is_sent_once(
 
         monkeypatch.setattr(server.channel, "send", send_and_answer)
         payload = server.pack([[large()]])
-        server.send(Kind.EXECUTE, 1, payload.fields, payload)
+        server.send(Kind.EXECUTE, 1, payload=payload)
         assert server.pool.count == 1
         assert open_files() == files + 2  # of the two mappings
 
@@ -103,7 +107,7 @@ def test_a_message_that_can_not_be_sent_gives_its_block_back(
         with monkeypatch.context() as patch:
             patch.setattr(source.channel, "send", no_files)
             with pytest.raises(OSError, match="Too many open files"):
-                source.send(Kind.DONE, 0, payload.fields, payload)
+                source.send(Kind.DONE, 0, payload=payload)
         assert (source.pool.lent, source.pool.count) == (0, 1)
         # And the block can still be used, though the other side has never seen it.
         (tensor,) = send(source, target, [large()])
@@ -160,12 +164,11 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
     """Its block has 4 GB then; of its memory only the pages exist that are written."""
     size = 2**31 + 8
     with exchanges() as (server, host):
-        payload = Payload()
-        block = payload.block = server.pool.take(size)
+        block = server.pool.take(size)
         block.memory[size - 8 : size] = np.arange(8, dtype=np.uint8)
-        key = (("x", "UINT8", (size,)),)
-        fields = placed(key, [Place(block.number, 0, size)])
-        server.send(Kind.EXECUTE, 1, fields, payload)
+        payload = placed((("x", "UINT8", (size,)),), [Place(block.number, 0, size)])
+        payload.block = block
+        server.send(Kind.EXECUTE, 1, payload=payload)
         (tensor,) = host.receive().lists(1)[0]
         assert tensor.nbytes == size
         assert tensor.numpy()[-8:].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
@@ -199,7 +202,7 @@ return [pb_utils.InferenceResponse([], error=next(response).error())]
 def test_an_outcome_that_can_not_be_sent_fails_its_batch_only(tmp_path: Path) -> None:
     body = """
 import gc
-from conch.workers.connection.packet_channel import PacketChannel
+from conch.workers.protocol.channel import PacketChannel
 if requests[0].request_id() == "odd":
     channel = next(item for item in gc.get_objects() if isinstance(item, PacketChannel))
     def send(parts, fds=()):
