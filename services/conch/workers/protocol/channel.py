@@ -211,7 +211,7 @@ class ReceivedTexts:
         Raises:
             WireError: A number is unknown or not the next one, or a text is too long to be kept.
         """
-        if message.reset:
+        if message.flags & RESET:
             del self.known[1:]
         texts: list[Text] = []
         contents = iter(message.contents)
@@ -248,12 +248,10 @@ class Message:
         fields: What the kind of message says.
         data: Bytes of small tensors.
         block: Number of the block that comes with it; 0 for none.
-        new_block: Whether the block's descriptor comes with it.
+        flags: Of the header.
         released: Numbers of returned blocks.
-        outline: Whether the message is in a file of `block_size` bytes.
         numbers: Numbers of its texts.
         contents: Bytes of the new ones.
-        reset: Whether all texts before are to be forgotten.
 
     Raises:
         WireError: It is malformed.
@@ -265,12 +263,10 @@ class Message:
         "contents",
         "data",
         "fields",
+        "flags",
         "kind",
-        "new_block",
         "numbers",
-        "outline",
         "released",
-        "reset",
         "subject",
     )
 
@@ -292,9 +288,7 @@ class Message:
             raise WireError(f"the header of a message {kind.name} does not fit it")
         self.kind: Kind = kind
         self.subject: int = subject
-        self.new_block = flags & NEW_BLOCK != 0
-        self.outline = flags & OUTLINE != 0
-        self.reset = flags & RESET != 0
+        self.flags: int = flags
         self.released: tuple[int, ...] = (
             struct.unpack_from(f"<{released}I", packet, _HEADER_BYTES) if released else ()
         )
@@ -311,6 +305,16 @@ class Message:
                 self.contents, start = _read_contents(packet, start, end, self.numbers)
         self.fields = packet[start:end]
         self.data: Buffer = packet[end + (-end & 7) :]
+
+    @property
+    def new_block(self) -> bool:
+        """Whether the block's descriptor comes with it."""
+        return self.flags & NEW_BLOCK != 0
+
+    @property
+    def outline(self) -> bool:
+        """Whether it is in a file of `block_size` bytes."""
+        return self.flags & OUTLINE != 0
 
 
 def _read_contents(

@@ -27,7 +27,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from operator import attrgetter
-from typing import ClassVar, NamedTuple, Protocol, cast
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from conch.workers.protocol.channel import (
     MOST_INLINE,
     MOST_PACKET,
     MOST_RELEASED,
+    NEW_BLOCK,
+    OUTLINE,
+    RESET,
     RETURNED,
     Kind,
     Message,
@@ -698,18 +701,15 @@ class MessageStream:
                 fields += payload.fields
                 texts = [*texts, *payload.texts]
                 data, block = payload.data, payload.block
-            # A bound: packets that may have to travel in a file, and so be lost, must not teach numbers.
+            # A bound: what may have to travel in a file can be lost, so it teaches and returns nothing.
             size = len(fields) + sum(map(len, data)) + sum(map(len, texts)) + 8 * (len(data) + len(texts))
-            if size > MOST_PACKET - MOST_INLINE and released:  # an unreadable file would lose them
+            large = size > MOST_PACKET - MOST_INLINE
+            if large and released:
                 self.channel.send([encode(Kind.RELEASE, released=released)])
                 released = []
-            if block is None:
-                number, nbytes, new = 0, 0, False
-            else:
-                number, nbytes, new = block.number, block.size, block.fd >= 0
-            if not texts or size > MOST_PACKET - MOST_INLINE:
-                packet = encode(kind, subject, fields, data, number, nbytes, new, released, texts)
-                self._post(packet, block)
+            place = (0, 0, False) if block is None else (block.number, block.size, block.fd >= 0)
+            if large or not texts:
+                self._post(encode(kind, subject, fields, data, *place, released, texts), block)
                 return
             with self.channel.lock:
                 outermost = not self._numbering
@@ -717,17 +717,17 @@ class MessageStream:
                 try:
                     numbers: list[int] | None = None
                     if outermost:
-                        known = list(map(sent.numbers.get, texts))
-                        numbers = sent.number(texts) if None in known else cast("list[int]", known)
+                        numbers = list(map(sent.numbers.get, texts))  # type: ignore[arg-type]
+                        if None in numbers:
+                            numbers = sent.number(texts)
                     reset = outermost and sent.reset
-                    packet = encode(
-                        kind, subject, fields, data, number, nbytes, new, released, texts, numbers, reset
-                    )
-                    if new:
-                        self._post(packet, block)
-                    else:
+                    packet = encode(kind, subject, fields, data, *place, released, texts, numbers, reset)
+                    if block is None:
                         self.channel.send([packet])
-                    sent.reset = sent.reset and not outermost
+                    else:
+                        self._post(packet, block)
+                    if outermost:
+                        sent.reset = False
                 except BaseException:
                     if outermost:
                         sent.forget()
@@ -798,7 +798,7 @@ class MessageStream:
             packet, fds = self.channel.receive(self._buffer, wait)
             try:
                 message = ReceivedMessage(packet)
-                failure = self._map(message, fds) if message.new_block or message.outline else None
+                failure = self._map(message, fds) if message.flags & (NEW_BLOCK | OUTLINE) else None
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -811,7 +811,7 @@ class MessageStream:
                     raise WireError(f"tensor {number & ~RETURNED} is given back, but is not lent")
             if not message.numbers:
                 message.texts = ()
-            elif message.contents or message.reset:
+            elif message.contents or message.flags & RESET:
                 message.texts = self._received.learn(message)
             else:
                 try:
