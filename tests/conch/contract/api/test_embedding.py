@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.support.leaks import held, still_leaked
-from tests.support.servers import EXAMPLES, WAIT_S, eventually, free_port, past_deadline, write_model
+from tests.support.servers import EXAMPLES, START_S, WAIT_S, eventually, free_port, past_deadline, write_model
 
 import conch
 from conch.core.tensor import Array
@@ -373,7 +373,11 @@ print("over", flush=True)
 def script(rest: str, port: int = 0) -> subprocess.Popen[str]:
     code = SCRIPT.format(rest=textwrap.dedent(rest), port=port)
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -383,11 +387,11 @@ def test_serve_ends_with_a_signal(number: signal.Signals) -> None:
     port = free_port()
     process = script("server.serve()", port)
     try:
-        conch.Client(f"127.0.0.1:{port}", "m", wait_s=WAIT_S)
+        conch.Client(f"127.0.0.1:{port}", "m", wait_s=START_S)
         with conch.Client(f"127.0.0.1:{port}", "m") as client:
             assert client.infer_sample([1.0])["Y"].item() == 1.0
         os.kill(process.pid, number)
-        output, errors = process.communicate(timeout=WAIT_S)
+        output, errors = process.communicate(timeout=START_S)
     finally:
         process.kill()
         process.wait()
@@ -416,7 +420,7 @@ def test_a_cell_that_is_run_again_replaces_its_server() -> None:
         input="import conch\n" + cells[0] + client + "client.close()\n" + cells[1] + client + stop,
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=START_S,
         check=False,
     )
     lines = [line for line in process.stdout.splitlines() if line]
@@ -435,7 +439,7 @@ def test_serve_gives_up_its_start_with_a_signal(tmp_path: Path) -> None:
     try:
         eventually((here / "begun").exists, "the model is being loaded")
         os.kill(process.pid, signal.SIGTERM)
-        output, errors = process.communicate(timeout=WAIT_S)
+        output, errors = process.communicate(timeout=START_S)
     finally:
         process.kill()
         process.wait()
@@ -444,18 +448,32 @@ def test_serve_gives_up_its_start_with_a_signal(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_serve_ends_when_another_thread_stops_the_server() -> None:
+    port = free_port()
+    stop = "threading.Thread(target=lambda: (sys.stdin.read(), server.stop())).start()"
+    process = script(f"{stop}; server.serve()", port)
+    try:
+        with conch.Client(f"127.0.0.1:{port}", "m", wait_s=START_S) as client:
+            client.wait()
+        output, errors = process.communicate(timeout=START_S)  # which ends its input
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, output) == (0, "over\n"), errors
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     "rest",
     [
         "server.start()",  # and never stopped
-        "threading.Timer(0.1, server.stop).start(); server.serve()",
         "t = threading.Thread(target=server.serve); t.start(); server.stop(); t.join()",
     ],
 )
 def test_scripts_end(rest: str) -> None:
     process = script(rest)
     try:
-        output, errors = process.communicate(timeout=WAIT_S)
+        output, errors = process.communicate(timeout=START_S)
     finally:
         process.kill()
         process.wait()
