@@ -66,8 +66,6 @@ class Executor:
 
     Attributes:
         tracker: The requests that the model completes itself.
-        allows_inline: Whether polling threads may run batches. False for decoupled models: sending may block
-            until a client reads, and the polling threads do that sending.
         cancels: Set once a running request has been cancelled; until then requests are not checked for it.
     """
 
@@ -81,14 +79,12 @@ class Executor:
         "_spec",
         "_states",
         "_statistics",
-        "allows_inline",
         "cancels",
         "tracker",
     )
 
     def __init__(self, spec: ModelSpec, statistics: ModelStatistics, clock: Clock) -> None:
         self.tracker = ResponseTracker(statistics, clock, spec.decoupled)
-        self.allows_inline = not spec.decoupled
         self._decoupled = spec.decoupled
         self.cancels = False
         self._spec = spec

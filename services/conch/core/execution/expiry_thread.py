@@ -10,13 +10,11 @@ so.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
+from conch.core.execution.response_tracker import ResponseTracker
+from conch.core.execution.runner_base import RunnerBase
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
-
-if TYPE_CHECKING:
-    from conch.core.execution.runner import Runner
 
 _LONGEST_WAIT_S = 3600.0  # timeouts of a config may exceed the platform's limit for waits
 
@@ -29,9 +27,10 @@ class ExpiryThread:
         incomplete: Number of expired requests that are not complete.
     """
 
-    def __init__(self, name: str, runner: Runner) -> None:
+    def __init__(self, name: str, runner: RunnerBase, tracker: ResponseTracker) -> None:
         self._name = name
         self._runner = runner
+        self._tracker = tracker
         self._scheduler = runner.scheduler
         self._expiries = runner.scheduler.expiries
         self._woken = threading.Condition(runner.lock)
@@ -73,13 +72,12 @@ class ExpiryThread:
         runner = self._runner
         while expired := self._next():
             for request in expired:
-                runner.tracker.expire(request, self._scheduler.expiry_text(request))
-            if runner.limits is not None:
-                runner.limits.settle()
+                self._tracker.expire(request, self._scheduler.expiry_text(request))
+            runner.settle_limits()
             with runner.lock:
                 self.incomplete -= len(expired)
                 runner.wake_if_due(runner.clock())  # the others may now form a batch
-                runner.closing.check()
+                runner.check_drained()
             del expired, request  # or they live for as long as the thread sleeps
 
     def _next(self) -> list[InferenceRequest]:
@@ -92,7 +90,7 @@ class ExpiryThread:
                     self._expired += (expired := self._scheduler.expired(now))
                     self.incomplete += len(expired)
                 runner.wake_if_due(now)
-                over = runner.closing.check()
+                over = runner.check_drained()
                 if self._expired:
                     taken, self._expired = self._expired, []
                     return taken

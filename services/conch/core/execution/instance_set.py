@@ -24,14 +24,13 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from conch.core.backend import BackendInstance
+from conch.core.execution.resource_limits import ResourceLimits
+from conch.core.execution.response_tracker import ResponseTracker
+from conch.core.execution.runner_base import RunnerBase
 from conch.core.scheduling.scheduler import Batch
 from conch.core.statistics_snapshot import Gauges
-
-if TYPE_CHECKING:
-    from conch.core.execution.runner import Runner
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +51,10 @@ class InstanceSet:
 
     __slots__ = (
         "_gone",
+        "_limits",
         "_next_number",
-        "_polling_threads_may",
         "_runner",
+        "_tracker",
         "_unavailable",
         "allow_inline",
         "blocks",
@@ -67,11 +67,16 @@ class InstanceSet:
     )
 
     def __init__(
-        self, runner: Runner, instances: Sequence[BackendInstance], polling_threads_may: bool
+        self,
+        runner: RunnerBase,
+        instances: Sequence[BackendInstance],
+        tracker: ResponseTracker,
+        limits: ResourceLimits | None,
     ) -> None:
         self._runner = runner
+        self._tracker = tracker
+        self._limits = limits
         self._gone = threading.Condition(runner.lock)
-        self._polling_threads_may = polling_threads_may
         self._unavailable: dict[BackendInstance, object] = {}
         self.blocks = not instances or any(instance.blocks for instance in instances)
         self.count = self._next_number = 0
@@ -87,8 +92,8 @@ class InstanceSet:
         runner = self._runner
         with runner.lock:
             now = runner.clock()
-            running = runner.tracker.count  # also the requests in the batches of a decoupled model
-            if not runner.tracker.decoupled:
+            running = self._tracker.count  # also the requests in the batches of a decoupled model
+            if not self._tracker.decoupled:
                 running += sum(len(batch.requests) - batch.fillers for batch in self.running)
             busy_ns = self.past_ns + sum(now - batch.compute_start_ns for batch in self.running)
             return Gauges(runner.scheduler.pending, running, busy_ns, self.count)
@@ -103,7 +108,7 @@ class InstanceSet:
         Takes the lock.
         """
         runner = self._runner
-        limits = runner.limits
+        limits = self._limits
         if limits is not None:
             limits.watch(added)
         with runner.lock:
@@ -169,8 +174,9 @@ class InstanceSet:
         self.count += len(instances)
         self.by_number |= enumerate(instances, self._next_number)
         self._next_number += len(instances)
-        all_may = all(instance.allows_inline for instance in self.by_number.values())
-        self.allow_inline = not self.blocks or (self._polling_threads_may and all_may)
+        # Sending for a decoupled model may block until a client reads; the polling threads do that sending.
+        may = not self._tracker.decoupled and all(one.allows_inline for one in self.by_number.values())
+        self.allow_inline = may or not self.blocks
 
     def _remove(self, surplus: Iterable[tuple[Sequence[BackendInstance], int]]) -> list[BackendInstance]:
         for instance in self.idle[:]:

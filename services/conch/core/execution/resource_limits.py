@@ -21,14 +21,11 @@ other models without it, as that takes their locks (see `RateLimiter`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from conch.core.backend import BackendInstance
 from conch.core.execution.rate_limiter import RateLimiter
+from conch.core.execution.runner_base import RunnerBase
 from conch.core.scheduling.resource_scheduler import GrantState, ResourceGrant
-
-if TYPE_CHECKING:
-    from conch.core.execution.runner import Runner
 
 
 class ResourceLimits:
@@ -48,9 +45,9 @@ class ResourceLimits:
         self._grants = grants
         self.asking: set[ResourceGrant] = set()
         self._to_notify: list[ResourceGrant] = []
-        self._runner: Runner
+        self._runner: RunnerBase
 
-    def attach(self, runner: Runner, instances: Iterable[BackendInstance]) -> None:
+    def attach(self, runner: RunnerBase, instances: Iterable[BackendInstance]) -> None:
         """Serves a runner with its first instances."""
         self._runner = runner
         self.watch(instances)
@@ -70,10 +67,9 @@ class ResourceLimits:
     def settle(self) -> None:
         """Gives back resources of instances that have nothing to run any more; notifies other models."""
         runner = self._runner
-        assert runner.selector is not None, "limits come with a selector"
         with runner.lock:
             now = runner.clock()
-            if self._give_back(runner.selector.needed(now)):
+            if self._give_back(runner.needed(now)):
                 runner.wake_if_due(now)  # a batch may be due later, and no thread waits for that
             granted, self._to_notify = self._to_notify, []
         if granted:

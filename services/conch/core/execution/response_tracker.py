@@ -11,17 +11,14 @@ execution decides which thread completes a request (`_TrackedResponder.claim`) a
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError
+from conch.core.execution.runner_base import RunnerBase
 from conch.core.model_statistics import QUEUED, TIMEOUT, ModelStatistics, RequestEnd
 from conch.core.request import InferenceRequest, InferenceResponse, Kept, Responder
 from conch.core.scheduling.scheduler import Batch
 from conch.core.statistics_snapshot import ResponseKind
-
-if TYPE_CHECKING:
-    from conch.core.execution.closing import Closing
 
 
 class ResponseTracker:
@@ -33,14 +30,14 @@ class ResponseTracker:
         decoupled: Whether each response is counted too.
 
     Attributes:
-        closing: The close that waits for the open requests; None where nothing closes, as in a warm-up.
+        runner: Its close waits for the open requests; None for a warm-up.
     """
 
     def __init__(self, statistics: ModelStatistics, clock: Clock, decoupled: bool) -> None:
         self.statistics = statistics
         self.clock = clock
         self.decoupled = decoupled
-        self.closing: Closing | None = None
+        self.runner: RunnerBase | None = None
         self._lock = threading.Lock()
         self._count = 0
 
@@ -118,8 +115,8 @@ class ResponseTracker:
         with self._lock:
             self._count -= 1
             none = not self._count
-        if none and self.closing is not None:
-            self.closing.check_open()
+        if none and self.runner is not None:
+            self.runner.check_open()
 
     def _add(self, count: int) -> None:
         with self._lock:

@@ -74,12 +74,12 @@ from conch.core.backend import BackendInstance, Outcome
 from conch.core.clock import Clock
 from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.execution.batch_selector import selector_for
-from conch.core.execution.closing import Closing
 from conch.core.execution.executor import Executor
 from conch.core.execution.expiry_thread import ExpiryThread
 from conch.core.execution.instance_set import InstanceSet
 from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder
+from conch.core.execution.runner_base import RunnerBase
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
 from conch.core.scheduling.scheduler import Batch, OutcomeReader, OutcomeWait, Scheduler, WaitUntil
@@ -128,7 +128,7 @@ def bypassing_claims() -> Iterator[None]:
         _thread.bypasses = outer
 
 
-class Runner:
+class Runner(RunnerBase):
     """The instances of one model version and the queue they pull from.
 
     Args:
@@ -160,20 +160,19 @@ class Runner:
         order: ResponseOrder | None = None,
         limits: ResourceLimits | None = None,
     ) -> None:
-        self.lock = threading.Lock()
-        self.clock = clock
-        self.scheduler = scheduler
+        super().__init__(scheduler, clock)
         self.limits = limits
         self.tracker = executor.tracker  # requests completed by the model itself, possibly after their batch
         self._executor = executor
         self._order = order
-        self.instances = InstanceSet(self, instances, executor.allows_inline)
+        self.instances = InstanceSet(self, instances, self.tracker, limits)
         self._idle = self.instances.idle
         self._blocks = self.instances.blocks
         self.selector = selector_for(scheduler, self.instances, named, limits)
         self.threads = ModelThreads(name, self)
-        self.closing = self.tracker.closing = Closing(self)
-        self.expiry = ExpiryThread(name, self)
+        self.closing = Closing(self)
+        self.expiry = ExpiryThread(name, self, self.tracker)
+        self.tracker.runner = self
         self._expiries = scheduler.expiries
         self._later_ns = NEVER  # when a batch is due, if `_take` found none
         self._claimed = False
@@ -214,7 +213,7 @@ class Runner:
             self.scheduler.end(correlation_id)
             self.wake_if_due(self.clock())  # its slot may let others run
             self.closing.check()
-        self._settle_limits()
+        self.settle_limits()
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> bool:
         """Queues a request.
@@ -270,7 +269,7 @@ class Runner:
             if cancelled:
                 self.wake_if_due(self.clock())  # the others may now form a batch
             self.closing.check()
-        self._settle_limits()
+        self.settle_limits()
         return cancelled
 
     def take_queued(self) -> list[InferenceRequest]:
@@ -278,7 +277,7 @@ class Runner:
         with self.lock:
             taken = self.scheduler.drain()
             self.closing.check()
-        self._settle_limits()
+        self.settle_limits()
         return taken
 
     def run_inline(self, budget_ns: int | None = None) -> bool:
@@ -335,6 +334,26 @@ class Runner:
             due = self._due_ns(now)
             if due is not None and (due <= now or due < self.threads.timed_ns):
                 self.threads.wake(self.instances.count)
+
+    def needed(self, now: int) -> Sequence[BackendInstance]:
+        """The idle instances for which a batch is due, with their resources or not; with the lock held."""
+        return self._idle if self.selector is None else self.selector.needed(now)
+
+    def settle_limits(self) -> None:
+        """Settles the limits, after requests have left the queue without running; without the lock."""
+        if self.limits is not None:
+            self.limits.settle()
+
+    def check_drained(self) -> bool:
+        """Whether the runner closes and is drained: then all that wait for it end; with the lock held."""
+        return self.closing.check()
+
+    def check_open(self) -> None:
+        """As `check_drained`, when the last open request is complete; without the lock."""
+        # A close that begins now reads the number of open requests itself.
+        if self.closing.begun:
+            with self.lock:
+                self.closing.check()
 
     def run_thread(self, woken: threading.Condition) -> None:
         """Runs batches on one of the model's threads, until the runner is closed."""
@@ -404,7 +423,7 @@ class Runner:
         while batch is not None:
             if self.limits is not None:
                 self.limits.settle()
-            if may_wait and not more and 0 < self._computed_ns < FAST_NS and self._executor.allows_inline:
+            if may_wait and not more and 0 < self._computed_ns < FAST_NS and not self.tracker.decoupled:
                 batch.wait = OutcomeWait()
             ran = self._executor.start(batch, self._done)
             unread: OutcomeReader | None = None
@@ -531,11 +550,6 @@ class Runner:
             assert self.selector is not None, "limits come with a selector"
             self.limits.release(instance, idle and self.selector.has_use_for(instance, now))
 
-    def _settle_limits(self) -> None:
-        """Settles the limits after requests have left the queue without running; without the lock."""
-        if self.limits is not None:
-            self.limits.settle()
-
 
 def _finish_all(outcomes: deque[tuple[Runner, Batch, Outcome]]) -> None:
     """Finishes batches one after the other, and those that come meanwhile."""
@@ -600,3 +614,51 @@ class ModelThreads:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+
+
+class Closing:
+    """The close of a runner: it refuses new requests, the accepted ones finish, then the threads end.
+
+    A runner is drained when no request is queued, runs or is open, no sequence is live, and all expired
+    requests are complete. Whatever changes one of these calls `check`.
+
+    Attributes:
+        begun: Whether new requests are refused.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._drained = threading.Condition(runner.lock)
+        self.begun = False
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Refuses new requests, finishes the accepted ones, and ends the threads.
+
+        Returns whether everything finished in time; if not, the threads end with their batches.
+        """
+        runner = self._runner
+        with runner.lock:
+            self.begun = True
+            runner.scheduler.begin_closing(runner.clock())
+            runner.threads.wake_all()
+            runner.expiry.notify_over()
+            done = self._drained.wait_for(self._is_drained, timeout_s)
+        if done:
+            runner.threads.join()
+            runner.expiry.join()
+        return done
+
+    def check(self) -> bool:
+        """Lets `close` and the threads end if the runner closes and is drained; called with the lock held."""
+        if not self.begun or not self._is_drained():
+            return False
+        self._drained.notify_all()
+        self._runner.threads.wake_all()
+        self._runner.expiry.notify_over()
+        return True
+
+    def _is_drained(self) -> bool:
+        runner = self._runner
+        scheduler = runner.scheduler
+        unfinished = scheduler.pending or scheduler.held or runner.expiry.incomplete or runner.tracker.count
+        return runner.instances.all_rest and not unfinished
