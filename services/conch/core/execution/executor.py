@@ -1,7 +1,13 @@
-"""Executes one batch: runs the instance, shapes the responses, counts, and completes every request once.
+"""Executes one batch: starts it on its instance, and settles each of its requests once it has an outcome.
 
-Threads and locks: none of its own; batches of several instances run at the same time. Responses are counted
-before they are sent, so that a client that has its response finds it in the statistics.
+`finish` is the same for all models. It goes through the requests twice: the first time it shapes the
+responses and notes how each request ends (`RequestEnd`), the second time it sends them. Between the two it
+counts all of them in one call: a client that has its response finds it in the statistics. A request without
+a response may run again, or its model responds later; a `ResponseTracker` counts it then, with its last
+response. All requests of a decoupled model are tracked so from the start.
+
+Threads and locks: none of its own; batches of several instances run at the same time. The states of a batch
+are the runner's.
 """
 
 from __future__ import annotations

@@ -165,6 +165,7 @@ class Runner(RunnerBase):
         self.tracker = executor.tracker  # requests completed by the model itself, possibly after their batch
         self._executor = executor
         self._order = order
+        self._named = named
         self.instances = InstanceSet(self, instances, self.tracker, limits)
         self._idle = self.instances.idle
         self._blocks = self.instances.blocks
@@ -540,7 +541,8 @@ class Runner(RunnerBase):
         instances = self.instances
         instances.running.remove(batch)
         instances.past_ns += now - batch.compute_start_ns
-        self.scheduler.complete(batch, now)
+        if self._named:  # the other schedulers do not look at batches that have run
+            self.scheduler.complete(batch, now)
         instance = batch.runs_on
         if self.limits is None and not instances.retiring:
             self._idle.append(instance)
