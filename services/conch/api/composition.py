@@ -12,7 +12,6 @@ from conch.api.function_backend import FunctionBackend
 from conch.api.function_config import BACKEND
 from conch.api.function_repository import BoundRepository
 from conch.backends import load_backend
-from conch.backends.python.python_based import backends_within
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_keywords
 from conch.core.backend import Backend
@@ -24,6 +23,7 @@ from conch.observability.logging.audit_log import AuditLog
 from conch.process.gpu_discovery import find_gpus
 from conch.server import Server
 from conch.server_options import build_options
+from conch.workers.python_based import backends_within
 from conch_control.control_options import WILDCARD
 
 log = logging.getLogger(__name__)

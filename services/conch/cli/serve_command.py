@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from conch.backends import load_backend
-from conch.backends.python.python_based import backends_within
 from conch.cli.settings.all_settings import Settings
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
@@ -25,6 +24,7 @@ from conch.process.gpu_discovery import find_gpus
 from conch.process.main_thread import run_until_signal
 from conch.server import Server
 from conch.server_options import PartOptions, build_options
+from conch.workers.python_based import backends_within
 
 log = logging.getLogger(__name__)
 

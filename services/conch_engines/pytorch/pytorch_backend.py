@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conch.backends.arrays import ArrayInstance
-from conch.backends.python.python_based import PythonBasedBackend
 from conch.backends.signature import complete, validate
 from conch.core import file_formats
 from conch.core.backend import Backend, BackendInstance, BackendModel, ConfigNotes
@@ -22,6 +21,7 @@ from conch.core.execution.placement import Placement, place
 from conch.core.file_formats import AOT_INDUCTOR, EXPORTED_PROGRAM, TORCHSCRIPT, FileFormat
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES
+from conch.workers.python_based import PythonBasedBackend
 from conch_engines.model_config import parameter_texts
 from conch_engines.pytorch.exported_model import ExportedProgram, ProgramDescription, load_program
 from conch_engines.pytorch.inductor_model import InductorLibrary, InductorProgram, PackageFolder

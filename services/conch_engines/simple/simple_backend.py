@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from conch.backends.python.python_based import PythonBasedBackend
 from conch.core.backend import BackendModel
 from conch.core.spec import ModelSpec
+from conch.workers.python_based import PythonBasedBackend
 
 if TYPE_CHECKING:
     from conch.core.bls import ServerCalls

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conch.backends.python.python_based import PythonBasedBackend
 from conch.backends.python.python_settings import PARAMETERS
 from conch.backends.signature import complete, validate
 from conch.core.backend import BackendModel
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.file_formats import describe
 from conch.core.spec import ModelSpec
+from conch.workers.python_based import PythonBasedBackend
 from conch_engines.model_config import boolean, integer, parameter_texts
 from conch_engines.tensorflow.saved_model_file import DATATYPES, read_signature
 

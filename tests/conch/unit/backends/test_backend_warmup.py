@@ -12,12 +12,12 @@ import pytest
 from tests.support.backend_harness import Harness, rows, tensor_specs
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction
-from conch.backends.python.python_backend import PythonBackend
 from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement
 from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup, ModelSpec, WarmupInput, WarmupSample
 from conch.core.tensor import Array
+from conch.workers.python_backend import PythonBackend
 
 INPUTS = tensor_specs(A=("FP32", (2,)), S=("BYTES", (1,)))
 OUTPUTS = tensor_specs(B=("FP32", (2,)))

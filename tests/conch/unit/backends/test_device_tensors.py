@@ -16,7 +16,6 @@ from tests.support.device_client import AB, SUM_DIFF, Client, batch_of, run
 from conch.backends import device_arrays
 from conch.backends.arrays import ArrayBackend, ArrayFunction
 from conch.backends.device_arrays import Places
-from conch.backends.python.python_backend import PythonBackend
 from conch.core.device import DeviceTensor, FetchedTensor
 from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement
@@ -25,6 +24,7 @@ from conch.core.tensor import Array, Tensor
 from conch.memory import cuda as memory
 from conch.memory.cuda import CudaDevices
 from conch.memory.region_bindings import PlacedTensor
+from conch.workers.python_backend import PythonBackend
 
 
 class Recorder:

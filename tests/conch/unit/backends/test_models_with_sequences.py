@@ -20,7 +20,6 @@ from conch.backends.python.api.pb_errors import TritonModelException
 from conch.backends.python.api.pb_request import ReceivedRequest
 from conch.backends.python.api.pb_response import Converter
 from conch.backends.python.api.response_sender import SenderContext
-from conch.backends.python.python_backend import PythonBackend
 from conch.core.errors import ConchError
 from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement
@@ -31,6 +30,7 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, WarmupInput, WarmupSample
 from conch.core.tensor import Array
+from conch.workers.python_backend import PythonBackend
 
 ITERATIVE = SequenceBatching("OLDEST", iterative=True, max_candidates=4)
 

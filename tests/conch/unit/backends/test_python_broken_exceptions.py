@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.support.backend_harness import Harness, one_batch, rows, tensor_specs
 
-from conch.backends.python.python_backend import PythonBackend
 from conch.core.errors import NO_MESSAGE, ConchError, as_conch_error, message_of
 from conch.core.model_version import Model
+from conch.workers.python_backend import PythonBackend
 
 START = """
 import numpy as np

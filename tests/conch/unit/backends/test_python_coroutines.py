@@ -11,12 +11,12 @@ import pytest
 from tests.support.backend_harness import Answer, Harness, one_batch, opened, rows, tensor_specs
 from tests.support.servers import eventually
 
-from conch.backends.python.python_backend import PythonBackend
 from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit
 from conch.backends.python.runtime.event_loop import EventLoop, Outcome
 from conch.core.errors import InvalidArgumentError
 from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup, Resource, SequenceBatching
+from conch.workers.python_backend import PythonBackend
 
 START = """
 import asyncio

@@ -12,9 +12,9 @@ from tests.support.backend_harness import Answer, Harness, one_batch, opened, ro
 from tests.support.profiles import scaled
 from tests.support.servers import eventually
 
-from conch.backends.python.python_backend import PythonBackend
 from conch.core.model_version import Model
 from conch.core.spec import SequenceBatching
+from conch.workers.python_backend import PythonBackend
 
 START = """
 import asyncio, threading

@@ -10,9 +10,9 @@ import pytest
 from tests.support.backend_harness import Harness, rows, tensor_specs
 from tests.support.servers import WAIT_S, eventually
 
-from conch.backends.python.python_backend import PythonBackend
 from conch.backends.python.runtime.event_loop import EventLoop
 from conch.core.model_version import Model
+from conch.workers.python_backend import PythonBackend
 
 START = """
 import asyncio, sys

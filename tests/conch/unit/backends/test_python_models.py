@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tests.support.backend_harness import Answer, Harness, one_batch, rows, strings, tensor_specs
 from tests.support.profiles import scaled
 
-from conch.backends.python.python_backend import PythonBackend
 from conch.backends.python.runtime.python_instance import open_instance
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.executor import Executor
@@ -28,6 +27,7 @@ from conch.core.model_version import Model
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import BatchInput, InstanceGroup, TensorSpec
+from conch.workers.python_backend import PythonBackend
 
 INPUTS = tensor_specs(A=("FP32", (2,)))
 OUTPUTS = tensor_specs(B=("FP32", (2,)))

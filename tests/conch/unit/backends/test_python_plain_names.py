@@ -13,9 +13,9 @@ import pytest
 from tests.support.backend_harness import Harness, rows, tensor_specs
 
 import conch.testing
-from conch.backends.python.python_backend import PythonBackend
 from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup
+from conch.workers.python_backend import PythonBackend
 
 HELPER = """
 from __future__ import annotations

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tests.support.backend_harness import Harness, one_batch, rows, tensor_specs
 
-from conch.backends.python.python_backend import PythonBackend
 from conch.core.model_version import Model
 from conch.core.spec import TensorSpec
+from conch.workers.python_backend import PythonBackend
 
 START = """
 import asyncio, threading, time

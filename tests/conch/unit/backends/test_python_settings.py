@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from tests.support.core import make_spec
 
-from conch.backends.python.python_based import PythonBasedBackend
 from conch.backends.python.python_settings import Settings
 from conch.core.errors import InvalidArgumentError
+from conch.workers.python_based import PythonBasedBackend
 
 PARAMETERS = {
     "CONCH_PLACEMENT": "worker",

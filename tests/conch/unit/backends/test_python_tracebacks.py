@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.support.backend_harness import Harness, rows, tensor_specs
 
-from conch.backends.python.python_backend import PythonBackend
 from conch.core.errors import InternalError
 from conch.core.model_version import Model
 from conch.observability.logging.log_handler import TextFormatter
+from conch.workers.python_backend import PythonBackend
 
 HELPER = """
 def broken(value):

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conch.backends.python.python_backend import PythonBackend
 from conch.core.backend import Backend, BackendModel
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
+from conch.workers.python_backend import PythonBackend
 
 if TYPE_CHECKING:
     from conch.core.bls import ServerCalls
