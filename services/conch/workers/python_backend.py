@@ -1,4 +1,4 @@
-"""`PythonBackend`: chooses between instances in process and in workers. Used by: backend loading."""
+"""`PythonBackend`: chooses between instances in process and in workers."""
 
 from __future__ import annotations
 

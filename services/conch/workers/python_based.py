@@ -1,6 +1,4 @@
 """Python-based backends: one ``model.py`` shared by all models of a backend.
-
-Used by: `composition`, `check_command`, `serve_command`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Serves the calls of a model in a worker: BLS requests, model control, readiness, custom metrics.
 
 Owns: open calls by number. Threads: calls arrive on the thread that reads; delivery threads run what blocks.
-Used by: worker_connection.
 """
 
 from __future__ import annotations

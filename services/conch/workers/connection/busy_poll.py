@@ -5,8 +5,6 @@ whose messages arrive soon polls first. After a poll in vain, or one that was he
 the processor or the interpreter), it skips polling for an increasing number of waits.
 
 With a single client, a worker polls longer for the next request, but yields to all other threads.
-
-Used by: the server's socket reader and the worker's main loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Asks a worker's model for its `is_ready`.
 
 Owns: open checks by number. Threads: any thread asks, the reader thread completes.
-Used by: worker_connection.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Each connection has a reader thread. A thread that starts a short batch may clai
 is done: the reader thread stays asleep, which saves a wake-up.
 
 Owns: the epoll set. Threads and locks: the thread that reads holds `_read_lock`.
-Used by: worker_connection.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A worker reports a long wait, with the requests that the waiting thread executes
 report when it comes a second time with no response sent in between: by then the worker has received all that
 was sent before the first report. An accepted wait holds until a response is sent.
 
-Owns: reported waits. Locks: one; any thread. Used by: bls_server.
+Owns: reported waits. Locks: one; any thread.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the channel, the in-flight table, responses under way, readiness checks, calls of the model.
 Threads: the reader thread `conch-NAME-reader` starts with `load`; a thread that starts a short batch may read
-in its place (see socket_reader). Used by: supervision.worker_process.
+in its place (see socket_reader).
 """
 
 from __future__ import annotations

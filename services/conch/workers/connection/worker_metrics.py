@@ -1,4 +1,4 @@
-"""Custom metrics of a model in a worker, registered in the server. Used by: bls_server, worker_connection."""
+"""Custom metrics of a model in a worker, registered in the server."""
 
 from __future__ import annotations
 

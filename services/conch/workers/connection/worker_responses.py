@@ -4,7 +4,6 @@ Delivery may block until a slow client has caught up. Responses of decoupled mod
 threads that block for one request only, and the worker gets credit for what was delivered.
 
 Owns: queued responses, delivery threads (`conch-NAME-deliver`).
-Used by: worker_connection, outcome_handler, bls_server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Unpacks packed environments; members can't write outside of their folder.
 
 Owns: notes of digests, in the cache's folder. Threads and locks: none; a note is replaced atomically.
-Used by: resolve, building.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds an environment from a list of packages: with uv if available, otherwise with venv and pip.
 
-Threads and locks: the caller holds the cache's lock of the folder; tools inherit it. Used by: resolve.
+Threads and locks: the caller holds the cache's lock of the folder; tools inherit it.
 """
 
 from __future__ import annotations

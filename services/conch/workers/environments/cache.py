@@ -5,7 +5,7 @@ written last, marks the environment as complete. Environments are made in place,
 contain absolute paths. The maker and its children hold the lock exclusively, so an incomplete environment is
 never visible; an entry without a record is made anew.
 
-Owns: the directory. Threads and locks: any thread and process; a `FileLock` per entry. Used by: resolve.
+Owns: the directory. Threads and locks: any thread and process; a `FileLock` per entry.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """The environment of a worker process: interpreter, variables, further module paths.
-
-Used by: resolve, interpreter, supervision.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """Reads a model's environment spec: an environment named by its config, or packages listed in its files.
-
-Used by: resolve, supervision, the Python backend.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds and tries the interpreter of an environment; computes its variables.
 
-Threads and locks: none; programs run as children, and are killed after a timeout. Used by: resolve, building.
+Threads and locks: none; programs run as children, and are killed after a timeout.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Package files are identified by their contents. Other local paths, such as source directories, are not read:
 a list with a relative one depends on its directory.
-Used by: environment_spec.
 """
 
 from __future__ import annotations

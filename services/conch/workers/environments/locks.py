@@ -3,7 +3,7 @@
 The kernel releases a `flock` lock when the last process with the file open ends, so a crash leaves none. The
 exclusive holder may remove the file, so each try opens the path anew and compares inodes.
 
-Owns: a descriptor per lock. Threads and locks: any thread; `_closing` guards `close`. Used by: cache.
+Owns: a descriptor per lock. Threads and locks: any thread; `_closing` guards `close`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Resolves the environment of a model: the server's, a directory, an unpacked archive, or a built one.
 
-Threads and locks: runs on the thread that loads the model, for minutes at worst. Used by: supervision.
+Threads and locks: runs on the thread that loads the model, for minutes at worst.
 """
 
 from __future__ import annotations

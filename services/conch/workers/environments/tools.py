@@ -1,7 +1,6 @@
 """Runs the tools that make environments; their output goes to the log and, on failure, into the error.
 
 Threads and locks: runs on the caller's thread; a tool is one process group, killed as a whole.
-Used by: building, interpreter, resolve.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The role of a process that calls a model's `auto_complete_config`, replies and ends.
 
 It reads one JSON object from the socket, to its end, and writes JSON lines: log records as ``log``, then the
-reply. Used by: host.main.
+reply.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ descriptors: the worker's socket, its standard output and its standard error. Re
 pidfd, or ``{"errno": N}``; later ``{"ended": N, "status": N}``, once the worker is reaped.
 
 Owns: the socket to the server, pidfds of the workers. Threads: the main thread.
-Used by: host.main; `ForkServer` is the other side.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ A thread that waits for a message reads, unless another one already does: a sing
 reply to a call reaches its thread without a detour. During a long `execute` a backup thread reads.
 
 Owns: the right to read. Threads and locks: one condition; `conch-backup-reader` is the backup thread.
-Used by: worker_loop, server_client, response_writer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Custom metrics in a worker; the server keeps them, shared by all models. Used by: worker_loop."""
+"""Custom metrics in a worker; the server keeps them, shared by all models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and batches in a worker, decoded from messages. Used by: worker_loop, response_writer."""
+"""Requests and batches in a worker, decoded from messages."""
 
 from __future__ import annotations
 

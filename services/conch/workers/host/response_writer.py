@@ -1,6 +1,6 @@
 """Writes outcomes of batches and responses of senders to the server.
 
-Threads: batches on the main thread, responses on the senders'. Used by: worker_loop.
+Threads: batches on the main thread, responses on the senders'.
 """
 
 from __future__ import annotations

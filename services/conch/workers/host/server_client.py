@@ -1,7 +1,6 @@
 """The server as a worker's model calls it: `conch.core.bls.ServerCalls` over the socket.
 
 Owns: open calls and queries by number, known models. Threads: any; replies arrive on the thread that reads.
-Used by: worker_loop.
 """
 
 from __future__ import annotations

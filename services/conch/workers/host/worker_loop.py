@@ -1,7 +1,7 @@
 """The worker's main loop: loads the model, executes batches, ends when the server says so.
 
 Owns: the channel, queued batches, the instance. Threads: the main thread loads and executes; whichever thread
-reads (see host_reader) handles messages. Used by: host.main.
+reads (see host_reader) handles messages.
 """
 
 from __future__ import annotations

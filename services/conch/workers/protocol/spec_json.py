@@ -1,7 +1,6 @@
 """Encodes model specs and placements as JSON for workers, and decodes them.
 
 The annotations of the dataclasses drive it: a new field needs no change here.
-Used by: the worker connection and the worker host, to load an instance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Log records of a worker: sent by the worker's handler, logged by the server with their original place.
 
 Threads and locks: none beyond those of `logging`; both classes are usable from any thread.
-Used by: worker host (`log_to_server`), worker connections and config completion (`WorkerLog`).
 """
 
 from __future__ import annotations

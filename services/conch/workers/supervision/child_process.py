@@ -3,7 +3,6 @@
 Owns: the output pipes and the pidfd of the process; its template reaps it.
 Threads and locks: starting, reading and ending run on the monitor's thread; a lock orders signals and the
 end.
-Used by: `WorkerProcess` and config completion.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """Runs a model's `auto_complete_config` in a short-lived worker process.
-
-Used by: `Workers.complete`, on the loading thread.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Owns: `CrashRecord`, the state of one lost worker.
 Threads and locks: `CrashRecord` has a lock; all else is pure.
-Used by: `WorkerConnection`, `WorkerProcess`, `Supervisor`, config completion.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ workers and reports their ends; if it dies, the kernel kills them, and the next 
 One request is with the template at a time; others wait here.
 
 Owns: the template process, its socket and pidfd. Threads and locks: all on the monitor's thread.
-Used by: `ChildProcess`; `host.fork_template` is the other side.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """Splits a worker's output into log lines within a rate limit, and keeps its end. Pure.
-
-Used by: child_process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The pipes from which the server reads a process's output: lines for the log, and the end of its errors.
 
 Owns: the reading ends. Threads and locks: all on the monitor's thread, but `errors`, which any thread reads.
-Used by: `ChildProcess`, `ForkServer`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ RLIMIT_NPROC counts all processes of a user and does not bind root, and a cgroup
 seldom has. So the processes of the worker's session are counted, often enough to stop a fork bomb while it is
 small. A process that begins a session of its own is not counted.
 
-Owns: a timer. Threads: the monitor's thread. Used by: `WorkerProcess`.
+Owns: a timer. Threads: the monitor's thread.
 """
 
 from __future__ import annotations

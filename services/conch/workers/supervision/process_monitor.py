@@ -4,7 +4,6 @@ The kernel ends a template with the *thread* that started it (``PR_SET_PDEATHSIG
 template, so one thread starts all templates and lives as long as any. Callbacks on it must not block.
 
 Owns: the selector, timers, queued calls. Threads and locks: `conch-workers`; a lock for queues.
-Used by: supervision.
 """
 
 from __future__ import annotations

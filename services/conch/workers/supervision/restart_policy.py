@@ -14,7 +14,6 @@ The first restart after a death is immediate; each failure doubles the next wait
 
 Guarantees: no clock, thread or lock of its own; an event in a wrong state fails an assertion.
 Assumptions: the caller holds the group's lock, and times never decrease.
-Used by: `Supervisor`, `WorkerGroup`.
 """
 
 from __future__ import annotations

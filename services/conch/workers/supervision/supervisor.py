@@ -2,7 +2,6 @@
 
 Owns: the current worker process and connection, the restart timer and thread.
 Threads and locks: state changes under the group's lock; restarts run on `conch-<instance>-restart`.
-Used by: `WorkerInstance`.
 """
 
 from __future__ import annotations

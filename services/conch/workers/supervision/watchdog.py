@@ -2,7 +2,6 @@
 
 Owns: the start times of running executions. All share one timer, because most end in time.
 Threads and locks: `Watchdog` has a lock; `on_hang` runs on the monitor's thread.
-Used by: `Supervisor` and `WorkerInstance`.
 """
 
 from __future__ import annotations

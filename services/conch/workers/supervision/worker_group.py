@@ -2,7 +2,6 @@
 
 Owns: the members and the lock that guards their policies.
 Threads and locks: `changed` and the callbacks run on any thread; callbacks outside the lock.
-Used by: `Supervisor`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An instance in a worker process, as the core's `BackendInstance`. Used by: worker_placement."""
+"""An instance in a worker process, as the core's `BackendInstance`."""
 
 from __future__ import annotations
 

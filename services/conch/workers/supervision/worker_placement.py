@@ -1,4 +1,4 @@
-"""Models whose instances run in workers. Used by: the Python backend."""
+"""Models whose instances run in workers."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 Owns: the child process, its connection and the reason of its end.
 Threads and locks: the end is reported on any thread; timers run on the monitor's thread.
-Used by: `Supervisor`.
 """
 
 from __future__ import annotations

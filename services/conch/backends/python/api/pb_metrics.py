@@ -1,7 +1,6 @@
 """Custom metrics of models, as ``pb_utils`` offers them.
 
-Owns: the process-wide registry of families where it is not the core's default. Used by:
-`c_python_backend_utils`, `pb_utils`, `worker_loop`.
+Owns: the process-wide registry of families where it is not the core's default.
 """
 
 from __future__ import annotations

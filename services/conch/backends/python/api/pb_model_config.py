@@ -1,6 +1,4 @@
 """The config object that a model's `auto_complete_config` fills in.
-
-Used by: `pb_utils`, `python_backend`, `completion_role`.
 """
 
 from __future__ import annotations

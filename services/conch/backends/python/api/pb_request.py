@@ -1,6 +1,4 @@
 """`pb_utils.InferenceRequest`: requests that models receive or make.
-
-Used by: `pb_utils`, `generator_execution`, `python_instance`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`pb_utils.InferenceTrace`: names the request that a call of a model belongs to.
 
-No state of its own. Threads: any. Used by: `pb_request`, `pb_utils`, `bls_call`.
+No state of its own. Threads: any.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """Exports the names that models import as `triton_python_backend_utils`; defines logging and model control.
-
-Used by: `c_python_backend_utils`, `triton_python_backend_utils`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that a coroutine awaits. Used by: `pb_request`."""
+"""Calls that a coroutine awaits."""
 
 from __future__ import annotations
 

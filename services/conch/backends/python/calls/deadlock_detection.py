@@ -8,8 +8,7 @@ Assumptions: anything not known to wait counts as busy: instances of other backe
 started by models, calls with a queue timeout. Workers report their waits to the server, which checks them;
 see `conch.workers.connection.waiting_calls`.
 
-Guarantee: of the calls in a cycle the newest one fails; the others can then proceed. Used by: `bls_call`,
-`bls_server`, `waiting_calls`.
+Guarantee: of the calls in a cycle the newest one fails; the others can then proceed.
 """
 
 from __future__ import annotations

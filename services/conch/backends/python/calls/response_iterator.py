@@ -1,6 +1,4 @@
 """Iterates over the responses of a decoupled call as they arrive.
-
-Used by: `pb_request`, `pb_utils`, `async_calls`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Limits how many coroutine executions run at once on one instance (``CONCH_MAX_INFLIGHT``).
 
-Locks: one condition per instance; waited on by the instance's thread, notified on its event loop. Used by:
-`python_instance`.
+Locks: one condition per instance; waited on by the instance's thread, notified on its event loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
 """Runs an `execute` that is a generator: each yielded item is a step of the responses to the batch.
-
-Used by: `python_instance`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 An import statement of a model finds the model's own module. `importlib.import_module`, unpickling and library
 imports use `sys.modules`, which all models in a process share. A proxy there forwards to the module of the
 calling model. If the caller is unknown and several models have such a module, it forwards to none.
-
-Used by: `module_loading`.
 """
 
 from __future__ import annotations

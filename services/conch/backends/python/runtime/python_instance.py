@@ -1,7 +1,6 @@
 """One instance of a Python model: runs batches through its `execute`.
 
-Threads: `execute` runs on the instance's thread; a coroutine `execute` on the instance's event loop. Used by:
-`PythonBackend` and the worker host.
+Threads: `execute` runs on the instance's thread; a coroutine `execute` on the instance's event loop.
 """
 
 from __future__ import annotations

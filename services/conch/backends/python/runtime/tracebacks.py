@@ -1,7 +1,7 @@
 """Formats exceptions of models for clients and logs; sets the memory limit that a `MemoryError` names.
 
 Shows only frames of the model and the code it calls; frames of the server would mislead. Owns: the hint of
-the process's memory limit. Used by: `python_instance`, `event_loop`, `readiness_check`, the worker host.
+the process's memory limit.
 """
 
 from __future__ import annotations
