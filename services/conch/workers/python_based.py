@@ -1,5 +1,4 @@
-"""Python-based backends: one ``model.py`` shared by all models of a backend.
-"""
+"""Python-based backends: one ``model.py`` shared by all models of a backend."""
 
 from __future__ import annotations
 

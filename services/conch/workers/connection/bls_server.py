@@ -145,7 +145,7 @@ class BlsServer:
                 claim = self._calls.submit(request, True, model, parent=parent)
             if claim is not None:
                 _run_claim(claim)
-        except Exception as error:
+        except Exception as error:  # the called model's, for the model that calls
             self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
 
     def _find_model(self, request: InferenceRequest) -> Servable:
@@ -241,7 +241,7 @@ class BlsServer:
     def _run_query(self, number: int, run: Callable[[Query], dict[str, object]], query: Query) -> None:
         try:
             fields = codec.encode_json(run(query))
-        except Exception as error:
+        except Exception as error:  # the control plane's, for the model that asks
             if not isinstance(error, ConchError | WireError):  # malformed ones are reported to the model
                 log.exception("a query of a worker could not be answered")
             fields = codec.encode_error(as_conch_error(error))

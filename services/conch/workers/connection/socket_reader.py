@@ -97,7 +97,7 @@ class SocketReader:
                 handle(self._stream.receive(wait=False))
         except (BlockingIOError, ChannelClosedError):
             pass  # the reader thread finds it closed too, and reports it
-        except Exception as error:
+        except Exception as error:  # a handler of messages: the reader thread raises it
             self._fail(error)
 
     def catch_up(self, handle: Callable[[ReceivedMessage], None], timeout_s: float) -> None:
@@ -113,7 +113,7 @@ class SocketReader:
                 handle(self._stream.receive(wait=False))
         except (BlockingIOError, ChannelClosedError):
             pass
-        except Exception as error:
+        except Exception as error:  # a handler of messages: the reader thread raises it
             self._fail(error)
         finally:
             self._read_lock.release()

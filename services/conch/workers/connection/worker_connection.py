@@ -296,7 +296,7 @@ class WorkerConnection:
         except WireError as error:
             reason = f"it has sent something that can't be understood: {error}"
             log.error("worker of '%s': %s", self._name, error)
-        except BaseException as error:
+        except BaseException as error:  # the top of the reader thread
             reason = "the server failed with what it had sent"
             log.exception("worker of '%s'", self._name, exc_info=error)
         self.lose(reason)

@@ -82,7 +82,7 @@ class ResponseDispatcher:
                 work = self._todo.popleft()
             try:
                 work()
-            except Exception:
+            except Exception:  # the top of a thread that serves all requests
                 log.exception("something could not be handed over")
 
 
@@ -104,7 +104,7 @@ class ResponseDelivery:
             if not self._decoupled and response is not None and response.error is not None:
                 request.failed = True
             request.respond(response, final)
-        except Exception:
+        except Exception:  # a front end's responder: the thread serves other requests too
             log.exception("a response of model '%s' could not be handed over", self._name)
 
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:

@@ -1,5 +1,4 @@
-"""The environment of a worker process: interpreter, variables, further module paths.
-"""
+"""The environment of a worker process: interpreter, variables, further module paths."""
 
 from __future__ import annotations
 

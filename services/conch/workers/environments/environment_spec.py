@@ -1,5 +1,4 @@
-"""Reads a model's environment spec: an environment named by its config, or packages listed in its files.
-"""
+"""Reads a model's environment spec: an environment named by its config, or packages listed in its files."""
 
 from __future__ import annotations
 

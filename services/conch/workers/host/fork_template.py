@@ -34,7 +34,7 @@ _REQUEST_BYTES = 65_536
 _PASSED = 3
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = 300
-"""What a worker counts more than the server where memory runs out, in thousandths of all memory."""
+"""Added to a worker's `oom_score_adj`, so that the kernel kills a worker first."""
 _MOST_OOM_SCORE = 1000
 _ARGUMENTS_START = 48
 """Field of ``/proc/self/stat``; the next one is their end."""

@@ -207,7 +207,7 @@ class WorkerDevices:
         del memory
 
     def tidy(self) -> None:
-        """Does nothing: the server reports closed regions."""
+        """Frees nothing: the server reports closed regions."""
 
     def close(self) -> None:
         """Releases all memory."""

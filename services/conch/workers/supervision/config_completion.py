@@ -1,5 +1,4 @@
-"""Runs a model's `auto_complete_config` in a short-lived worker process.
-"""
+"""Runs a model's `auto_complete_config` in a short-lived worker process."""
 
 from __future__ import annotations
 

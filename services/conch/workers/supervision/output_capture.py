@@ -1,5 +1,4 @@
-"""Splits a worker's output into log lines within a rate limit, and keeps its end. Pure.
-"""
+"""Splits a worker's output into log lines within a rate limit, and keeps its end. Pure."""
 
 from __future__ import annotations
 

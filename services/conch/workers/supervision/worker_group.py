@@ -21,7 +21,7 @@ class NotReady:
     """Readiness of an instance whose group has no quorum."""
 
     def start(self) -> None:
-        """Does nothing."""
+        """Needs no check."""
 
     def result(self) -> bool:
         """Always false."""

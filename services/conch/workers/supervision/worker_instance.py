@@ -56,26 +56,26 @@ class WorkerInstance(BackendInstance):
         return instance
 
     def start(self, batch: Batch, done: Done) -> Outcome | Pending:
-        """Sends a batch to the worker; see `BackendInstance.start`."""
+        """Sends a batch to the worker."""
         link, limit = self.supervisor.link, self.limit
         if link is None:
             return self.supervisor.refusal()
         return link.start(batch, done if limit is None else limit.watch(link, done))
 
     def available(self, on_available: OnAvailable) -> bool:
-        """False while requests should wait for a restart; see `BackendInstance.available`."""
+        """False while requests should wait for a restart."""
         return self.supervisor.link is not None or not self.supervisor.await_worker(on_available)
 
     def set_warm_up(self, warm_up: Callable[[BackendInstance], None]) -> None:
-        """Sets the warm-up of restarted workers; see `BackendInstance.set_warm_up`."""
+        """Sets the warm-up of restarted workers."""
         self.supervisor.warm_up = lambda link: warm_up(_Loaded(link, self.limit))
 
     def worker(self) -> WorkerStatus:
-        """State of its worker; see `BackendInstance.worker`."""
+        """State of its worker."""
         return self.supervisor.status()
 
     def close(self) -> None:
-        """Ends the worker; see `Supervisor.close`."""
+        """Ends the worker."""
         self.supervisor.close()
 
     def _set_readiness(self, readiness: Readiness | None) -> None:

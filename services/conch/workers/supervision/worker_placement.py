@@ -62,7 +62,7 @@ class Workers:
         parameters: Mapping[str, str],
         options: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Runs a model's `auto_complete_config`; see `Backend.complete_config`."""
+        """Runs a model's `auto_complete_config`."""
         name = config.get("name", "")
         asked = EnvironmentSpec.read(name, directory, file_name, parameters, options)
         settings = Settings.read(name, parameters, options)

@@ -132,7 +132,7 @@ class WorkerProcess:
 
     @property
     def how(self) -> str:
-        """How it ended, and why where that is not its own doing, in a sentence."""
+        """One sentence: how the process ended and, if the server ended it, why."""
         return sentence(self.process.how, self._why)
 
     def load(self, timeout_s: float | None) -> None:

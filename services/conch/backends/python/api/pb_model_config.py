@@ -1,5 +1,4 @@
-"""The config object that a model's `auto_complete_config` fills in.
-"""
+"""The config object that a model's `auto_complete_config` fills in."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`pb_utils.InferenceRequest`: requests that models receive or make.
-"""
+"""`pb_utils.InferenceRequest`: requests that models receive or make."""
 
 from __future__ import annotations
 

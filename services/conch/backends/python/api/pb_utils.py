@@ -1,5 +1,4 @@
-"""Exports the names that models import as `triton_python_backend_utils`; defines logging and model control.
-"""
+"""Exports the names that models import as `triton_python_backend_utils`; has logging and model control."""
 
 from __future__ import annotations
 

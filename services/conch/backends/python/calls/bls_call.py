@@ -155,7 +155,7 @@ class Call:
                     f"the 'exec' or 'async_exec' calls for decoupled models.'"
                 )
             return server.submit(core, may_claim, model, parent=self._logged_parent())
-        except Exception as error:
+        except Exception as error:  # a called model or its queue: the caller's model gets it
             shown = as_triton_error(as_conch_error(error))
             self.end(TritonError(refusal(name, shown.message()), shown.code()))
             return None

@@ -1,5 +1,4 @@
-"""Iterates over the responses of a decoupled call as they arrive.
-"""
+"""Iterates over the responses of a decoupled call as they arrive."""
 
 from __future__ import annotations
 

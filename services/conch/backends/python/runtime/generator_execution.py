@@ -1,5 +1,4 @@
-"""Runs an `execute` that is a generator: each yielded item is a step of the responses to the batch.
-"""
+"""Runs an `execute` that is a generator: each yielded item is a step of the responses to the batch."""
 
 from __future__ import annotations
 

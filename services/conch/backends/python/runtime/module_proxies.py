@@ -47,7 +47,7 @@ class ModuleProxy(ModuleType):
                 raise ModuleNotFoundError(f"No module named {plain!r}", name=plain) from None
             # AttributeError, as code that scans all modules expects missing attributes.
             raise AttributeError(str(error)) from None
-        except Exception as error:
+        except Exception as error:  # code of the model's modules
             if name == "__spec__":
                 raise
             raise AttributeError(f"module '{plain}' can't be imported: {error}") from error

@@ -200,7 +200,7 @@ class PythonInstance(BackendInstance):
             self.readiness = self._check = ReadinessCheck(self._name, model.is_ready, self._loop)
 
     def execute(self, batch: Batch) -> Sequence[CoreResponse | None] | None:
-        """Runs a batch; see `BackendInstance.execute`."""
+        """Runs a batch."""
         context, caller = self._context, self._caller
         caller.running, caller.thread = batch, get_ident()
         requests = [ReceivedRequest(core, batch, context) for core in batch.requests]
