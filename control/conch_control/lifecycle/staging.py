@@ -1,11 +1,11 @@
 """Stages model files in a local directory and releases them after the last use.
 
-Lease life cycle: `stage` returns a lease with one user; the load, the loaded definition and each served
-version hold one use each:
+Lease life cycle: `Fetcher.fetch` returns a lease with one user; the load, the loaded definition and each
+served version hold one use each:
 
 | event                     | users                                          |
 |---------------------------|------------------------------------------------|
-| `stage`                   | 1, the running load                            |
+| `Fetcher.fetch`           | 1, the running load                            |
 | swap                      | +1 for the model, +1 for each new version      |
 | load ends                 | -1                                             |
 | model replaced, unloaded  | -1                                             |
@@ -33,7 +33,7 @@ from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.version_states import UNFINISHED, Change, VersionStates
 from conch_control.repository.dependency_graph import config_content
 from conch_control.repository.layout import Fingerprint, of_configs, select_versions, versions_in
-from conch_control.repository.source import ModelSource, Progress, Staged
+from conch_control.repository.source import ModelSource, Staged
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Lease:
         self._lock = threading.Lock()
         self._needed = 1
         self.early = not gc_frozen()
-        self._first: Callable[[], None] = _nothing
+        self._before_release: Callable[[], None] | None = None
 
     @property
     def directory(self) -> Path:
@@ -61,7 +61,7 @@ class Lease:
 
     def before_release(self, do: Callable[[], None]) -> None:
         """Sets a callback that runs before the files are released."""
-        self._first = do
+        self._before_release = do
 
     def keep(self) -> Lease:
         """Adds a user."""
@@ -76,29 +76,11 @@ class Lease:
             last = not self._needed
         if last:
             try:
-                self._first()
+                if self._before_release is not None:
+                    self._before_release()
                 self._staged.release()
             except Exception:  # boundary: repository agents and repositories of other packages
                 log.exception("the files in '%s' could not be released", self.directory)
-
-
-def _nothing() -> None:
-    """Default callback."""
-
-
-def stage(source: ModelSource, progress: Progress, cancelled: Callable[[], bool]) -> Lease:
-    """Makes a model's files local.
-
-    Raises:
-        PollError: They can't be fetched.
-        CancelledError: `cancelled` returned True.
-    """
-    try:
-        return Lease(source.stage(progress, cancelled))
-    except CancelledError:
-        raise
-    except (ConchError, OSError) as error:
-        raise poll_error(source.name, error) from error
 
 
 def guess_versions(
@@ -160,7 +142,11 @@ class Fetcher:
                 self._states.report_progress(name, versions, done, total)
 
         try:
-            return stage(source, progress, lambda: queued.stopped is not None)
+            return Lease(source.stage(progress, lambda: queued.stopped is not None))
+        except CancelledError:
+            raise
+        except (ConchError, OSError) as error:
+            raise poll_error(name, error) from error
         finally:
             with self._lock:
                 staging = False

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conch_control.planner.watch_paths import Identity, WatchError, file_system, is_silent, resolve
@@ -54,13 +54,6 @@ class ChangedModels:
         return self.everything or bool(self.names)
 
 
-@dataclass(slots=True)
-class _Place:
-    """A watched directory with the owners of its entries."""
-
-    owners: dict[str, set[_Owner]] = field(default_factory=dict)
-
-
 class Watcher:
     """Watches models' directories; logs repositories that can't be watched.
 
@@ -82,7 +75,8 @@ class Watcher:
         self._lock = threading.Lock()  # guards the next attributes
         self._names: set[str] = set()
         self._everything = False
-        self._places: dict[Identity, _Place] = {}
+        # Owners of a watched directory's entries, by name.
+        self._places: dict[Identity, dict[str, set[_Owner]]] = {}
         self._spots: dict[_Owner, set[tuple[Identity, str]]] = {}
         self.directories: Directories | None = None
         for location in locations:
@@ -215,7 +209,7 @@ class Watcher:
         if is_silent(kind) and not (name and kind == "overlay"):
             self._refuse(location, f"'{directory}' is on a file system ({kind}) whose changes may go unseen")
         with self._lock:
-            self._places.setdefault(identity, _Place()).owners.setdefault(name, set()).add(owner)
+            self._places.setdefault(identity, {}).setdefault(name, set()).add(owner)
         return identity
 
     def _kind(self, directory: str, identity: Identity) -> str:
@@ -233,13 +227,13 @@ class Watcher:
             self._spots.pop(owner, None)
         for identity, name in stale:
             with self._lock:
-                place = self._places.get(identity)
-                if place is None:
+                owners = self._places.get(identity)
+                if owners is None:
                     continue
-                place.owners.get(name, set()).discard(owner)
-                if not place.owners.get(name):
-                    place.owners.pop(name, None)
-                unused = not place.owners
+                owners.get(name, set()).discard(owner)
+                if not owners.get(name):
+                    owners.pop(name, None)
+                unused = not owners
                 if unused:
                     del self._places[identity]
             if unused and self.directories is not None:
@@ -258,14 +252,14 @@ class Watcher:
         if name == _CACHES:
             return
         with self._lock:
-            place = self._places.get(identity)
-            if place is None:
+            owners = self._places.get(identity)
+            if owners is None:
                 return
-            concerned = set(place.owners.get(_EVERYTHING, ()))
+            concerned = set(owners.get(_EVERYTHING, ()))
             if name == _EVERYTHING:
-                concerned.update(*place.owners.values())
+                concerned.update(*owners.values())
             else:
-                concerned.update(place.owners.get(name, ()))
+                concerned.update(owners.get(name, ()))
             for owner in concerned:
                 if owner.kind in ("model", "link"):
                     self._names.add(owner.name)
