@@ -1,6 +1,6 @@
 """The infer route: decodes a request, submits it to admission, encodes its response.
 
-Threads and locks: event loop, except `_do` (parsing pool) and `_respond` (any thread).
+Threads and locks: event loop, except `_on_pool` (parsing pool) and `_respond` (any thread).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class InferCall:
             if not self.exchange.began:
                 self.exchange.respond(*item)
         elif not isinstance(item, InferenceRequest):
-            self._route.work(self, item)
+            self._route.run_on_pool(self, item)
         elif self.exchange.lost:
             self._route.cancel(item)
         elif not self.exchange.began:
@@ -211,9 +211,9 @@ class InferRoute:
         exchange.on_disconnect = call.abandon
         # A body whose length is not known is not kept beyond what could be taken of it.
         limited = call.packed or call.head is None or call.head <= 0
-        exchange.read_body(self._most_bytes if limited else sys.maxsize, partial(self._run, call))
+        exchange.read_body(self._most_bytes if limited else sys.maxsize, partial(self._on_body, call))
 
-    def _run(self, call: InferCall) -> None:
+    def _on_body(self, call: InferCall) -> None:
         """Executes a request with its body; may respond before it returns."""
         exchange = call.exchange
         if exchange.unread:
@@ -231,7 +231,7 @@ class InferRoute:
                 else:
                     call.request = done  # its response is delivered later, also on the loop
                 return
-        self.work(call, partial(self._submit, call, body))
+        self.run_on_pool(call, partial(self._submit, call, body))
 
     def _unread_error(self, call: InferCall) -> ConchError:
         exchange = call.exchange
@@ -248,20 +248,20 @@ class InferRoute:
                 text = refused.message
         return UnreadBodyError(text)
 
-    def work(self, call: InferCall, what: Work) -> None:
+    def run_on_pool(self, call: InferCall, work: Work) -> None:
         """Runs slow work on the parsing pool and delivers its result to the call."""
         exchange = call.exchange
         try:
-            self._workers.submit_for(exchange.client, lambda: exchange.lost, self._do, call, what)
+            self._workers.submit_for(exchange.client, lambda: exchange.lost, self._on_pool, call, work)
         except RuntimeError:  # the pool is closed
             error = UnavailableError("Server exiting")
             # A submitted request is already logged.
             call.deliver(self._failed(call, None, error) if call.request is None else failure(error))
 
-    def _do(self, call: InferCall, what: Work) -> None:
+    def _on_pool(self, call: InferCall, work: Work) -> None:
         done: Answer | InferenceRequest
         try:
-            done = what()
+            done = work()
         except ConchError as error:
             done = failure(error)
         except Exception as error:  # boundary: the top of the pool's work
