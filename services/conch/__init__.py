@@ -25,7 +25,7 @@ _MODULES = {
     "conch.api.client": ("Client",),
     "conch.api.async_client": ("AsyncClient",),
     "conch.core.model_spans": ("span",),
-    "conch.cli.settings.setting": ("FlagError",),
+    "conch.core.option": ("FlagError",),
     "conch.core.errors": (
         "AlreadyExistsError",
         "CancelledError",

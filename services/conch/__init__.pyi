@@ -16,7 +16,6 @@ from conch.api.function_io import Request as Request
 from conch.api.function_io import Result as Result
 from conch.api.model_context import ModelContext as ModelContext
 from conch.api.model_context import model_context as model_context
-from conch.cli.settings.setting import FlagError as FlagError
 from conch.core.errors import AlreadyExistsError as AlreadyExistsError
 from conch.core.errors import CancelledError as CancelledError
 from conch.core.errors import ConchError as ConchError
@@ -28,5 +27,6 @@ from conch.core.errors import ResourceExhaustedError as ResourceExhaustedError
 from conch.core.errors import UnavailableError as UnavailableError
 from conch.core.errors import UnsupportedError as UnsupportedError
 from conch.core.model_spans import span as span
+from conch.core.option import FlagError as FlagError
 
 __version__: str

@@ -1,46 +1,94 @@
-"""Builds the options of a server's parts from the resolved settings.
+"""The options of all parts of a server, and the checks across their settings.
 
-The only place where settings become options: flags that contradict each other or name unreadable files are
-refused here. Used by `conch.cli` and `conch.api`, which pass the options to `conch.server`.
+Each setting is declared at the options dataclass that takes its value (`conch.core.option`); this module
+lists the dataclasses, builds them from resolved settings, and refuses flags that contradict each other.
+Add-ons bring theirs by the entry-point group ``conch.options``.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, ClassVar
 
 from conch.access.policy_file import read_policy
-from conch.cli.settings.all_settings import Settings
-from conch.cli.settings.pair_options import backend_options, cache_options
-from conch.cli.settings.setting import FlagError
+from conch.core.add_ons import load_add_ons
 from conch.core.errors import InvalidArgumentError
-from conch.core.scheduling.resource_scheduler import ResourceLimit
-from conch.frontends.access_policy import parse_restricted_apis, parse_restricted_protocols
-from conch.frontends.grpc.adapter import TlsOptions
-from conch.frontends.grpc.grpc_front_end import ConnectionLimits, GrpcOptions, KeepAlive
-from conch.frontends.header_forwarding import HeaderForwarder
-from conch.frontends.http.cors import ANY_ORIGIN
-from conch.frontends.http.http_server import HttpOptions, HttpTls
-from conch.observability.exporters import LOGS, METRICS, ExportOptions, read_export
+from conch.core.option import SECRET_OPTION, FlagError, Setting, Settings, option, settings_of
+from conch.core.value_types import BOOL, DURATION, FILE, NATURAL, TEXT, ValueType
+from conch.frontends.grpc.grpc_options import GrpcOptions, GrpcTlsFiles
+from conch.frontends.http.http_options import HttpOptions, HttpTlsFiles
 from conch.observability.logging.log_settings import AccessLogOptions, AuditLogOptions, LogOptions
-from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
-from conch.observability.tracing.trace_options import OLD_FLAGS, TraceOptions, trace_options
-from conch.process.option_files import contents_of, refuse_without
-from conch_console.console_options import ConsoleOptions
-from conch_console.console_settings import console_options
-from conch_control.control_options import ControlMode, ControlOptions, StorageOptions
-from conch_control.planner.planner_loop import PlannerOptions
-from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, read_token
-from conch_platforms.platform_options import ArchiveOptions, archive_options, platform_ports, with_azureml
+from conch.observability.metrics.metrics_options import MetricsOptions
+from conch.observability.tracing.trace_options import TraceFlags, TraceOptions
+from conch_control.control_options import ControlOptions, PlannerOptions, RateLimitOptions
+from conch_control.remote_api.connection_options import ControlPortFlags, ControlPortOptions
 
 _RELOAD_SETTLE_S = 0.2
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^A-Z/?#@\s]+")
-_HTTP_TLS_FILES = ("http-server-cert", "http-server-key", "http-root-cert")
-_CONTROL_TLS_FILES = ("control-server-cert", "control-server-key", "control-root-cert")
+
+
+def _capability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a compute capability, such as 6.0")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The response cache, as the flags give it."""
+
+    GROUP: ClassVar = "response cache"
+
+    settings: tuple[str, ...] = option(
+        "--cache-config",
+        TEXT,
+        help="<cache>,<setting>=<value>, such as local,size=1048576; see docs/cache.md",
+        repeatable=True,
+        secret=SECRET_OPTION,
+    )
+    byte_size: int | None = option(
+        "--response-cache-byte-size",
+        NATURAL,
+        None,
+        unit="bytes",
+        replaced_by="cache-config=local,size=BYTES",
+    )
+
+    def by_name(self) -> Mapping[str, Mapping[str, str]]:
+        """Settings by name of the cache; values may hold commas. Texts are Triton's.
+
+        Raises:
+            FlagError: One is malformed, or both flags are given.
+        """
+        if self.byte_size is not None:
+            if self.settings:
+                raise FlagError(
+                    "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+                    "Please provide one or the other."
+                )
+            return {"local": {"size": str(self.byte_size)}}
+        caches: dict[str, dict[str, str]] = {}
+        for specification in self.settings:
+            name, comma, setting = specification.partition(",")
+            if not (name and comma):
+                raise FlagError(
+                    f"No cache specified. --cache-config option format is <cache name>,<setting>=<value>. "
+                    f"Got {specification}"
+                )
+            key, _, value = setting.partition("=")
+            if not (key and value):
+                raise FlagError(
+                    f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {specification}"
+                )
+            caches.setdefault(name, {})[key] = value
+        return caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,55 +98,286 @@ class ServerOptions:
     Attributes:
         server_id: Name in the metadata.
         exit_on_error: Whether a model that fails at the start ends the server.
-        exit_without_repository: Whether a repository that can't be read at the start ends the server.
         strict_readiness: Whether ready means that all models are ready.
-        exit_timeout_s: Seconds that open requests may take after the server stops accepting new ones.
         drain_delay_s: Seconds of further service after a stop was requested.
+        exit_timeout_s: Seconds that open requests may take after the server stops accepting new ones.
         listen_while_loading: Whether to listen before the startup models are loaded.
-        cache: Settings by name of the response cache; empty for none.
-        allow_model_control: Whether clients of the inference ports may load and unload models.
         allow_client_shm: Whether clients may register shared memory.
-        tracing: What is traced.
-        archives: Directories that SageMaker loads; None where it does not.
+        min_compute_capability: Least compute capability of the GPUs used.
+        config_file: The file that settings were read from.
         access_policy: The policy file; None for no policy.
+        allow_model_control: Whether clients of the inference ports may load and unload models.
+        exit_without_repository: Whether a repository that can't be read at the start ends the server.
+        cache: Settings by name of the response cache; empty for none.
+        tracing: What is traced.
     """
 
-    server_id: str = "triton"
-    exit_on_error: bool = True
+    GROUP: ClassVar = "server"
+
+    server_id: str = option("--id", TEXT, "triton", "name of this server in its metadata")
+    exit_on_error: bool = option("--exit-on-error", BOOL, True, "exit if a model fails to load at the start")
+    strict_readiness: bool = option("--strict-readiness", BOOL, True, "ready only if all models are")
+    drain_delay_s: float = option(
+        "--drain-delay",
+        DURATION,
+        0.0,
+        "time to go on serving, not ready, after a stop was requested",
+        unit="seconds",
+    )
+    exit_timeout_s: float = option(
+        "--exit-timeout-secs", NATURAL, 30, "time that open requests may take after that", unit="seconds"
+    )
+    listen_while_loading: bool = option(
+        "--listen-while-loading",
+        BOOL,
+        False,
+        "answer probes (live, not ready) and requests for loaded models before all startup models are loaded",
+    )
+    allow_client_shm: bool = option(
+        "--allow-client-shm",
+        BOOL,
+        True,
+        "let clients register system and CUDA shared memory; see docs/shared-memory.md",
+    )
+    min_compute_capability: float = option(
+        "--min-supported-compute-capability",
+        ValueType("number", _capability, "float | str"),
+        6.0,
+        "minimum CUDA compute capability of the GPUs used",
+    )
+    config_file: Path | None = option("--config-file", FILE, None, "TOML file with values of these settings")
+    access_policy: Path | None = option(
+        "--access-policy",
+        FILE,
+        None,
+        "TOML file with the principals that may call, on all ports, and their credentials, roles and limits; "
+        "reread when it changes; see docs/access.md",
+        group="access",
+    )
+    allow_model_control: bool = option(
+        "--allow-model-control",
+        BOOL,
+        True,
+        "let clients of the inference ports load and unload models in explicit mode",
+        group="model control",
+    )
     exit_without_repository: bool = True
-    strict_readiness: bool = True
-    exit_timeout_s: float = 30.0
-    drain_delay_s: float = 0.0
-    listen_while_loading: bool = False
     cache: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    allow_model_control: bool = True
-    allow_client_shm: bool = True
     tracing: TraceOptions = field(default_factory=TraceOptions)
-    archives: ArchiveOptions | None = None
-    access_policy: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a port opens to which clients, for the sentence in log and banner.
+
+    Attributes:
+        what: What is open, such as ``inference``.
+        clients: Who may use it, such as ``all clients``.
+        port: Name of the port; empty where `what` says it.
+    """
+
+    what: str
+    clients: str
+    port: str = ""
+
+
+class AddOnOptions:
+    """Options of an add-on's part; a part that is off has none.
+
+    Attributes:
+        keeps_latencies: Whether it reads histograms of latencies.
+        keeps_traces: Whether it reads the newest traces.
+    """
+
+    keeps_latencies: ClassVar[bool] = False
+    keeps_traces: ClassVar[bool] = False
+
+    @property
+    def mutual(self) -> bool:
+        """Whether the part asks clients for certificates."""
+        return False
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """The ports it listens on."""
+        return ()
+
+    def openings(self, options: PartOptions) -> Sequence[Opening]:
+        """What the part opens to which clients."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
 class PartOptions:
-    """The options of all parts; None for a part that is off, and a port for each platform.
+    """The options of all parts; None for a part that is off.
 
     Attributes:
-        warnings: What is to be said of settings that are deprecated or without effect.
+        add_ons: Options of the add-ons' parts, by the name of their entry point.
+        warnings: Warnings about settings that are deprecated or without effect.
     """
 
-    server: ServerOptions
-    control: ControlOptions
-    planner: PlannerOptions | None
-    grpc: GrpcOptions | None
-    http: HttpOptions | None
-    metrics: MetricsOptions | None
-    control_port: ControlPortOptions | None
-    console: ConsoleOptions | None
-    log: LogOptions
-    access_log: AccessLogOptions | None
-    audit_log: AuditLogOptions | None
-    platforms: tuple[HttpOptions, ...] = ()
+    server: ServerOptions = field(default_factory=ServerOptions)
+    control: ControlOptions = field(default_factory=ControlOptions)
+    planner: PlannerOptions | None = None
+    grpc: GrpcOptions | None = None
+    http: HttpOptions | None = None
+    metrics: MetricsOptions | None = None
+    control_port: ControlPortOptions | None = None
+    log: LogOptions = field(default_factory=LogOptions)
+    access_log: AccessLogOptions | None = None
+    audit_log: AuditLogOptions | None = None
+    add_ons: Mapping[str, AddOnOptions] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def ports(self) -> frozenset[int]:
+        """The ports to listen on, without those that may be any free one."""
+        own = [each.port for each in (self.grpc, self.http, self.metrics, self.control_port) if each]
+        return frozenset([*own, *(port for each in self.add_ons.values() for port in each.ports)]) - {0}
+
+
+class AddOnSettings:
+    """Settings of an add-on: a dataclass with `option` fields, named by an entry point of ``conch.options``.
+
+    Attributes:
+        AFTER: Headings in the help that its own come behind, by its own; others come last.
+        PROTOCOLS: Its ports: name in texts, and beginning of the settings, as in ``allow_http``.
+        FLAGS_VARIABLE: An environment variable with flags; empty for none.
+    """
+
+    AFTER: ClassVar[Mapping[str, str]] = {}
+    PROTOCOLS: ClassVar[Mapping[str, str]] = {}
+    FLAGS_VARIABLE: ClassVar[str] = ""
+
+    @classmethod
+    def detect(cls, environment: Mapping[str, str], given: Mapping[str, Any]) -> Detected:
+        """The defaults of settings that follow from where the server runs.
+
+        Args:
+            environment: The environment variables.
+            given: Values of the settings that flags, variables of conch or a file give, by key.
+
+        Raises:
+            FlagError: The server can't run there; the text says why.
+        """
+        return Detected()
+
+    def check(self, settings: Settings) -> None:
+        """Checks settings where they are read, by `conch config` too. Raises FlagError: one is wrong."""
+
+    def add_to(self, options: PartOptions, settings: Settings) -> PartOptions:
+        """The options of all parts with those of the add-on. Raises FlagError: settings are wrong."""
+        return options
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """What an add-on found out about the place where the server runs.
+
+    Attributes:
+        title: Name of the place, such as ``SageMaker``.
+        defaults: Defaults by key of the setting: texts, and their reason.
+        notes: What operators should know.
+        warnings: Variables without effect.
+    """
+
+    title: str = ""
+    defaults: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+ADD_ONS: Mapping[str, type[AddOnSettings]] = load_add_ons("conch.options")
+_OWN: tuple[type[Any], ...] = (
+    ControlOptions,
+    PlannerOptions,
+    ServerOptions,
+    CacheOptions,
+    RateLimitOptions,
+    GrpcOptions,
+    GrpcTlsFiles,
+    HttpOptions,
+    HttpTlsFiles,
+    AuditLogOptions,
+    ControlPortFlags,
+    LogOptions,
+    AccessLogOptions,
+    TraceFlags,
+    MetricsOptions,
+)
+
+
+def _refused(reason: str, flag: str, *harmless: str) -> Setting[Any]:
+    return Setting(flag, TEXT, None, choices=harmless, repeatable=True, unsupported=reason, listed=False)
+
+
+def _ignored(flag: str, kind: ValueType[Any]) -> Setting[Any]:
+    return Setting(flag, kind, None, repeatable=True, listed=False)
+
+
+def _pool(text: str) -> str:
+    device, _, size = text.rpartition(":")
+    for part in (device or "0", size):
+        NATURAL.parse(part)
+    return text
+
+
+_UNSUPPORTED = (
+    _refused("states of sequences do not grow in place", "--cuda-virtual-address-size"),
+    _refused("responses have no pool", "--grpc-max-response-pool-size", str(2**31 - 1)),
+    _refused("tensors are copied by the threads that need them", "--buffer-manager-thread-count", "0"),
+    _refused("loads do not look at the memory of GPUs", "--model-load-gpu-limit"),
+    _refused("instances are not bound to processors", "--host-policy"),
+    # Any value holds: no pool exceeds its limit, GPUs exchange nothing directly, and caches and repository
+    # agents are built in (others are refused by name).
+    _ignored("--pinned-memory-pool-byte-size", NATURAL),
+    _ignored("--cuda-memory-pool-byte-size", ValueType("size", _pool)),
+    _ignored("--grpc-infer-allocation-pool-size", NATURAL),
+    _ignored("--enable-peer-access", BOOL),
+    _ignored("--cache-directory", TEXT),
+    _ignored("--repoagent-directory", TEXT),
+)
+"""Triton's flags without a use here."""
+
+
+_TITLES = (
+    "model repositories",
+    "model control",
+    "model loading",
+    "server",
+    "response cache",
+    "rate limiter",
+    "gRPC",
+    "gRPC TLS",
+    "gRPC connections",
+    "HTTP",
+    "HTTP TLS",
+    "access",
+    "control port",
+    "log",
+    "access log",
+    "traces",
+    "metrics",
+)
+"""Headings of the help, in order."""
+
+
+def _groups() -> Mapping[str, Sequence[Setting[Any]]]:
+    titles = list(_TITLES)
+    for add_on in ADD_ONS.values():
+        for title, before in add_on.AFTER.items():
+            titles.insert(titles.index(before) + 1, title)
+    found: dict[str, list[Setting[Any]]] = {title: [] for title in titles}
+    for cls in (*_OWN, *ADD_ONS.values()):
+        for each in settings_of(cls):
+            found.setdefault(each.group, []).append(each)
+    return found
+
+
+GROUPS: Mapping[str, Sequence[Setting[Any]]] = _groups()
+"""The settings by heading."""
+SETTINGS: tuple[Setting[Any], ...] = (*(each for group in GROUPS.values() for each in group), *_UNSUPPORTED)
+"""All settings."""
 
 
 def build_options(settings: Settings) -> PartOptions:
@@ -108,47 +387,41 @@ def build_options(settings: Settings) -> PartOptions:
         FlagError: A value is malformed, a file can't be read, or settings contradict each other.
     """
     control = _control(settings)
-    grpc = _grpc(settings)
+    grpc = GrpcOptions.from_settings(settings)
     server = _server(settings)
-    rest = _http(settings)
-    http = with_azureml(settings, rest if settings.allow_http else None)
-    platforms = platform_ports(settings, rest)
-    control_port = _control_port(settings)
-    console = console_options(settings)
-    ports = (grpc, http, control_port, console)
-    _check_policy(settings, any(each is not None and each.mutual for each in ports))
-    hosts = [each.title for each in (http, *platforms) if each is not None and each.platform is not None]
-    if settings.access_policy is not None and hosts:
-        raise FlagError(
-            f"--access-policy does not hold for the routes of {' and '.join(hosts)}, whose platform decides "
-            f"who may call: leave it out, or turn these routes off"
-        )
-    return PartOptions(
+    http = HttpOptions.from_settings(settings)
+    options = PartOptions(
         server=server,
         control=control,
-        planner=_planner(settings, control.mode),
+        planner=_planner(settings, control),
         grpc=grpc,
-        http=http,
-        metrics=_metrics(settings, http),
-        control_port=control_port,
-        console=console,
+        http=http if settings.is_on(HttpOptions) else None,
+        control_port=settings.build(ControlPortFlags).options(server.access_policy is not None),
         log=_log(settings),
-        access_log=_access_log(settings),
-        audit_log=_audit_log(settings),
-        platforms=platforms,
-        warnings=(*_deprecations(settings), *server.tracing.warnings),
+        access_log=None if settings["access-log"] is None else settings.build(AccessLogOptions),
+        audit_log=None if settings["audit-log"] is None else settings.build(AuditLogOptions),
+    )
+    for add_on in ADD_ONS.values():
+        options = settings.build(add_on).add_to(options, settings)
+    tracing = _tracing(settings, any(each.keeps_traces for each in options.add_ons.values()))
+    _check_policy(options)
+    return replace(
+        options,
+        server=replace(server, tracing=tracing),
+        metrics=_metrics(settings, http, options.http),
+        warnings=(*_deprecations(settings), *tracing.warnings),
     )
 
 
 def _deprecations(settings: Settings) -> Iterator[str]:
     """Triton's warnings of its deprecated flags, but those of traces."""
-    strict, size = settings.strict_model_config, settings.response_cache_byte_size
+    strict, size = settings["strict-model-config"], settings["response-cache-byte-size"]
     if strict is not None:
         yield (
             "'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' "
             "instead."
         )
-        if not strict and settings.disable_auto_complete_config:
+        if not strict and settings["disable-auto-complete-config"]:
             yield (
                 "Overriding deprecated '--strict-model-config' from False to True in favor of "
                 "'--disable-auto-complete-config'!"
@@ -161,11 +434,11 @@ def _deprecations(settings: Settings) -> Iterator[str]:
         )
 
 
-def _check_policy(settings: Settings, certificates: bool) -> None:
-    """Raises FlagError: the access policy is wrong; `certificates` is whether a port asks clients for one."""
-    path = settings.access_policy
+def _check_policy(options: PartOptions) -> None:
+    """Raises FlagError: the access policy is wrong, or asks for certificates that no port asks for."""
+    path = options.server.access_policy
     if path is None:
-        if settings.audit_log is not None:
+        if options.audit_log is not None:
             raise FlagError(
                 "--audit-log logs what the access policy refuses and allows: it needs --access-policy"
             )
@@ -174,7 +447,8 @@ def _check_policy(settings: Settings, certificates: bool) -> None:
         policy = read_policy(path)
     except InvalidArgumentError as error:
         raise FlagError(f"--access-policy: {error.message}") from None
-    if policy.certificates and not certificates:
+    ports = (options.grpc, options.http, options.control_port, *options.add_ons.values())
+    if policy.certificates and not any(each is not None and each.mutual for each in ports):
         raise FlagError(
             f"--access-policy: {path} names certificates of clients, which no port asks for: give "
             f"--grpc-use-ssl-mutual, --http-root-cert, --control-root-cert or --console-root-cert"
@@ -182,313 +456,79 @@ def _check_policy(settings: Settings, certificates: bool) -> None:
 
 
 def _server(settings: Settings) -> ServerOptions:
-    return ServerOptions(
-        server_id=settings.id,
-        exit_on_error=settings.exit_on_error and not settings.reload,  # a failed model is about to be edited
-        exit_without_repository=settings.exit_on_error,
-        strict_readiness=settings.strict_readiness,
-        exit_timeout_s=float(settings.exit_timeout_secs),
-        drain_delay_s=settings.drain_delay,
-        listen_while_loading=settings.listen_while_loading,
-        cache=cache_options(settings.cache_config, settings.response_cache_byte_size),
-        allow_model_control=settings.allow_model_control,
-        allow_client_shm=settings.allow_client_shm,
-        tracing=_tracing(settings),
-        archives=archive_options(settings),
-        access_policy=settings.access_policy,
+    options = settings.build(ServerOptions)
+    return replace(
+        options,
+        exit_on_error=options.exit_on_error
+        and not settings["reload"],  # a failed model is about to be edited
+        exit_without_repository=options.exit_on_error,
+        cache=settings.build(CacheOptions).by_name(),
     )
 
 
-def _tracing(settings: Settings) -> TraceOptions:
-    old = {flag: settings[flag] for flag in OLD_FLAGS if settings[flag]}
+def _tracing(settings: Settings, without_file: bool) -> TraceOptions:
     try:
-        return trace_options(settings.trace_config, old, without_file=bool(settings.console_port))
+        return settings.build(TraceFlags).options(without_file)
     except InvalidArgumentError as error:
         raise FlagError(error.message) from None
 
 
 def _control(settings: Settings) -> ControlOptions:
-    startup = tuple(settings.load_model)
-    mode = _control_mode(settings)
-    if startup and mode != "explicit":
+    options = settings.build(ControlOptions, rate_limits=settings.build(RateLimitOptions).limits)
+    if options.development:
+        if options.mode not in ("none", "watch"):
+            raise FlagError(
+                f"--reload has the server follow its repositories itself, which is not for "
+                f"--model-control-mode={options.mode}: leave that out"
+            )
+        options = replace(options, mode="watch")
+    startup, explicit = options.startup_models, options.mode == "explicit"
+    if startup and not explicit:
         raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in startup and len(startup) > 1:
         raise FlagError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
-    if settings.allow_model_upload and not (mode == "explicit" and settings.allow_model_control):
+    if settings["allow-model-upload"] and not (explicit and settings["allow-model-control"]):
         raise FlagError(
             "--allow-model-upload is for clients that load models: it needs --model-control-mode=explicit "
             "and --allow-model-control"
         )
-    return ControlOptions(
-        repositories=(*settings.model_repository, *settings.model_store),
-        mode=mode,
-        startup_models=startup,
-        strict_model_config=settings.disable_auto_complete_config or bool(settings.strict_model_config),
-        load_threads=settings.model_load_thread_count,
-        load_retries=settings.model_load_retry_count,
-        max_config_bytes=settings.max_model_config_size,
-        model_config_name=settings.model_config_name,
-        backend_options=backend_options(settings.backend_config),
-        max_queue_size=settings.max_queue_size,
-        rate_limits=rate_limits(settings),
-        storage=StorageOptions(
-            cache_directory=settings.model_cache_directory,
-            cache_bytes=settings.model_cache_byte_size,
-            timeout_s=float(settings.storage_timeout_secs),
-        ),
-        namespacing=settings.model_namespacing,
-        model_name=settings.model_name or "",
-        repository_wait_s=settings.repository_wait_secs,
-    )
+    return options
 
 
-def _control_mode(settings: Settings) -> ControlMode:
-    mode = cast("ControlMode", settings.model_control_mode)
-    if not settings.reload:
-        return mode
-    if mode not in ("none", "watch"):
-        raise FlagError(
-            f"--reload has the server follow its repositories itself, which is not for "
-            f"--model-control-mode={mode}: leave that out"
-        )
-    return "watch"
-
-
-def _planner(settings: Settings, mode: ControlMode) -> PlannerOptions | None:
-    if mode not in ("poll", "watch"):
+def _planner(settings: Settings, control: ControlOptions) -> PlannerOptions | None:
+    if control.mode not in ("poll", "watch"):
         return None
-    settle_s = settings.repository_settle_secs
-    return PlannerOptions(
-        mode=mode,
-        poll_s=settings.repository_poll_secs,
-        # Editors save a file at once; only copying in a repository takes longer.
-        settle_s=min(settle_s, _RELOAD_SETTLE_S) if settings.reload else settle_s,
-        development=settings.reload,
-        operations=settings.model_load_thread_count,
-        max_config_bytes=settings.max_model_config_size,
-        model_config_name=settings.model_config_name,
+    options = settings.build(
+        PlannerOptions,
+        mode=control.mode,
+        development=control.development,
+        operations=control.load_threads,
+        max_config_bytes=control.max_config_bytes,
+        model_config_name=control.model_config_name,
     )
+    if not control.development:
+        return options
+    # Editors save a file at once; only copying in a repository takes longer.
+    return replace(options, settle_s=min(options.settle_s, _RELOAD_SETTLE_S))
 
 
 def _log(settings: Settings) -> LogOptions:
-    return LogOptions(
-        info=settings.log_info,
-        warning=settings.log_warning,
-        error=settings.log_error,
-        verbose=settings.log_verbose,
-        format=settings.log_format,
-        json=settings.log_json,
-        file=settings.log_file,
-        repeat_limit=settings.log_rate_limit,
-        escape=os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
-        export=_export(LOGS, settings.otlp_logs_url),
-    )
+    return settings.build(LogOptions, escape=os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0")
 
 
-def _access_log(settings: Settings) -> AccessLogOptions | None:
-    name = settings.access_log
-    if name is None:
-        return None
-    return AccessLogOptions(None if name == "-" else Path(name), settings.access_log_format == "json")
-
-
-def _audit_log(settings: Settings) -> AuditLogOptions | None:
-    name = settings.audit_log
-    return None if name is None else AuditLogOptions(None if name == "-" else Path(name))
-
-
-def _metrics(settings: Settings, http: HttpOptions | None) -> MetricsOptions | None:
-    if not settings.allow_metrics:
-        if settings.otlp_metrics_url is not None:
+def _metrics(settings: Settings, rest: HttpOptions, http: HttpOptions | None) -> MetricsOptions | None:
+    """The options of the metrics port; `rest` are those of the REST port if it were on."""
+    if not settings.is_on(MetricsOptions):
+        if settings["otlp-metrics-url"] is not None:
             raise FlagError(
                 "--otlp-metrics-url exports what the metrics port shows: it needs --allow-metrics"
             )
         return None
-    tls = None
-    if settings.metrics_use_ssl:
-        if http is None or http.tls is None:
-            raise FlagError(
-                "--metrics-use-ssl takes the certificate of the REST port: it needs --http-use-ssl"
-            )
-        tls = http.tls.context
-    try:
-        config = read_settings(settings.metrics_config)
-    except ValueError as error:
-        raise FlagError(str(error)) from None
-    return MetricsOptions(
-        address=settings.metrics_address or settings.http_address,
-        port=settings.metrics_port,
-        cpu=settings.allow_cpu_metrics,
-        gpu=settings.allow_gpu_metrics,
-        interval_ms=settings.metrics_interval_ms,
-        counters=config.counters,
-        first_responses=config.first_responses,
-        quantiles=config.quantiles,
-        tls=tls,
-        export=_export(METRICS, settings.otlp_metrics_url),
-    )
-
-
-def _export(signal: str, url: str | None) -> ExportOptions | None:
-    try:
-        return None if url is None else read_export(signal, [("url", url)])
-    except InvalidArgumentError as error:
-        raise FlagError(str(error)) from None
-
-
-def _grpc(settings: Settings) -> GrpcOptions | None:
-    if not settings.allow_grpc:
-        return None
-    try:
-        restrictions = parse_restricted_protocols(settings.grpc_restricted_protocol)
-    except ValueError as error:
-        raise FlagError(f"--grpc-restricted-protocol: {error}") from None
-    pattern = settings.grpc_header_forward_pattern
-    try:
-        HeaderForwarder(pattern)
-    except ValueError as error:
-        raise FlagError(f"--grpc-header-forward-pattern: {error}") from None
-    return GrpcOptions(
-        address=settings.grpc_address,
-        port=settings.grpc_port,
-        reuse_port=settings.reuse_grpc_port,
-        pollers=settings.grpc_infer_thread_count,
-        tls=_grpc_tls(settings),
-        keep_alive=KeepAlive(
-            time_ms=settings.grpc_keepalive_time,
-            timeout_ms=settings.grpc_keepalive_timeout,
-            permit_without_calls=settings.grpc_keepalive_permit_without_calls,
-            max_pings_without_data=settings.grpc_http2_max_pings_without_data,
-            min_recv_ping_interval_without_data_ms=settings.grpc_http2_min_recv_ping_interval_without_data,
-            max_ping_strikes=settings.grpc_http2_max_ping_strikes,
-        ),
-        max_connection_age_ms=settings.grpc_max_connection_age,
-        max_connection_age_grace_ms=settings.grpc_max_connection_age_grace,
-        max_message_bytes=settings.grpc_max_message_bytes,
-        limits=ConnectionLimits(
-            connections=settings.grpc_max_connections,
-            streams=settings.grpc_max_concurrent_streams,
-            metadata_bytes=settings.grpc_max_metadata_bytes,
-        ),
-        # gRPC for Python has one gzip level, so Triton's three are the same here.
-        compression=None if settings.grpc_infer_response_compression_level == "none" else "gzip",
-        restrictions=restrictions,
-        header_forward_pattern=pattern,
-        allow_model_upload=settings.allow_model_upload,
-        load_reports=settings.grpc_orca_load_reports,
-    )
-
-
-def _grpc_tls(settings: Settings) -> TlsOptions | None:
-    mutual = settings.grpc_use_ssl_mutual
-    if not settings.grpc_use_ssl and not mutual:
-        return None
-    return TlsOptions(
-        private_key=contents_of(settings, "grpc-server-key", "gRPC"),
-        certificate=contents_of(settings, "grpc-server-cert", "gRPC"),
-        client_root=contents_of(settings, "grpc-root-cert", "gRPC") if mutual else None,
-    )
-
-
-def _http(settings: Settings) -> HttpOptions:
-    """The options of the REST port; those of platforms begin with them, so they are built in any case."""
-    try:
-        restrictions = parse_restricted_apis(settings.http_restricted_api)
-    except ValueError as error:
-        raise FlagError(f"--http-restricted-api: {error}") from None
-    pattern = settings.http_header_forward_pattern
-    try:
-        HeaderForwarder(pattern)
-    except ValueError as error:
-        raise FlagError(f"--http-header-forward-pattern: {error}") from None
-    origins = frozenset(settings.http_cors_origin)
-    for origin in sorted(origins - {ANY_ORIGIN}):
-        if not _ORIGIN.fullmatch(origin):
-            raise FlagError(
-                f"--http-cors-origin: '{origin}' is no origin as browsers write it: expected a scheme, a "
-                f"host and perhaps a port in lower case, such as https://app.example, or {ANY_ORIGIN} for any"
-            )
-    return HttpOptions(
-        address=settings.http_address,
-        port=settings.http_port,
-        reuse_port=settings.reuse_http_port,
-        tls=_http_tls(settings) if settings.allow_http else None,
-        max_connections=settings.http_max_connections,
-        idle_timeout_s=settings.http_idle_timeout_secs,
-        max_input_bytes=settings.http_max_input_size,
-        restrictions=restrictions,
-        header_forward_pattern=pattern,
-        allow_model_upload=settings.allow_model_upload,
-        cors_origins=origins,
-    )
-
-
-def _http_tls(settings: Settings) -> HttpTls | None:
-    if not settings.http_use_ssl:
-        refuse_without(settings, "http-use-ssl", _HTTP_TLS_FILES)
-        return None
-    for name in _HTTP_TLS_FILES:
-        if name != "http-root-cert" or settings[name] is not None:
-            contents_of(settings, name, "REST")  # TLS reads it by its path
-    return HttpTls(
-        cast("Path", settings.http_server_cert),
-        cast("Path", settings.http_server_key),
-        settings.http_root_cert,
-    )
-
-
-def _control_port(settings: Settings) -> ControlPortOptions | None:
-    options = ControlPortOptions(settings.control_address, settings.control_port)
-    if not options.port and not options.is_unix:
-        for name in ("control-use-ssl", "control-token-file", *_CONTROL_TLS_FILES):
-            if settings[name]:
-                raise FlagError(f"--{name} needs --control-port, or a Unix socket in --control-address")
-        return None
-    tls, token = _control_tls(settings), _control_token(settings)
-    options = ControlPortOptions(
-        options.address, options.port, tls, token, settings.access_policy is not None
-    )
-    try:
-        options.check()
-    except InvalidArgumentError as error:
-        raise FlagError(f"--control-address: {error.message}") from None
+    if settings["metrics-use-ssl"] and (http is None or http.tls is None):
+        raise FlagError("--metrics-use-ssl takes the certificate of the REST port: it needs --http-use-ssl")
+    options = settings.build(MetricsOptions)
+    if not settings["metrics-address"]:
+        options = replace(options, address=rest.address)
+    if options.use_ssl and rest.tls is not None:
+        options = replace(options, tls=rest.tls.context)
     return options
-
-
-def _control_tls(settings: Settings) -> ServerTls | None:
-    if not settings.control_use_ssl:
-        refuse_without(settings, "control-use-ssl", _CONTROL_TLS_FILES)
-        return None
-    service = "the control port"
-    certificate = contents_of(settings, "control-server-cert", service)
-    private_key = contents_of(settings, "control-server-key", service)
-    if settings.control_root_cert is None:
-        return ServerTls(private_key, certificate)
-    return ServerTls(private_key, certificate, contents_of(settings, "control-root-cert", service))
-
-
-def _control_token(settings: Settings) -> str | None:
-    path = settings.control_token_file
-    if path is None:
-        return None
-    try:
-        return read_token(contents_of(settings, "control-token-file", "").decode(errors="replace"))
-    except InvalidArgumentError as error:
-        raise FlagError(f"--control-token-file: {path}: {error.message}") from None
-
-
-def rate_limits(settings: Settings) -> tuple[ResourceLimit, ...] | None:
-    """The resources of the rate limiter; None if it is off. Raises FlagError: a resource is malformed."""
-    limits = tuple(_resource_limit(text) for text in settings.rate_limit_resource)
-    return None if settings.rate_limit == "off" else limits
-
-
-def _resource_limit(text: str) -> ResourceLimit:
-    found = re.fullmatch(r"([^:]+):([0-9]{1,9})(?::([0-9]{1,9}))?", text)
-    if found is None:
-        raise FlagError(
-            f"--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
-            f"'<resource_name>:<count>'. Got {text}"
-        )
-    name, count, device = found.groups()
-    return ResourceLimit(name, int(count), None if device is None else int(device))

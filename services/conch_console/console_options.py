@@ -1,16 +1,17 @@
-"""`ConsoleOptions`: where the console listens, who may use it, and for what.
-
-Used by: `server_options`, which builds them from flags; `console_access`, `console_port`.
-"""
+"""Settings and options of the console: where it listens, who may use it, and for what."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 from conch.core.errors import InvalidArgumentError
-from conch.frontends.http.http_server import HttpTls
+from conch.core.option import FlagError, Settings, contents_of, nested, option, settings_of
+from conch.core.value_types import BOOL, FILE, PORT, TEXT
+from conch.frontends.http.http_options import HttpTls, TlsFiles
+from conch.server_options import AddOnOptions, AddOnSettings, Opening, PartOptions
 from conch_control.remote_api.connection_options import is_loopback, read_token
 
 DEFAULT_PORT = 8004
@@ -56,7 +57,7 @@ def read_tokens(text: str) -> ConsoleTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleOptions:
+class ConsoleOptions(AddOnOptions):
     """Settings of the console.
 
     Attributes:
@@ -71,6 +72,9 @@ class ConsoleOptions:
         max_input_bytes: Largest body of a request to a model.
         flags: The server's settings.
     """
+
+    keeps_latencies: ClassVar = True
+    keeps_traces: ClassVar = True
 
     address: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -87,6 +91,23 @@ class ConsoleOptions:
     def mutual(self) -> bool:
         """Whether browsers must have a certificate."""
         return self.tls is not None and self.tls.client_root is not None
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """The port, if any."""
+        return (self.port,)
+
+    def openings(self, options: PartOptions) -> Sequence[Opening]:
+        """The console itself."""
+        from conch.process.exposure import CERTIFIED, PRINCIPALS, reach
+
+        if self.policy:
+            clients = PRINCIPALS
+        elif self.tokens is not None:
+            clients = "users with a token"
+        else:
+            clients = CERTIFIED if self.mutual else reach(self.address)
+        return [Opening("the console", clients)]
 
     @property
     def target(self) -> str:
@@ -120,3 +141,116 @@ class ConsoleOptions:
                 "--access-policy or --console-token-file, or --console-root-cert with --console-use-ssl to "
                 "ask for client certificates, or listen on a loopback address with --console-address"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleTlsFiles(TlsFiles):
+    """TLS of the console."""
+
+    GROUP: ClassVar = "console"
+
+    use_ssl: bool = option("--console-use-ssl", BOOL, False, "serve the console over TLS")
+    certificate: Path | None = option(
+        "--console-server-cert", FILE, None, "PEM file of the console's certificate"
+    )
+    private_key: Path | None = option("--console-server-key", FILE, None, "PEM file of the console's key")
+    root: Path | None = option(
+        "--console-root-cert",
+        FILE,
+        None,
+        "PEM file of the root certificates that browsers must have one from",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings(AddOnSettings):
+    """The console, as the flags give it."""
+
+    GROUP: ClassVar = "console"
+    AFTER: ClassVar = {"console": "control port"}
+
+    port: int = option("--console-port", PORT, 0, "port for the web console; 0 for none")
+    address: str = option(
+        "--console-address",
+        TEXT,
+        "127.0.0.1",
+        "address for the console; one that other machines reach needs --console-token-file, "
+        "--console-root-cert or --access-policy",
+    )
+    hosts: tuple[str, ...] = option(
+        "--console-host",
+        TEXT,
+        help="name that browsers reach the console by, besides addresses, localhost and --console-address",
+        repeatable=True,
+    )
+    token_file: Path | None = option(
+        "--console-token-file",
+        FILE,
+        None,
+        "file with a line 'viewer: TOKEN', a line 'admin: TOKEN', or both, which users log in with",
+    )
+    allow_control: bool = option(
+        "--console-allow-control",
+        BOOL,
+        False,
+        "let admins, or principals with the role control, load and unload models, drain the server and "
+        "change settings on the console",
+    )
+    allow_infer: bool = option(
+        "--console-allow-infer",
+        BOOL,
+        False,
+        "let admins, or principals with the role infer, send requests to models on the console",
+    )
+    tls: ConsoleTlsFiles = nested(ConsoleTlsFiles)
+
+    def add_to(self, options: PartOptions, settings: Settings) -> PartOptions:
+        """Adds the console. Raises FlagError: settings are wrong, or have no effect."""
+        if not self.port:
+            for each in settings_of(ConsoleSettings):
+                if each.name != "console-address" and settings.chosen(each.name):
+                    raise FlagError(f"{each.flag} needs --console-port")
+            return options
+        policy = options.server.access_policy is not None
+        console = ConsoleOptions(
+            address=self.address,
+            port=self.port,
+            hosts=self.hosts,
+            tokens=self._tokens(policy),
+            policy=policy,
+            tls=self.tls.checked("the console"),
+            allow_control=self.allow_control,
+            allow_infer=self.allow_infer,
+            max_input_bytes=settings["http-max-input-size"],
+            flags=tuple(
+                ShownFlag(each.name, each.text(settings[each.name]), str(settings.source(each.name)))
+                for each in settings.definitions
+                if each.listed
+            ),
+        )
+        if self.address.startswith("unix:"):
+            raise FlagError("--console-address: browsers can't open a Unix socket; give a host")
+        try:
+            console.check()
+        except InvalidArgumentError as error:
+            raise FlagError(f"--console-address: {error.message}") from None
+        if console.tokens is not None and not console.tokens.admin:
+            for name in ("console-allow-control", "console-allow-infer"):
+                if settings.chosen(name):
+                    raise FlagError(
+                        f"--{name} is for admins: --console-token-file has no line 'admin: TOKEN'"
+                    )
+        return replace(options, add_ons={**options.add_ons, "console": console})
+
+    def _tokens(self, policy: bool) -> ConsoleTokens | None:
+        if self.token_file is None:
+            return None
+        if policy:
+            raise FlagError(
+                "--console-token-file: with --access-policy users log in with its keys and tokens; leave it "
+                "out"
+            )
+        try:
+            return read_tokens(contents_of(self, "token_file", "").decode(errors="replace"))
+        except InvalidArgumentError as error:
+            raise FlagError(f"--console-token-file: {self.token_file}: {error.message}") from None

@@ -1,120 +1,316 @@
-"""Builds the options of platforms' ports and routes from the resolved settings.
+"""Settings and options of the platforms' ports and routes, and the defaults that follow from the platform.
 
-Refuses settings of platforms that are not served, and contradictions. Used by: `server_options`.
+Imports little: the routes are imported where a platform is served.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from conch.cli.settings.all_settings import Settings, settings_of
-from conch.cli.settings.platform_settings import SageMakerSettings, VertexAiSettings
-from conch.cli.settings.setting import FlagError, SettingGroup
-from conch.frontends.http.http_server import HttpOptions
-from conch_platforms.azureml_routes import AzureMlPlatform
-from conch_platforms.sagemaker_routes import SageMakerPlatform
-from conch_platforms.sagemaker_sessions import SageMakerSessions
-from conch_platforms.vertex_ai_routes import VertexAiPlatform
+from conch.core.option import FlagError, Setting, Settings, nested, option, settings_of
+from conch.core.value_types import ANY_PORT, BOOL, DIRECTORY, MOST_PORT, POSITIVE, TEXT, ValueType
+from conch.frontends.http.http_options import HTTP_THREADS, HttpOptions
+from conch.server_options import AddOnOptions, AddOnSettings, Detected, Opening, PartOptions
+from conch_platforms.platform_defaults import Disk
+from conch_platforms.platform_detection import (
+    AZUREML,
+    KSERVE,
+    SAGEMAKER,
+    SELDON,
+    VERTEX_AI,
+    detect_platform,
+)
+from conch_platforms.sagemaker_defaults import ADDITIONAL_ARGS
 
-
-def with_azureml(settings: Settings, http: HttpOptions | None) -> HttpOptions | None:
-    """The options of the REST port, with Azure ML's paths if there are any."""
-    routes = (
-        settings.azureml_scoring_route,
-        settings.azureml_liveness_route,
-        settings.azureml_readiness_route,
-    )
-    if not any(routes):
-        if settings.azureml_default_model:
-            raise FlagError("--azureml-default-model needs --azureml-scoring-route")
-        return http
-    if http is None:
-        raise FlagError("Azure ML's routes are further paths of REST: they need --allow-http")
-    given = [each for each in routes if each]
-    if len(set(given)) < len(given):
-        raise FlagError("the routes of Azure ML must differ from each other")
-    scoring, liveness, readiness = (each or "" for each in routes)
-    platform = AzureMlPlatform(scoring, liveness, readiness, settings.azureml_default_model or "")
-    return replace(http, platform=platform)
-
-
-def platform_ports(settings: Settings, rest: HttpOptions) -> tuple[HttpOptions, ...]:
-    """The options of the ports of SageMaker and Vertex AI, which share limits and access rules with REST.
-
-    Args:
-        settings: The settings.
-        rest: Options of the REST port, whether it is open or not.
-
-    Raises:
-        FlagError: Settings contradict each other.
-    """
-    ports = []
-    if settings.allow_sagemaker:
-        ports.append(replace(rest, port=settings.sagemaker_port, platform=_sagemaker(settings)))
-    else:
-        _refuse_unused(settings, SageMakerSettings, "allow-sagemaker")
-    if settings.allow_vertex_ai:
-        ports.append(replace(rest, port=settings.vertex_ai_port, platform=_vertex_ai(settings)))
-    else:
-        _refuse_unused(settings, VertexAiSettings, "allow-vertex-ai")
-    return tuple(replace(each, tls=None, reuse_port=False, cors_origins=frozenset()) for each in ports)
+if TYPE_CHECKING:
+    from conch.frontends.http.route_provider import RouteProvider
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveOptions:
-    """Directories that SageMaker loads into a multi-model endpoint.
+class PortRange:
+    """The ports from one to another."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+    def __contains__(self, port: int) -> bool:
+        return self.first <= port <= self.last
+
+
+def _port_range(text: str) -> PortRange:
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= MOST_PORT):
+        raise argparse.ArgumentTypeError(
+            f"must be of the form <first>-<last>, from 1 to {MOST_PORT}, got {text}"
+        )
+    return PortRange(int(first), int(last))
+
+
+def _route(text: str) -> str:
+    if not text.startswith("/") or "?" in text or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"must be a path that begins with /, got '{text}'")
+    return text
+
+
+_ROUTE = ValueType("path", _route)
+_THREADS = "1, or Triton's default 8, which is taken for it: one thread serves all connections"
+
+
+@dataclass(frozen=True, slots=True)
+class SageMakerSettings:
+    """The port that SageMaker calls."""
+
+    GROUP: ClassVar = "SageMaker"
+    SWITCH: ClassVar = Setting("--allow-sagemaker", BOOL, False, "serve SageMaker's routes")
+
+    port: int = option("--sagemaker-port", ANY_PORT, 8080, "port for SageMaker; 0 for any free one")
+    safe_ports: PortRange | None = option(
+        "--sagemaker-safe-port-range",
+        ValueType("range", _port_range),
+        None,
+        "<first>-<last>: in which the ports of all other protocols must lie",
+    )
+    threads: int = option("--sagemaker-thread-count", HTTP_THREADS, 8, _THREADS)
+    default_model: str = option("--sagemaker-default-model", TEXT, "", "model of /invocations", optional=True)
+    ping_mode: str = option(
+        "--sagemaker-ping-mode",
+        TEXT,
+        "ready",
+        "what /ping tells: whether the server is ready, or live",
+        choices=("ready", "live"),
+    )
+    inference_type: str = option(
+        "--sagemaker-inference-type",
+        TEXT,
+        "infer",
+        "protocol of inference requests",
+        choices=("infer", "generate", "generate_stream"),
+    )
+    multi_model: bool = option(
+        "--sagemaker-multi-model", BOOL, False, "let SageMaker load and unload models (multi-model endpoint)"
+    )
+    session_s: int = option(
+        "--sagemaker-session-secs",
+        POSITIVE,
+        1200,
+        "time after which a stateful session ends",
+        unit="seconds",
+    )
+    # Where a multi-model endpoint gets its models; SageMaker's own path, so that only tests change it.
+    models_root: Path = option("--sagemaker-models-root", DIRECTORY, Path("/opt/ml/models"), "", listed=False)
+
+    def platform(self) -> RouteProvider:
+        """The routes. Raises FlagError: settings contradict each other."""
+        from conch_platforms.sagemaker_routes import SageMakerPlatform
+        from conch_platforms.sagemaker_sessions import SageMakerSessions
+
+        kind = self.inference_type
+        if self.multi_model and kind != "infer":
+            raise FlagError(
+                f"--sagemaker-multi-model serves infer only, not --sagemaker-inference-type={kind}"
+            )
+        return SageMakerPlatform(
+            SageMakerSessions(self.session_s),
+            self.default_model,
+            self.ping_mode,
+            kind,
+            self.models_root if self.multi_model else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VertexAiSettings:
+    """The port that Vertex AI calls."""
+
+    GROUP: ClassVar = "Vertex AI"
+    SWITCH: ClassVar = Setting("--allow-vertex-ai", BOOL, False, "serve Vertex AI's routes")
+
+    port: int = option("--vertex-ai-port", ANY_PORT, 8080, "port for Vertex AI; 0 for any free one")
+    threads: int = option("--vertex-ai-thread-count", HTTP_THREADS, 8, _THREADS)
+    default_model: str = option(
+        "--vertex-ai-default-model",
+        TEXT,
+        "",
+        "model of the predict route; without it the only model of the repository",
+        optional=True,
+    )
+    predict_route: str | None = option("--vertex-ai-predict-route", _ROUTE, None, "path of predictions")
+    health_route: str | None = option("--vertex-ai-health-route", _ROUTE, None, "path of health checks")
+
+    def platform(self) -> RouteProvider:
+        """The routes. Raises FlagError: one is not given."""
+        from conch_platforms.vertex_ai_routes import VertexAiPlatform
+
+        # The first text is Triton's, "API_" and all.
+        if self.predict_route is None:
+            raise FlagError("API_PREDICT_ROUTE is not defined for Vertex AI endpoint: set AIP_PREDICT_ROUTE")
+        if self.health_route is None:
+            raise FlagError("AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint")
+        return VertexAiPlatform(self.predict_route, self.health_route, self.default_model)
+
+
+@dataclass(frozen=True, slots=True)
+class AzureMlSettings:
+    """Paths of an online endpoint, on the REST port."""
+
+    GROUP: ClassVar = "Azure ML"
+
+    scoring_route: str = option(
+        "--azureml-scoring-route",
+        _ROUTE,
+        "",
+        "further path of inference with the default model",
+        optional=True,
+    )
+    liveness_route: str = option(
+        "--azureml-liveness-route", _ROUTE, "", "further path of /v2/health/live", optional=True
+    )
+    readiness_route: str = option(
+        "--azureml-readiness-route", _ROUTE, "", "further path of /v2/health/ready", optional=True
+    )
+    default_model: str = option(
+        "--azureml-default-model",
+        TEXT,
+        "",
+        "model of the scoring route; without it the only model of the repository",
+        optional=True,
+    )
+
+    def added_to(self, http: HttpOptions | None) -> HttpOptions | None:
+        """The options of the REST port, with these paths if there are any. Raises FlagError: they clash."""
+        from conch_platforms.azureml_routes import AzureMlPlatform
+
+        routes = (self.scoring_route, self.liveness_route, self.readiness_route)
+        given = [each for each in routes if each]
+        if not given:
+            if self.default_model:
+                raise FlagError("--azureml-default-model needs --azureml-scoring-route")
+            return http
+        if http is None:
+            raise FlagError("Azure ML's routes are further paths of REST: they need --allow-http")
+        if len(set(given)) < len(given):
+            raise FlagError("the routes of Azure ML must differ from each other")
+        return replace(http, platform=AzureMlPlatform(*routes, self.default_model))
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformOptions(AddOnOptions):
+    """The ports of SageMaker and Vertex AI.
 
     Attributes:
-        root: Where they are.
-        main: Directory of the model in one of them, where several could be meant.
+        http: The options of each.
+        loads: Whether SageMaker loads models.
     """
 
-    root: Path
-    main: str = ""
+    http: tuple[HttpOptions, ...]
+    loads: bool = False
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """The ports to listen on."""
+        return [each.port for each in self.http]
+
+    def openings(self, options: PartOptions) -> Sequence[Opening]:
+        """Inference, and loading."""
+        from conch.process.exposure import INFERENCE, LOADING, clients_of
+
+        found = [Opening(INFERENCE, clients_of(each, "inference"), each.title) for each in self.http]
+        if self.loads and options.server.allow_model_control:
+            found += [
+                Opening(LOADING, clients_of(each, "model-repository"), each.title) for each in self.http
+            ]
+        return found
 
 
-def archive_options(settings: Settings) -> ArchiveOptions | None:
-    """The options of a SageMaker multi-model endpoint; None if this is none.
+@dataclass(frozen=True, slots=True)
+class PlatformSettings(AddOnSettings):
+    """Where conch runs, and what platforms call.
 
-    Raises:
-        FlagError: Settings contradict each other.
+    Attributes:
+        DISK: Shows the platforms' mounts.
     """
-    if not (settings.allow_sagemaker and settings.sagemaker_multi_model):
-        return None
-    if settings.model_control_mode != "explicit":
-        raise FlagError("--sagemaker-multi-model needs --model-control-mode=explicit")
-    return ArchiveOptions(settings.sagemaker_models_root, settings.sagemaker_default_model or "")
 
+    GROUP: ClassVar = "platform"
+    PROTOCOLS: ClassVar = {"SageMaker": "sagemaker", "Vertex AI": "vertex_ai"}
+    FLAGS_VARIABLE: ClassVar = ADDITIONAL_ARGS
+    DISK: ClassVar = Disk()
 
-def _sagemaker(settings: Settings) -> SageMakerPlatform:
-    kind = settings.sagemaker_inference_type
-    if settings.sagemaker_multi_model and kind != "infer":
-        raise FlagError(f"--sagemaker-multi-model serves infer only, not --sagemaker-inference-type={kind}")
-    return SageMakerPlatform(
-        SageMakerSessions(settings.sagemaker_session_secs),
-        settings.sagemaker_default_model or "",
-        settings.sagemaker_ping_mode,
-        kind,
-        settings.sagemaker_models_root if settings.sagemaker_multi_model else None,
+    platform: str = option(
+        "--platform",
+        TEXT,
+        "auto",
+        "where conch runs, which decides defaults of other settings; auto: as variables and mounted "
+        "directories tell, see docs/platforms.md",
+        choices=("auto", "none", KSERVE, SAGEMAKER, VERTEX_AI, AZUREML, SELDON),
+        scope="process",
     )
+    sagemaker: SageMakerSettings = nested(SageMakerSettings)
+    vertex_ai: VertexAiSettings = nested(VertexAiSettings)
+    azureml: AzureMlSettings = nested(AzureMlSettings)
+
+    @classmethod
+    def detect(cls, environment: Mapping[str, str], given: Mapping[str, Any]) -> Detected:
+        """The defaults on this platform. Raises FlagError: its model directory can't be served."""
+        found = detect_platform(environment, given, cls.DISK)
+        notes: tuple[str, ...] = ()
+        if found.platform:
+            notes = (
+                f"this is {found.title}, as {found.reason} tells: conch config shows the defaults that "
+                f"follow, and --platform=none ignores it",
+            )
+        defaults = {key: (each.texts, each.reason) for key, each in found.defaults.items()}
+        return Detected(found.title, defaults, notes, found.warnings)
+
+    def check(self, settings: Settings) -> None:
+        """Checks the ports of other protocols. Raises FlagError: one is out of SageMaker's range."""
+        safe = self.sagemaker.safe_ports
+        for protocol in ("http", "grpc", "metrics", "vertex-ai"):
+            port = settings[f"{protocol}-port"]
+            if safe is not None and settings[f"allow-{protocol}"] and port not in safe:
+                raise FlagError(
+                    f"--{protocol}-port: {port} is not in the safe port range of SageMaker, {safe}"
+                )
+
+    def add_to(self, options: PartOptions, settings: Settings) -> PartOptions:
+        """Adds Azure ML's paths to the REST port, and the ports of SageMaker and Vertex AI.
+
+        These share limits and access rules with REST, whether its port is open or not.
+        """
+        options = replace(options, http=self.azureml.added_to(options.http))
+        rest = replace(
+            HttpOptions.from_settings(settings), tls=None, reuse_port=False, cors_origins=frozenset()
+        )
+        ports = []
+        for platform in (self.sagemaker, self.vertex_ai):
+            if settings.is_on(type(platform)):
+                ports.append(replace(rest, port=platform.port, platform=platform.platform()))
+            else:
+                _refuse_unused(settings, type(platform))
+        served = [each for each in (options.http, *ports) if each is not None and each.platform is not None]
+        if options.server.access_policy is not None and served:
+            hosts = " and ".join(each.title for each in served)
+            raise FlagError(
+                f"--access-policy does not hold for the routes of {hosts}, whose platform decides who may "
+                f"call: leave it out, or turn these routes off"
+            )
+        if not ports:
+            return options
+        loads = settings.is_on(SageMakerSettings) and self.sagemaker.multi_model
+        if loads and options.control.mode != "explicit":
+            raise FlagError("--sagemaker-multi-model needs --model-control-mode=explicit")
+        add_on = PlatformOptions(tuple(ports), loads)
+        return replace(options, add_ons={**options.add_ons, "platforms": add_on})
 
 
-def _vertex_ai(settings: Settings) -> VertexAiPlatform:
-    # The first text is Triton's, "API_" and all.
-    if settings.vertex_ai_predict_route is None:
-        raise FlagError("API_PREDICT_ROUTE is not defined for Vertex AI endpoint: set AIP_PREDICT_ROUTE")
-    if settings.vertex_ai_health_route is None:
-        raise FlagError("AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint")
-    return VertexAiPlatform(
-        settings.vertex_ai_predict_route,
-        settings.vertex_ai_health_route,
-        settings.vertex_ai_default_model or "",
-    )
-
-
-def _refuse_unused(settings: Settings, group: type[SettingGroup], switch: str) -> None:
+def _refuse_unused(settings: Settings, cls: type[SageMakerSettings | VertexAiSettings]) -> None:
     """Refuses settings of a platform that is not served; Triton's defaults are accepted."""
-    for each in settings_of(group):
-        if each.name != switch and settings[each.key] != each.default:
-            raise FlagError(f"--{each.name} needs --{switch}")
+    for each in settings_of(cls):
+        if each.flag != cls.SWITCH.flag and settings[each.name] != each.default:
+            raise FlagError(f"{each.flag} needs {cls.SWITCH.flag}")

@@ -18,8 +18,8 @@ from starlette.responses import PlainTextResponse
 
 from conch.api.embedded_server import Server
 from conch.api.server_keywords import ServerKeywords
-from conch.cli.settings.setting import FlagError
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError, UnavailableError
+from conch.core.option import FlagError
 from conch.frontends.operations.operation_handlers import SERVICE
 from conch.frontends.operations.operation_table import STREAM_INFER
 from conch.observability.metrics.load_meter import LoadMeter

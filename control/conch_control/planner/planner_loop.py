@@ -11,8 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import (
@@ -21,7 +20,7 @@ from conch.core.errors import (
     as_conch_error,
 )
 from conch.core.model_control import LoadParameter
-from conch_control.control_options import MOST_CONFIG_BYTES, ControlOptions
+from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.events import Event, EventLog
 from conch_control.planner.plan import Operation, Outcome, Plan
 from conch_control.planner.snapshot import SnapshotReader
@@ -74,29 +73,6 @@ _REST = 10
 _RECHECK_S = 300.0
 """Poll interval of watched repositories, as inotify may miss changes."""
 _OUTDATED = "Newer operation has been applied to the model lifecycle"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannerOptions:
-    """Settings of the planner.
-
-    Attributes:
-        mode: ``poll``, or ``watch`` to use change notifications where available.
-        poll_s: Seconds between polls.
-        settle_s: Seconds without changes before a model is loaded.
-        operations: Most concurrent loads and unloads.
-        max_config_bytes: Largest config of a model.
-        model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
-        development: Ignore the temporary files of editors.
-    """
-
-    mode: Literal["poll", "watch"]
-    poll_s: float = 15.0
-    settle_s: float = 1.0
-    operations: int = 4
-    max_config_bytes: int = MOST_CONFIG_BYTES
-    model_config_name: str = ""
-    development: bool = False
 
 
 class PlannerPort(Protocol):

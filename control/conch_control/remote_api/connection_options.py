@@ -5,8 +5,12 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.option import FlagError, contents_of, flag_of, option, refuse_without
+from conch.core.value_types import BOOL, FILE, PORT, TEXT
 
 DEFAULT_PORT = 8003
 """Default port of servers and clients."""
@@ -15,6 +19,8 @@ DEFAULT_ADDRESS = "127.0.0.1"
 """Loopback, as access to the port means running code on the server."""
 
 UNIX = "unix:"
+
+_TLS_FILES = ("certificate", "private_key", "root")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,77 @@ class ControlPortOptions:
                 "--control-use-ssl to ask for client certificates, or listen on a loopback address or a Unix "
                 "socket with --control-address"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPortFlags:
+    """The control port, as the flags give it."""
+
+    GROUP: ClassVar = "control port"
+
+    port: int = option("--control-port", PORT, 0, "port for conch models and conch control; 0 for none")
+    address: str = option(
+        "--control-address",
+        TEXT,
+        DEFAULT_ADDRESS,
+        "address for the control port, or unix:PATH; its clients decide what code the server runs, so an "
+        "address that other machines reach needs --control-token-file, --control-root-cert or "
+        "--access-policy",
+    )
+    token_file: Path | None = option(
+        "--control-token-file", FILE, None, "file with the token that clients of the control port must send"
+    )
+    use_ssl: bool = option("--control-use-ssl", BOOL, False, "serve the control port over TLS")
+    certificate: Path | None = option(
+        "--control-server-cert", FILE, None, "PEM file of the control port's certificate"
+    )
+    private_key: Path | None = option(
+        "--control-server-key", FILE, None, "PEM file of the control port's key"
+    )
+    root: Path | None = option(
+        "--control-root-cert",
+        FILE,
+        None,
+        "PEM file of the root certificates that clients must have one from",
+    )
+
+    def options(self, policy: bool) -> ControlPortOptions | None:
+        """The options, None without a control port; `policy` is whether an access policy holds.
+
+        Raises:
+            FlagError: A flag is wrong, or has no effect.
+        """
+        if not self.port and not self.address.startswith(UNIX):
+            for name in ("use_ssl", "token_file", *_TLS_FILES):
+                if getattr(self, name):
+                    raise FlagError(
+                        f"{flag_of(self, name)} needs --control-port, or a Unix socket in --control-address"
+                    )
+            return None
+        options = ControlPortOptions(self.address, self.port, self._tls(), self._token(), policy)
+        try:
+            options.check()
+        except InvalidArgumentError as error:
+            raise FlagError(f"--control-address: {error.message}") from None
+        return options
+
+    def _tls(self) -> ServerTls | None:
+        if not self.use_ssl:
+            refuse_without(self, "--control-use-ssl", _TLS_FILES)
+            return None
+        service = "the control port"
+        certificate = contents_of(self, "certificate", service)
+        private_key = contents_of(self, "private_key", service)
+        root = None if self.root is None else contents_of(self, "root", service)
+        return ServerTls(private_key, certificate, root)
+
+    def _token(self) -> str | None:
+        if self.token_file is None:
+            return None
+        try:
+            return read_token(contents_of(self, "token_file", "").decode(errors="replace"))
+        except InvalidArgumentError as error:
+            raise FlagError(f"--control-token-file: {self.token_file}: {error.message}") from None
 
 
 @dataclass(frozen=True, slots=True)

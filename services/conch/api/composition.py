@@ -12,11 +12,11 @@ from conch.api.function_backend import FunctionBackend
 from conch.api.function_config import BACKEND
 from conch.api.function_repository import BoundRepository
 from conch.backends import load_backend
-from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_keywords
 from conch.core.backend import Backend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.execution.placement import Devices
+from conch.core.option import FlagError
 from conch.core.request_log import REQUESTS
 from conch.observability.logging.access_log import AccessLog
 from conch.observability.logging.audit_log import AuditLog
@@ -55,36 +55,21 @@ class ServerSettings:
         for port, switch in _PORTS.items():
             if port in given and given[port] is None:
                 given[switch] = False
-        self._settings = read_keywords(given)
-        self.options = build_options(self._settings)
-
-    @property
-    def ports(self) -> frozenset[int]:
-        """The ports to listen on, without those that may be any free one."""
-        options = self.options
-        parts = (
-            options.grpc,
-            options.http,
-            options.metrics,
-            options.control_port,
-            options.console,
-            *options.platforms,
-        )
-        return frozenset(each.port for each in parts if each is not None) - {0}
+        self.options = build_options(read_keywords(given))
 
     def compose(self, bound: BoundRepository, stack: ExitStack) -> Server:
         """Makes a server that is not started yet; `stack` closes what it leaves after its stop."""
         REQUESTS.on = log.isEnabledFor(logging.DEBUG)
-        options, settings = self.options, self._settings
+        options = self.options
         control = options.control
         if control.mode == "explicit" and WILDCARD not in control.startup_models:
             names = dict.fromkeys((*control.startup_models, *bound.names))
             control = replace(control, startup_models=tuple(names))
         if control.repositories:  # functions choose their devices themselves
-            capability = settings.min_supported_compute_capability
+            capability = options.server.min_compute_capability
             control = replace(control, devices=Devices(find_gpus(capability), capability))
         backend = FunctionBackend(bound.find)
-        find = backends_within(settings.backend_directory, load_backend)
+        find = backends_within(control.backend_directory, load_backend)
 
         def get_backend(name: str) -> Backend:
             return backend if name == BACKEND else find(name)
@@ -104,17 +89,8 @@ class ServerSettings:
                 raise FlagError(f"audit_log can't be opened: {error}") from None
             stack.callback(audit_log.close)
         return Server(
-            options.server,
-            control,
-            options.grpc,
-            options.planner,
-            options.control_port,
-            None,
-            request_log,
-            http=options.http,
-            metrics=options.metrics,
-            platforms=options.platforms,
-            console=options.console,
+            replace(options, control=control),
+            access_log=request_log,
             audit_log=audit_log,
             get_backend=get_backend,
             repositories=(bound,),

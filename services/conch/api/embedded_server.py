@@ -27,7 +27,6 @@ from conch.core.errors import InternalError, InvalidArgumentError, UnavailableEr
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Registry
 from conch.frontends.grpc.grpc_methods import GrpcMethods
-from conch.process.banner import local_address
 from conch.process.main_thread import Signals, Task
 from conch.server import Server as Composition
 from conch_control.lifecycle.model_definition import PollError
@@ -117,7 +116,7 @@ class Server:
         if not hasattr(sys, "ps1"):  # not interactive: the program stops its servers itself
             return
         for other in list(_RUNNING):
-            if self._settings.ports & other._settings.ports:
+            if self._settings.options.ports & other._settings.options.ports:
                 log.info("stopping the server that was started before on the same ports")
                 other.stop()
 
@@ -245,55 +244,40 @@ class Server:
     @property
     def grpc_port(self) -> int | None:
         """The gRPC port; None without one."""
-        return None if self._server is None else self._server.grpc_port
+        return None if self._server is None else self._server.port("gRPC")
 
     @property
     def http_port(self) -> int | None:
         """The HTTP port; None without one."""
-        return None if self._server is None else self._server.http_port
+        return None if self._server is None else self._server.port("HTTP")
 
     @property
     def metrics_port(self) -> int | None:
         """The metrics port; None without one."""
-        return None if self._server is None else self._server.metrics_port
+        return None if self._server is None else self._server.port("Metrics")
 
     @property
     def grpc_url(self) -> str | None:
         """Local gRPC address such as ``127.0.0.1:8001``; None without one."""
-        options = self._settings.options.grpc
-        if options is None or self.grpc_port is None:
-            return None
-        return (
-            options.target
-            if options.address.startswith("unix:")
-            else local_address(options.address, self.grpc_port)
-        )
+        return self._url("gRPC")
 
     @property
     def http_url(self) -> str | None:
         """Local HTTP URL such as ``http://127.0.0.1:8000``; None without one."""
-        options = self._settings.options.http
-        if options is None or self.http_port is None:
-            return None
-        return f"http{'s' if options.tls else ''}://{local_address(options.address, self.http_port)}"
+        return self._url("HTTP")
 
     @property
     def metrics_url(self) -> str | None:
         """Local URL of the metrics; None without one."""
-        options = self._settings.options.metrics
-        if options is None or self.metrics_port is None:
-            return None
-        scheme = "https" if options.tls else "http"
-        return f"{scheme}://{local_address(options.address, self.metrics_port)}/metrics"
+        return self._url("Metrics")
 
     @property
     def console_url(self) -> str | None:
         """Local URL of the console; None without one."""
-        options = self._settings.options.console
-        port = None if self._server is None else self._server.console_port
-        if options is None or port is None:
-            return None
-        return f"http{'s' if options.tls else ''}://{local_address(options.address, port)}"
+        return self._url("Console")
+
+    def _url(self, service: str) -> str | None:
+        return None if self._server is None else self._server.url(service) or None
 
     @property
     def ready(self) -> bool:

@@ -12,17 +12,16 @@ from pathlib import Path
 
 from conch.backends import backend_names, load_backend
 from conch.cli.command_parser import CommandParser
-from conch.cli.settings.pair_options import backend_options
-from conch.cli.settings.setting import FlagError
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Devices
+from conch.core.option import FlagError
 from conch.process.gpu_discovery import find_gpus
 from conch.workers.python_based import backends_within, based_names
 from conch.workers.supervision.output_pipes import printed
 from conch_check.model_checks import Rules
 from conch_check.report import as_json, as_text, is_clean
 from conch_check.repository_checks import UnknownModelError, check_repositories
-from conch_control.control_options import ControlOptions
+from conch_control.control_options import ControlOptions, backend_options
 from conch_control.repository.repository_kinds import open_repository
 
 CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from conch.cli import access_command, check_command, control_command, models_command, trace_command
 from conch.cli.command_parser import CommandParser, commands_of, flags_of
-from conch.cli.settings.all_settings import SETTINGS
+from conch.server_options import SETTINGS
 
 _SHELLS = ("bash", "zsh")
 _FREE = (" ",)

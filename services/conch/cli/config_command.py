@@ -6,9 +6,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
 from conch.cli.settings.settings_reference import help_parser, setting_rows, settings_json
+from conch.core.option import FlagError
 from conch.process.banner import table
 
 

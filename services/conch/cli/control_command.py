@@ -29,8 +29,8 @@ from conch.core.errors import ConchError, InvalidArgumentError
 from conch.observability.logging.log_handler import configure, unconfigure
 from conch.observability.logging.log_settings import LogOptions
 from conch.process.banner import table
-from conch_control.control_options import ControlOptions
-from conch_control.planner.planner_loop import Planner, PlannerOptions
+from conch_control.control_options import ControlOptions, PlannerOptions
+from conch_control.planner.planner_loop import Planner
 from conch_control.port import Index
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions

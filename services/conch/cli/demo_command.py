@@ -8,13 +8,12 @@ from pathlib import Path
 
 import conch
 from conch.cli import serve_command
-from conch.cli.settings.setting import FlagError
-from conch_console.console_options import DEFAULT_PORT
+from conch.core.option import FlagError
 
 _REPOSITORIES = ("basic", "python")
 # The console listens on this machine only, and takes changes only from its own page.
 _CONSOLE = {
-    "console_port": [str(DEFAULT_PORT)],
+    "console_port": ["8004"],
     "console_allow_control": ["true"],
     "console_allow_infer": ["true"],
 }

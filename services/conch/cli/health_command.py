@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from conch.cli.server_processes import ServerProcesses, command, environment
-from conch.cli.settings.all_settings import Settings
-from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
+from conch.core.option import FlagError, Settings
 from conch.core.timed_response import TimedResponse
 from conch.frontends.access_policy import parse_restricted_apis
 from conch.process.banner import local_address
@@ -58,7 +57,7 @@ def _state(pid: int) -> str:
     # Whatever has started the server, flags of `conch serve` are the first words with two dashes.
     flags = next((words[at:] for at, word in enumerate(words) if word.startswith("--")), [])
     settings = read_flags(flags, environment(pid), as_triton=True)  # a wrong flag would have ended its start
-    if not settings.allow_http or not settings.http_port:
+    if not settings["allow-http"] or not settings["http-port"]:
         raise FlagError("the server can't be asked: it needs --allow-http and a --http-port that is not 0")
     with closing(_connection(settings)) as connection:
         connection.response_class = TimedResponse
@@ -67,18 +66,18 @@ def _state(pid: int) -> str:
 
 
 def _connection(settings: Settings) -> http.client.HTTPConnection:
-    address = local_address(settings.http_address, settings.http_port)
-    if not settings.http_use_ssl:
+    address = local_address(settings["http-address"], settings["http-port"])
+    if not settings["http-use-ssl"]:
         return http.client.HTTPConnection(address, timeout=_TIMEOUT_S)
     # The certificate is for another name than that of this machine, where the server's files are at hand.
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if settings.http_root_cert is not None:
+    if settings["http-root-cert"] is not None:
         raise FlagError("the server can't be asked: it wants a certificate of its clients (--http-root-cert)")
     return http.client.HTTPSConnection(address, timeout=_TIMEOUT_S, context=context)
 
 
 def _secret(settings: Settings) -> dict[str, str]:
     """The header that the server wants if its health is a restricted API."""
-    restricted = parse_restricted_apis(settings.http_restricted_api).get("health")
+    restricted = parse_restricted_apis(settings["http-restricted-api"]).get("health")
     return {} if restricted is None else {restricted[0]: restricted[1]}

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from conch.backends import load_backend
-from conch.cli.settings.all_settings import Settings
-from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
 from conch.cli.settings.settings_reference import help_parser
 from conch.core.errors import ConchError, error_text
 from conch.core.execution.placement import Devices
+from conch.core.option import FlagError, Settings
 from conch.core.process_setup import raise_descriptor_limit, register_stack_dump
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.observability.logging.process_logs import LogFileError, Logs, open_logs
@@ -42,8 +41,7 @@ def run(
         return 0
     try:
         settings = read_flags(arguments, as_triton=as_triton, defaults=defaults)
-        named = settings.model_repository or settings.model_store
-        if not named and not settings.sagemaker_multi_model:
+        if not any(settings[name] for name in ("model-repository", "model-store", "sagemaker-multi-model")):
             raise FlagError("--model-repository must be specified")
         options = build_options(settings)
     except FlagError as error:
@@ -70,24 +68,16 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
     register_stack_dump()
     trim_when_idle()
     raise_descriptor_limit()
-    capability = settings.min_supported_compute_capability
+    capability = options.server.min_compute_capability
     control = replace(options.control, devices=Devices(find_gpus(capability), capability))
     server: Server | None = None
     try:
         server = Server(
-            options.server,
-            control,
-            options.grpc,
-            options.planner,
-            options.control_port,
+            replace(options, control=control),
             logs.control,
             logs.access,
-            http=options.http,
-            metrics=options.metrics,
-            platforms=options.platforms,
-            console=options.console,
-            audit_log=logs.audit,
-            get_backend=backends_within(settings.backend_directory, load_backend),
+            logs.audit,
+            get_backend=backends_within(control.backend_directory, load_backend),
         )
 
         def started() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import distribution
+from importlib.metadata import distribution, entry_points
+from typing import Any
 
 
 @cache
@@ -11,3 +12,14 @@ def server_packages() -> tuple[str, ...]:
     """Import packages of server and add-ons: the names that their loggers begin with."""
     found = {entry.module.partition(".")[0] for entry in distribution("conch").entry_points}
     return ("conch", "conch_control", *sorted(found - {"conch", "conch_control"}))
+
+
+def load_add_ons(group: str) -> dict[str, Any]:
+    """The objects of a group's entry points, conch's own and those of other distributions, by name."""
+    return {each.name: each.load() for each in sorted(entry_points(group=group), key=lambda each: each.name)}
+
+
+def load_add_on(group: str, name: str) -> Any:
+    """The object of one entry point of a group."""
+    (entry,) = entry_points(group=group, name=name)
+    return entry.load()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from conch.core.model_control import IndexEntry
 
@@ -21,12 +21,14 @@ class Endpoint:
         url: Address for clients on this machine.
         address: Address it listens on.
         security: Its protection, such as ``TLS``.
+        port: The port in use; without meaning for a Unix socket.
     """
 
     service: str
     url: str
     address: str
     security: str
+    port: int = 0
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -119,7 +121,7 @@ def start_announcement(
 ) -> Announcement:
     """The models and the endpoints of a server that has started, and what is open to which clients."""
     rows = [[each.service, each.url, each.address, each.security] for each in endpoints]
-    lines = [(_endpoint_message(each), asdict(each)) for each in endpoints]
+    lines = [(_endpoint_message(each), _endpoint_fields(each)) for each in endpoints]
     ports = table(["Service", "URL", "Listens on", "Security"], rows)
     return Announcement(
         "\n".join((_models_table(models), exposure, ports)),
@@ -129,3 +131,7 @@ def start_announcement(
 
 def _endpoint_message(endpoint: Endpoint) -> str:
     return f"{endpoint.service} is at {endpoint.url}, listens on {endpoint.address}, {endpoint.security}"
+
+
+def _endpoint_fields(endpoint: Endpoint) -> dict[str, str]:
+    return {name: getattr(endpoint, name) for name in ("service", "url", "address", "security")}

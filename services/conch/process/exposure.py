@@ -1,79 +1,69 @@
-"""Describes in one sentence what a server opens to which clients, for log and banner. Used by: `server`."""
+"""Describes in one sentence what a server opens to which clients, for log and banner."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from conch.frontends.access_policy import is_loopback
-from conch.frontends.grpc.grpc_front_end import GrpcOptions
-from conch.frontends.http.http_server import HttpOptions
-from conch.observability.metrics.metrics_options import MetricsOptions
-from conch.server_options import ServerOptions
-from conch_console.console_options import ConsoleOptions
-from conch_control.control_options import ControlMode
+from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.frontends.http.http_options import HttpOptions
+from conch.server_options import Opening, PartOptions
 from conch_control.remote_api.connection_options import ControlPortOptions
+
+INFERENCE, LOADING, FILES, SHARED_MEMORY = "inference", "loading models", "with files", "shared memory"
+PRINCIPALS = "principals of the access policy"
+CERTIFIED = "clients with a certificate"
 
 _ALL = "all clients"
 _LOCAL = "this machine"
-_CERTIFIED = "clients with a certificate"
-_PRINCIPALS = "principals of the access policy"
 
 
-def exposure(
-    options: ServerOptions,
-    mode: ControlMode,
-    grpc: GrpcOptions | None = None,
-    http: HttpOptions | None = None,
-    metrics: MetricsOptions | None = None,
-    control_port: ControlPortOptions | None = None,
-    platforms: Iterable[HttpOptions] = (),
-    console: ConsoleOptions | None = None,
-) -> str:
-    """The sentence for these options; None for a port that is off."""
-    ports = _ports(grpc, http)
-    policy = options.access_policy is not None
-    routed = [(each.title, each) for each in platforms]
-
-    def open_to(group: str, more: Iterable[tuple[str, HttpOptions]] = ()) -> str:
-        return _joined(
-            (_PRINCIPALS if policy else _clients(each, group), name) for name, each in (*ports, *more)
-        )
-
-    parts = [f"inference to {open_to('inference', routed)}"] if ports or routed else []
-    if mode == "explicit" and options.allow_model_control:
-        loading = routed if options.archives is not None else ()
-        if ports or loading:
-            parts.append(f"loading models to {open_to('model-repository', loading)}")
-    if ports and mode == "explicit" and options.allow_model_control:
-        files = _joined((_PRINCIPALS if policy else _uploaders(each), name) for name, each in ports)
-        parts.append(f"with files to {files}")
-    if ports and options.allow_client_shm:
-        parts.append(f"shared memory to {open_to('shared-memory')}")
-    if metrics is not None:
-        # The metrics port uses the REST port's TLS.
-        certified = metrics.tls is not None and http is not None and http.mutual
-        others = _CERTIFIED if certified else _reach(metrics.address)
-        parts.append(f"metrics to {_PRINCIPALS if policy else others}")
-    if control_port is not None:
-        parts.append(f"the control port to {_operators(control_port)}")
-    if console is not None:
-        parts.append(f"the console to {_viewers(console)}")
+def exposure(options: PartOptions) -> str:
+    """The sentence for these options."""
+    found: dict[str, list[Opening]] = {each: [] for each in (INFERENCE, LOADING, FILES, SHARED_MEMORY)}
+    for each in (
+        *_openings(options),
+        *(o for part in options.add_ons.values() for o in part.openings(options)),
+    ):
+        found.setdefault(each.what, []).append(each)
+    parts = [f"{what} to {_joined(openings)}" for what, openings in found.items() if openings]
     return f"open: {'; '.join(parts)}" if parts else "open: nothing"
 
 
-def open_control_warning(
-    options: ServerOptions,
-    mode: ControlMode,
-    grpc: GrpcOptions | None = None,
-    http: HttpOptions | None = None,
-) -> str:
+def _openings(options: PartOptions) -> Iterator[Opening]:
+    """What the server's own ports open."""
+    server = options.server
+    policy = server.access_policy is not None
+    for name, port in _ports(options):
+        yield Opening(INFERENCE, PRINCIPALS if policy else clients_of(port, "inference"), name)
+        if options.control.mode == "explicit" and server.allow_model_control:
+            yield Opening(LOADING, PRINCIPALS if policy else clients_of(port, "model-repository"), name)
+            yield Opening(FILES, PRINCIPALS if policy else _uploaders(port), name)
+        if server.allow_client_shm:
+            yield Opening(SHARED_MEMORY, PRINCIPALS if policy else clients_of(port, "shared-memory"), name)
+    metrics, http = options.metrics, options.http
+    if metrics is not None:
+        # The metrics port uses the REST port's TLS.
+        certified = metrics.tls is not None and http is not None and http.mutual
+        others = CERTIFIED if certified else reach(metrics.address)
+        yield Opening("metrics", PRINCIPALS if policy else others)
+    if options.control_port is not None:
+        yield Opening("the control port", _operators(options.control_port))
+
+
+def open_control_warning(options: PartOptions) -> str:
     """A line for the log if clients of other machines may load models, and with them code; else empty."""
-    if mode != "explicit" or not options.allow_model_control or options.access_policy is not None:
+    server = options.server
+    if (
+        options.control.mode != "explicit"
+        or not server.allow_model_control
+        or server.access_policy is not None
+    ):
         return ""
     open_ports = [
         f"{name} on {port.target}"
-        for name, port in _ports(grpc, http)
-        if _clients(port, "model-repository") == _ALL
+        for name, port in _ports(options)
+        if clients_of(port, "model-repository") == _ALL
     ]
     if not open_ports:
         return ""
@@ -83,49 +73,43 @@ def open_control_warning(
     )
 
 
-def _ports(grpc: GrpcOptions | None, http: HttpOptions | None) -> list[tuple[str, GrpcOptions | HttpOptions]]:
-    ports: tuple[tuple[str, GrpcOptions | HttpOptions | None], ...] = (("gRPC", grpc), ("HTTP", http))
+def _ports(options: PartOptions) -> list[tuple[str, GrpcOptions | HttpOptions]]:
+    ports = (("gRPC", options.grpc), ("HTTP", options.http))
     return [(name, each) for name, each in ports if each is not None]
 
 
-def _clients(port: GrpcOptions | HttpOptions, group: str) -> str:
+def clients_of(port: GrpcOptions | HttpOptions, group: str) -> str:
     """The clients that may call the operations of a restriction group."""
     if port.mutual:
-        return _CERTIFIED
+        return CERTIFIED
     secret = port.restrictions.get(group)
-    return _reach(port.address) if secret is None else f"clients with the key '{secret[0]}'"
+    return reach(port.address) if secret is None else f"clients with the key '{secret[0]}'"
 
 
 def _uploaders(port: GrpcOptions | HttpOptions) -> str:
-    clients = _clients(port, "model-repository")
+    clients = clients_of(port, "model-repository")
     return _LOCAL if clients == _ALL and not port.allow_model_upload else clients
 
 
 def _operators(port: ControlPortOptions) -> str:
     if port.policy:
-        return _PRINCIPALS if port.token is None else f"{_PRINCIPALS} and clients with the token"
+        return PRINCIPALS if port.token is None else f"{PRINCIPALS} and clients with the token"
     if port.token is not None:
         return "clients with the token"
-    return _CERTIFIED if port.mutual else _reach(port.address)
+    return CERTIFIED if port.mutual else reach(port.address)
 
 
-def _viewers(console: ConsoleOptions) -> str:
-    if console.policy:
-        return _PRINCIPALS
-    if console.tokens is not None:
-        return "users with a token"
-    return _CERTIFIED if console.mutual else _reach(console.address)
-
-
-def _reach(address: str) -> str:
+def reach(address: str) -> str:
     """The clients that can reach an address."""
     local = address == "localhost" or address.startswith("unix:") or is_loopback(address.strip("[]"))
     return _LOCAL if local else _ALL
 
 
-def _joined(entries: Iterable[tuple[str, str]]) -> str:
+def _joined(openings: Iterable[Opening]) -> str:
     """Clients with their ports, such as ``all clients (gRPC, HTTP)``."""
     ports: dict[str, list[str]] = {}
-    for clients, port in entries:
-        ports.setdefault(clients, []).append(port)
-    return " and ".join(f"{clients} ({', '.join(names)})" for clients, names in ports.items())
+    for each in openings:
+        ports.setdefault(each.clients, []).append(each.port)
+    return " and ".join(
+        f"{clients} ({', '.join(names)})" if any(names) else clients for clients, names in ports.items()
+    )

@@ -174,10 +174,6 @@ class Address(Protocol):
     def port(self) -> int:
         """The port, or 0."""
 
-    @property
-    def reuse_port(self) -> bool:
-        """Whether other processes may listen on the port too."""
-
 
 def check_free(options: Address) -> None:
     """Checks that an address is free before models are loaded, which may take minutes.

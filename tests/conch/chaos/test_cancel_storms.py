@@ -27,9 +27,9 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Servable
 from conch.core.spec import DynamicBatching, QueuePolicy
 from conch.core.tensor import Tensor
-from conch.frontends.grpc.grpc_front_end import GrpcOptions
+from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.server import Server
-from conch.server_options import ServerOptions
+from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
 
 MS = 1_000_000
@@ -105,10 +105,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> 
 def in_process(repository: Path) -> Iterator[tuple[Server, RawClient]]:
     """A server whose books can be looked into, and a client on a connection of its own."""
     control = ControlOptions(repositories=(repository,))
-    server = Server(ServerOptions(), control, GrpcOptions("127.0.0.1", 0))
+    server = Server(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
     server.start()
     try:
-        with closing(RawClient(f"127.0.0.1:{server.grpc_port}")) as raw:
+        with closing(RawClient(f"127.0.0.1:{server.port('gRPC')}")) as raw:
             yield server, raw
     finally:
         assert server.stop()

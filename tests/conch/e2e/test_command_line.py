@@ -36,7 +36,7 @@ from tritonclient.utils import InferenceServerException
 
 from conch import cli
 from conch.cli import serve_command
-from conch.cli.settings.all_settings import Settings
+from conch.core.option import Settings
 from conch.observability.logging.log_handler import ANNOUNCEMENTS
 
 

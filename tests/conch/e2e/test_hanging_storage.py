@@ -17,10 +17,10 @@ from tests.support.servers import WAIT_S, RawClient
 from tritonclient.grpc import service_pb2
 
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError
-from conch.frontends.grpc.grpc_front_end import GrpcOptions
+from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.process.main_thread import run_until_signal
 from conch.server import Server
-from conch.server_options import ServerOptions
+from conch.server_options import PartOptions, ServerOptions
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.planner.plan import Outcome
@@ -100,7 +100,9 @@ def repository(tmp_path: Path) -> Path:
 
 def server(repository: Path, elsewhere: Elsewhere, **options: Any) -> Server:
     control = ControlOptions(repositories=(repository,), mode="explicit", startup_models=("m",))
-    made = Server(ServerOptions(**options), control, GrpcOptions("127.0.0.1", 0))
+    made = Server(
+        PartOptions(ServerOptions(**options), control=control, grpc=GrpcOptions(address="127.0.0.1", port=0))
+    )
     made.start()
     made.agent.repositories = Repositories([*made.agent.repositories, elsewhere])
     return made
@@ -112,7 +114,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("warm")
     write_number(directory, "m")
     made = server(directory, Elsewhere())
-    with closing(RawClient(f"127.0.0.1:{made.grpc_port}")) as client:
+    with closing(RawClient(f"127.0.0.1:{made.port('gRPC')}")) as client:
         calls = [call(client, "RepositoryIndex", service_pb2.RepositoryIndexRequest()) for _ in range(8)]
         for each in calls:
             each.result(WAIT_S)
@@ -122,7 +124,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_a_stop_gives_up_loads_that_only_fetch(repository: Path) -> None:
     model = Endless()
     made = server(repository, Elsewhere(model), exit_timeout_s=WAIT_S)
-    with closing(RawClient(f"127.0.0.1:{made.grpc_port}")) as client:
+    with closing(RawClient(f"127.0.0.1:{made.port('gRPC')}")) as client:
         load = call(
             client, "RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name="endless")
         )
@@ -135,7 +137,7 @@ def test_unloads_do_not_wait_for_storage_that_hangs(repository: Path) -> None:
     elsewhere = Elsewhere()
     made = server(repository, elsewhere)
     elsewhere.hangs = True
-    with closing(RawClient(f"127.0.0.1:{made.grpc_port}")) as client:
+    with closing(RawClient(f"127.0.0.1:{made.port('gRPC')}")) as client:
         indexes = [call(client, "RepositoryIndex", service_pb2.RepositoryIndexRequest()) for _ in range(10)]
         assert elsewhere.looked.acquire(timeout=WAIT_S)
         try:

@@ -30,11 +30,11 @@ from tritonclient.grpc import service_pb2
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest
 from conch.frontends.grpc.adapter.calls import StreamCall
-from conch.frontends.grpc.grpc_front_end import GrpcOptions
+from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.stream_infer_rpc import InferStream
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server import Server
-from conch.server_options import ServerOptions
+from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
 
 SCRIPT = """
@@ -44,18 +44,17 @@ import sys, threading
 from pathlib import Path
 import numpy as np
 import tritonclient.grpc as triton
-from conch.frontends.grpc.grpc_front_end import GrpcOptions
-from conch.server_options import ServerOptions
+from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.server_options import PartOptions, ServerOptions
 from conch.server import Server
 from conch_control.control_options import ControlOptions
 
-server = Server(
-    ServerOptions(), ControlOptions(repositories=(Path({repository!r}),)), GrpcOptions("127.0.0.1", 0)
-)
+control = ControlOptions(repositories=(Path({repository!r}),))
+server = Server(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
 thread = threading.Thread(target=server.start)
 thread.start()
 thread.join()
-client = triton.InferenceServerClient(f"127.0.0.1:{{server.grpc_port}}")
+client = triton.InferenceServerClient(f"127.0.0.1:{{server.port('gRPC')}}")
 numbers = np.arange(16, dtype=np.int32).reshape(1, 16)
 inputs = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
 for tensor in inputs:
@@ -75,9 +74,9 @@ sys.path.insert(0, {root!r})
 from tests.support.servers import RawClient, eventually
 from tests.support.calls import INFER, STREAM, probe_request
 from tritonclient.grpc import service_pb2
-from conch.frontends.grpc.grpc_front_end import GrpcOptions
-from conch.cli.settings.pair_options import backend_options
-from conch.server_options import ServerOptions
+from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch_control.control_options import backend_options
+from conch.server_options import PartOptions, ServerOptions
 from conch.server import Server
 from conch_control.control_options import ControlOptions
 
@@ -89,9 +88,10 @@ control = ControlOptions(
     load_threads=2,
     backend_options=backend_options(["python,placement=in_process"]),
 )
-server = Server(ServerOptions(exit_timeout_s=1), control, GrpcOptions("127.0.0.1", 0))
+grpc = GrpcOptions(address="127.0.0.1", port=0)
+server = Server(PartOptions(ServerOptions(exit_timeout_s=1), control, grpc=grpc))
 server.start()
-raw = RawClient(f"127.0.0.1:{{server.grpc_port}}")
+raw = RawClient(f"127.0.0.1:{{server.port('gRPC')}}")
 request = probe_request(started=str(running), wait_for=str(go))
 if {what!r} == "unary":
     call = raw.channel.unary_unary(INFER).future(request, timeout=60)
@@ -156,9 +156,8 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
 @contextmanager
 def running(repository: Path, port: int = 0) -> Iterator[Server]:
     """A server in this process."""
-    server = Server(
-        ServerOptions(), ControlOptions(repositories=(repository,)), GrpcOptions("127.0.0.1", port)
-    )
+    control = ControlOptions(repositories=(repository,))
+    server = Server(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=port)))
     server.start()
     try:
         yield server
@@ -168,7 +167,7 @@ def running(repository: Path, port: int = 0) -> Iterator[Server]:
 
 def ask(server: Server, start: int = 0) -> None:
     """Sends a request to a server in this process."""
-    with closing(triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")) as client:
+    with closing(triton.InferenceServerClient(f"127.0.0.1:{server.port('gRPC')}")) as client:
         check_simple(client.infer("simple", simple_inputs(start), client_timeout=WAIT_S), start)
 
 
@@ -195,7 +194,7 @@ def test_start_and_stop_again_and_again(models: Path) -> None:
 
 def test_a_drained_server_is_not_ready_and_serves(models: Path) -> None:
     with no_leaks(), running(models) as server:
-        with closing(triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")) as client:
+        with closing(triton.InferenceServerClient(f"127.0.0.1:{server.port('gRPC')}")) as client:
             assert client.is_server_ready()
             server.drain()
             server.drain()
@@ -206,7 +205,8 @@ def test_a_drained_server_is_not_ready_and_serves(models: Path) -> None:
 
 def test_a_server_that_is_stopped_before_it_starts_does_not(models: Path) -> None:
     with no_leaks():
-        server = Server(ServerOptions(), ControlOptions((models,)), GrpcOptions("127.0.0.1", 0))
+        control = ControlOptions((models,))
+        server = Server(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
         assert server.stop()
         with pytest.raises(UnavailableError, match="Server exiting"):
             server.start()
@@ -214,7 +214,7 @@ def test_a_server_that_is_stopped_before_it_starts_does_not(models: Path) -> Non
 
 def test_two_servers_side_by_side(models: Path) -> None:
     with running(models) as one, running(models) as two:
-        assert one.grpc_port != two.grpc_port
+        assert one.port("gRPC") != two.port("gRPC")
         for start in range(10):
             ask(one, start)
             ask(two, start)
@@ -222,10 +222,11 @@ def test_two_servers_side_by_side(models: Path) -> None:
 
 def test_a_taken_port(models: Path) -> None:
     with running(models) as server:
-        assert server.grpc_port
+        port = server.port("gRPC")
+        assert port
         with (
             pytest.raises(UnavailableError, match=r"Socket '127\.0\.0\.1:\d+' already in use "),
-            running(models, server.grpc_port),
+            running(models, port),
         ):
             pass
         ask(server)
@@ -262,10 +263,10 @@ def test_an_answer_after_a_stop_that_could_not_wait(tmp_path: Path, what: str) -
 def test_its_metrics_are_those_of_any_other(tmp_path: Path) -> None:
     write_probe(tmp_path)
     control = ControlOptions(repositories=(tmp_path,))
-    server = Server(ServerOptions(), control, None, metrics=MetricsOptions("127.0.0.1", 0))
+    server = Server(PartOptions(control=control, metrics=MetricsOptions(address="127.0.0.1", port=0)))
     server.start()
     try:
-        found = scrape(f"http://127.0.0.1:{server.metrics_port}/metrics")
+        found = scrape(f"http://127.0.0.1:{server.port('Metrics')}/metrics")
         assert of_model(found, "probe", "nv_inference_count") == 0
         assert of_model(found, "probe", "conch_request_duration_seconds_count") == 0
     finally:
@@ -275,7 +276,8 @@ def test_its_metrics_are_those_of_any_other(tmp_path: Path) -> None:
 def test_what_a_stream_has_held_goes_with_it(tmp_path: Path) -> None:
     write_callers(tmp_path)
     write_until_cancelled(tmp_path)
-    server = Server(ServerOptions(), ControlOptions(repositories=(tmp_path,)), GrpcOptions("127.0.0.1", 0))
+    control = ControlOptions(repositories=(tmp_path,))
+    server = Server(PartOptions(control=control, grpc=GrpcOptions(address="127.0.0.1", port=0)))
     server.start()
 
     def held() -> list[object]:
@@ -295,7 +297,7 @@ def test_what_a_stream_has_held_goes_with_it(tmp_path: Path) -> None:
     of_others = set(map(id, others))
     gc.disable()  # or it could hide that something has to be collected
     try:
-        with closing(RawClient(f"127.0.0.1:{server.grpc_port}")) as raw:
+        with closing(RawClient(f"127.0.0.1:{server.port('gRPC')}")) as raw:
             open_stream = raw.channel.stream_stream(
                 "/inference.GRPCInferenceService/ModelStreamInfer",
                 request_serializer=service_pb2.ModelInferRequest.SerializeToString,

@@ -18,8 +18,9 @@ from tests.support.stores import WAIT_S, HangingStore
 
 from conch.core.errors import ConchError
 from conch.core.model_control import IndexEntry
+from conch_control.control_options import PlannerOptions
 from conch_control.lifecycle.agent import Agent
-from conch_control.planner.planner_loop import Planner, PlannerOptions
+from conch_control.planner.planner_loop import Planner
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
 

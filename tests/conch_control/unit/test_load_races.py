@@ -19,8 +19,9 @@ from tests.support.servers import eventually
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
+from conch_control.control_options import PlannerOptions
 from conch_control.planner.plan import Operation, Outcome
-from conch_control.planner.planner_loop import Planner, PlannerOptions, outcome_of
+from conch_control.planner.planner_loop import Planner, outcome_of
 from conch_control.remote_api.watch_stream import Watch
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories

@@ -16,11 +16,11 @@ from tests.support.servers import eventually
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import LoadParameter
-from conch_control.control_options import ControlOptions
+from conch_control.control_options import ControlOptions, PlannerOptions
 from conch_control.events import EventLog
 from conch_control.planner import planner_loop as driver_module
 from conch_control.planner.plan import Outcome
-from conch_control.planner.planner_loop import Planner, PlannerOptions, outcome_of
+from conch_control.planner.planner_loop import Planner, outcome_of
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.planner.watch_paths import file_system, is_silent, resolve
 from conch_control.planner.watcher import Watcher

@@ -8,10 +8,10 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from conch.cli.settings.all_settings import Settings, Source
-from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
+from conch.core.option import FlagError, Settings, Source
 from conch.server_options import build_options
+from conch_platforms.platform_options import PlatformSettings
 
 
 class FakeDisk:
@@ -37,7 +37,9 @@ class FakeDisk:
 
 
 def read(environment: Mapping[str, str], *flags: str, disk: Iterable[str] = ()) -> Settings:
-    return read_flags(flags, environment, FakeDisk(disk))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlatformSettings, "DISK", FakeDisk(disk))
+        return read_flags(flags, environment)
 
 
 ONE_MODEL = ("/opt/ml/model/net/1/model.onnx",)
@@ -70,19 +72,19 @@ VERTEX = {
 )
 def test_platforms(environment: dict[str, str], disk: tuple[str, ...], platform: str, reason: str) -> None:
     settings = read(environment, disk=disk)
-    assert settings.platform == platform
-    assert settings.source(Settings.platform).name.rpartition(": ")[2] == reason
+    assert settings["platform"] == platform
+    assert settings.source("platform").name.rpartition(": ")[2] == reason
     assert len(settings.notes) == bool(reason)
     plain = read(environment, "--platform=none", disk=disk)
-    assert plain.platform == "none" and plain.notes == ()
+    assert plain["platform"] == "none" and plain.notes == ()
     assert {**plain.values, "platform": "auto"} == read({}).values
 
 
 @pytest.mark.parametrize("disk", [ONE_MODEL, ("/mnt/models/m/1/model.onnx",)])
 def test_directories_do_not_count_where_a_repository_is_given(disk: tuple[str, ...]) -> None:
     for flag in ("--model-repository=/m", "--model-store=/m"):
-        assert read({"SAGEMAKER_REGION": "x"}, flag, disk=disk).platform == "auto"
-    assert read({"CONCH_MODEL_REPOSITORY": "/m"}, disk=disk).platform == "auto"
+        assert read({"SAGEMAKER_REGION": "x"}, flag, disk=disk)["platform"] == "auto"
+    assert read({"CONCH_MODEL_REPOSITORY": "/m"}, disk=disk)["platform"] == "auto"
 
 
 def texts(settings: Settings, *keys: str) -> list[str]:
@@ -93,23 +95,23 @@ def test_kserve() -> None:
     settings = read({"INFERENCE_SERVICE_NAME": "isvc"}, disk=["/mnt/models@"])
     keys = ("http_port", "grpc_port", "model_name", "repository_wait_secs", "model_control_mode")
     assert texts(settings, *keys) == ["8080", "9000", "isvc", "3600.0", "none"]
-    assert list(map(str, settings.model_repository)) == ["/mnt/models"]
+    assert list(map(str, settings["model_repository"])) == ["/mnt/models"]
     there = read({}, "--http-port=1", disk=["/mnt/models/a/1/model.onnx"])
     assert texts(there, *keys) == ["1", "9000", "model", "0.0", "none"]
     agent = read({"MULTI_MODEL_SERVER": "true"}, disk=["/mnt/models/"])
     assert texts(agent, "model_name", "model_control_mode") == ["None", "explicit"]
     stock = ("--model-store=/mnt/models", "--grpc-port=9000", "--http-port=8080", "--allow-grpc=true")
     late = read({"MODEL_INIT_MODE": "async"}, *stock)
-    assert (late.model_repository, texts(late, "repository_wait_secs")) == ([], ["3600.0"])
+    assert (late["model_repository"], texts(late, "repository_wait_secs")) == ([], ["3600.0"])
 
 
 def test_vertex_ai() -> None:
     settings = read(VERTEX)
     keys = ("allow_vertex_ai", "allow_http", "allow_grpc", "allow_metrics", "vertex_ai_port")
     assert texts(settings, *keys) == ["True", "False", "False", "True", "8081"]
-    assert (settings.vertex_ai_predict_route, settings.vertex_ai_health_route) == ("/p", "/h")
-    assert settings.model_repository == ["gs://b/m"]
-    assert settings.source(Settings.vertex_ai_port) == Source("platform", "Vertex AI: AIP_HTTP_PORT")
+    assert (settings["vertex_ai_predict_route"], settings["vertex_ai_health_route"]) == ("/p", "/h")
+    assert settings["model_repository"] == ["gs://b/m"]
+    assert settings.source("vertex_ai_port") == Source("platform", "Vertex AI: AIP_HTTP_PORT")
     overridden = read(VERTEX, "--allow-http", "--vertex-ai-port=7", "--model-repository=/m")
     assert texts(overridden, "allow_http", "vertex_ai_port", "model_repository") == [
         "True",
@@ -171,7 +173,7 @@ def test_sagemaker() -> None:
     assert texts(settings, *keys) == ["9090", "False", "True", "25001", "25000", "1", "a b"]
     more = ("sagemaker_ping_mode", "sagemaker_default_model", "load_model", "model_control_mode", "log_info")
     assert texts(settings, *more) == ["live", "net", "['net']", "explicit", "True"]
-    assert list(map(str, settings.model_repository)) == ["/opt/ml/model"]
+    assert list(map(str, settings["model_repository"])) == ["/opt/ml/model"]
     assert [re.split("[:;]", text)[0] for text in settings.warnings] == [
         "these environment variables have no effect here",
         "environment variable SAGEMAKER_TRITON_XYZ is unknown and has no effect",
@@ -237,7 +239,7 @@ def test_seldon_and_azure_ml() -> None:
     }
     settings = read(environment)
     assert texts(settings, "http_port", "grpc_port", "model_name") == ["9001", "9500", "unit"]
-    assert list(map(str, settings.model_repository)) == ["/models"]
+    assert list(map(str, settings["model_repository"])) == ["/models"]
     root = "/var/azureml-app/azureml-models/digits/3"
     for given, files, found in (
         ("azureml-models/digits/3", [f"{root}/models/net/1/model.onnx"], f"{root}/models"),
@@ -245,7 +247,7 @@ def test_seldon_and_azure_ml() -> None:
         (root, [f"{root}/1/model.onnx"], root),
     ):
         settings = read({"AZUREML_MODEL_DIR": given}, disk=files)
-        assert list(map(str, settings.model_repository)) == [found]
+        assert list(map(str, settings["model_repository"])) == [found]
         assert texts(settings, "http_port", "model_name", "azureml_scoring_route") == [
             "5001",
             "digits",

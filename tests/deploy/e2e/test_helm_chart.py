@@ -39,8 +39,8 @@ from tests.support.charts import (
 from tests.support.draining import SERVING, Client
 from tests.support.servers import ServerProcess, eventually, started
 
-from conch.cli.settings.all_settings import SETTINGS
 from conch.cli.settings.settings_reader import read_flags
+from conch.server_options import SETTINGS
 
 DEFAULTS: Object = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMAS = {
@@ -135,26 +135,26 @@ def test_the_server_accepts_its_flags_and_has_time_to_drain(variant: str) -> Non
         "http_root_cert",
     ):
         assert settings[key] is None or str(settings[key].parent) in paths
-    locations = settings.model_repository
+    locations = settings["model_repository"]
     assert all("://" in str(each) or str(each) in paths for each in locations)
     grace = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace > settings.drain_delay + settings.exit_timeout_secs
-    assert settings.drain_delay > 0
-    assert settings.grpc_max_connection_age == 1_800_000
-    assert settings.grpc_max_connection_age_grace == 300_000
+    assert grace > settings["drain_delay"] + settings["exit_timeout_secs"]
+    assert settings["drain_delay"] > 0
+    assert settings["grpc_max_connection_age"] == 1_800_000
+    assert settings["grpc_max_connection_age_grace"] == 300_000
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports["grpc"] == settings.grpc_port
-    assert ports["metrics"] == settings.metrics_port
-    assert ports.get("http") == (settings.http_port if settings.allow_http else None)
+    assert ports["grpc"] == settings["grpc_port"]
+    assert ports["metrics"] == settings["metrics_port"]
+    assert ports.get("http") == (settings["http_port"] if settings["allow_http"] else None)
 
 
 def test_flags_of_settings_reach_the_server_as_they_are() -> None:
     settings = read_flags(server_container(rendered("object store"))["args"], {})
-    assert [str(each) for each in settings.model_repository] == ["s3://bucket/models", "gs://b"]
-    assert settings.model_cache_byte_size == 20_000_000_000
-    assert settings.min_supported_compute_capability == 7.5
-    assert settings.strict_readiness is False
-    assert len(settings.backend_config) == 2
+    assert [str(each) for each in settings["model_repository"]] == ["s3://bucket/models", "gs://b"]
+    assert settings["model_cache_byte_size"] == 20_000_000_000
+    assert settings["min_supported_compute_capability"] == 7.5
+    assert settings["strict_readiness"] is False
+    assert len(settings["backend_config"]) == 2
 
 
 def test_gpus_are_asked_for_on_their_nodes() -> None:

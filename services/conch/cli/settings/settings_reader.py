@@ -11,29 +11,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conch.cli.settings.all_settings import BY_KEY, SETTINGS, Settings, Source
-from conch.cli.settings.platform_defaults import Disk, RealDisk
-from conch.cli.settings.platform_detection import DetectedPlatform, detect_platform
-from conch.cli.settings.sagemaker_defaults import ADDITIONAL_ARGS
-from conch.cli.settings.setting import VARIABLE_PREFIX, FlagError, Setting
-from conch.cli.settings.value_types import MOST_PORT, NoEffectError
+from conch.core.option import VARIABLE_PREFIX, FlagError, Setting, Settings, Source
+from conch.core.value_types import MOST_PORT, NoEffectError
+from conch.server_options import ADD_ONS, SETTINGS, Detected
 
 _OTHER_VARIABLES = ("CONCH_CONTROL_TARGET", "CONCH_CONTROL_TOKEN_FILE")
 """Variables of commands other than ``serve``."""
 _SIMILARITY = 0.8
 """Similarity from which an unknown variable counts as a misspelt one, from 0 to 1."""
-_PROTOCOLS = {
-    "HTTP": "http",
-    "GRPC": "grpc",
-    "metrics": "metrics",
-    "SageMaker": "sagemaker",
-    "Vertex AI": "vertex_ai",
-}
+_PROTOCOLS = {"HTTP": "http", "GRPC": "grpc", "metrics": "metrics"}
 """Protocols with a port: name in Triton's texts, and prefix of the settings."""
 
 _KUBERNETES = "KUBERNETES_SERVICE_HOST"
 """A variable that Kubernetes sets in each container."""
 _CONNECTION_AGE_MS = 30 * 60 * 1000
+
+BY_KEY = {each.key: each for each in SETTINGS}
+"""All settings by key."""
 
 _Given = dict[str, tuple[Any, Source]]
 
@@ -49,7 +43,6 @@ class _Parser(argparse.ArgumentParser):
 def read_flags(
     arguments: Sequence[str],
     environment: Mapping[str, str] = os.environ,
-    disk: Disk | None = None,
     *,
     as_triton: bool = False,
     defaults: Mapping[str, Sequence[str]] | None = None,
@@ -61,7 +54,6 @@ def read_flags(
     Args:
         arguments: The command line without the command.
         environment: The environment variables.
-        disk: Shows the platform's mounts; None for this machine's.
         as_triton: Whether a flag of Triton without effect is a warning, and no error.
         defaults: The defaults of `conch demo` by key, as texts.
 
@@ -79,25 +71,23 @@ def read_flags(
     own = {
         key: (_parsed(BY_KEY[key], texts, key), Source("default", "conch demo"))
         for key, texts in (defaults or {}).items()
+        if key in BY_KEY  # an add-on need not be there
     }
     named = {key: value for key, (value, _) in (own | given).items()}
-    detected = detect_platform(environment, named, disk or RealDisk())
-    notes: tuple[str, ...] = ()
-    if detected.platform:
-        notes = (
-            f"this is {detected.title}, as {detected.reason} tells: conch config shows the defaults that "
-            f"follow, and --platform=none ignores it",
-        )
-    from_platform = _from_platform(detected)
+    detected = [each.detect(environment, named) for each in ADD_ONS.values()]
+    from_platform: _Given = {}
+    for each in detected:
+        from_platform |= _from_platform(each)
     settings = Settings(
+        SETTINGS,
         _from_kubernetes(environment) | from_platform | own | given,
         (
             *(ignored or ()),
             *_misspelt(environment),
-            *detected.warnings,
+            *(warning for each in detected for warning in each.warnings),
             *_closed_ports(from_platform, given),
         ),
-        notes,
+        tuple(note for each in detected for note in each.notes),
     )
     _check_ports(settings)
     return settings
@@ -124,7 +114,7 @@ def read_keywords(keywords: Mapping[str, Any]) -> Settings:
             raise FlagError(f"{name}: takes one value, not {len(value)} of them")
         texts = map(str, value if several else [value])
         given[name] = (_parsed(definition, texts, name), Source("keyword", name))
-    settings = Settings(_from_file(given.get("config_file", (None,))[0]) | given)
+    settings = Settings(SETTINGS, _from_file(given.get("config_file", (None,))[0]) | given)
     _check_ports(settings)
     return settings
 
@@ -187,19 +177,22 @@ def _parsed_flags(arguments: Sequence[str], ignored: list[str] | None) -> dict[s
 
 
 def _from_additional_flags(environment: Mapping[str, str], ignored: list[str] | None) -> _Given:
-    """The flags in Triton's variable for SageMaker."""
-    try:
-        flags = _parsed_flags(shlex.split(environment.get(ADDITIONAL_ARGS, "")), ignored)
-    except (FlagError, ValueError) as error:
-        raise FlagError(f"environment variable {ADDITIONAL_ARGS}: {error}") from None
-    return {key: (value, Source("environment", ADDITIONAL_ARGS)) for key, value in flags.items()}
-
-
-def _from_platform(detected: DetectedPlatform) -> _Given:
+    """The flags in an add-on's variable, such as Triton's for SageMaker."""
     given: _Given = {}
-    for key, default in detected.defaults.items():
-        value = _parsed(BY_KEY[key], default.texts, f"{detected.title}: {default.reason}")
-        given[key] = (value, Source("platform", f"{detected.title}: {default.reason}"))
+    for variable in filter(None, (each.FLAGS_VARIABLE for each in ADD_ONS.values())):
+        try:
+            flags = _parsed_flags(shlex.split(environment.get(variable, "")), ignored)
+        except (FlagError, ValueError) as error:
+            raise FlagError(f"environment variable {variable}: {error}") from None
+        given |= {key: (value, Source("environment", variable)) for key, value in flags.items()}
+    return given
+
+
+def _from_platform(detected: Detected) -> _Given:
+    given: _Given = {}
+    for key, (texts, reason) in detected.defaults.items():
+        where = f"{detected.title}: {reason}"
+        given[key] = (_parsed(BY_KEY[key], texts, where), Source("platform", where))
     return given
 
 
@@ -288,18 +281,17 @@ def _misspelt(environment: Mapping[str, str]) -> Iterator[str]:
 
 def _check_ports(settings: Settings) -> None:
     """Checks the ports of enabled protocols; like Triton, it ignores the others."""
+    for add_on in ADD_ONS.values():
+        settings.build(add_on).check(settings)
+    protocols = _PROTOCOLS | {name: key for each in ADD_ONS.values() for name, key in each.PROTOCOLS.items()}
     taken: dict[tuple[str, int], str] = {}
-    for protocol, prefix in _PROTOCOLS.items():
+    for protocol, prefix in protocols.items():
         if not settings[f"allow_{prefix}"]:
             continue
         port = settings[f"{prefix}_port"]
-        name = prefix.replace("_", "-")
         if not 0 <= port <= MOST_PORT:
-            raise FlagError(f"--{name}-port: must be from 0 to {MOST_PORT}, got {port}")
-        address = settings.values.get(f"{prefix}_address") or settings.http_address
-        safe = settings.sagemaker_safe_port_range
-        if safe is not None and prefix != "sagemaker" and port not in safe:
-            raise FlagError(f"--{name}-port: {port} is not in the safe port range of SageMaker, {safe}")
+            raise FlagError(f"{BY_KEY[f'{prefix}_port'].flag}: must be from 0 to {MOST_PORT}, got {port}")
+        address = settings.values.get(f"{prefix}_address") or settings["http-address"]
         if address.startswith("unix:") or not port:  # any free port
             continue
         other = taken.setdefault((address, port), protocol)

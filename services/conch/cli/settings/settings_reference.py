@@ -9,15 +9,15 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from conch.cli.settings.all_settings import DEFAULT, GROUPS, SETTINGS, Settings, settings_of
-from conch.cli.settings.setting import Setting
 from conch.cli.settings.settings_reader import add_flags
+from conch.core.option import DEFAULT, Setting, Settings
+from conch.server_options import GROUPS, SETTINGS
 
 _HELP_COLUMN = 30
 _DOCS_HEAD = """\
 # Settings
 
-Made by `scripts/generate_settings.py` from `services/conch/cli/settings`; do not edit.
+Made by `scripts/generate_settings.py` from the options of each part; do not edit.
 
 Each setting can be given in these ways; the first one that gives it wins:
 
@@ -61,22 +61,22 @@ def help_parser(program: str, usage: str = "") -> argparse.ArgumentParser:
         formatter_class=formatter,
         allow_abbrev=False,
     )
-    for group in GROUPS:
-        add_flags(parser.add_argument_group(group.title), settings_of(group))
+    for title, group in GROUPS.items():
+        add_flags(parser.add_argument_group(title), group)
     return parser
 
 
 def _shown(settings: Settings) -> Iterator[Setting[Any]]:
     """The settings to print: unsupported ones and deprecated ones only if given."""
     for each in SETTINGS:
-        if (each.listed and not each.replaced_by) or settings.source(each) != DEFAULT:
+        if (each.listed and not each.replaced_by) or settings.source(each.key) != DEFAULT:
             yield each
 
 
 def setting_rows(settings: Settings) -> list[list[str]]:
     """Name, value and source of each setting, for people."""
     return [
-        [each.name, each.text(settings.values[each.key]), str(settings.source(each))]
+        [each.name, each.text(settings.values[each.key]), str(settings.source(each.key))]
         for each in _shown(settings)
     ]
 
@@ -85,7 +85,7 @@ def settings_json(settings: Settings) -> dict[str, Any]:
     """Value and source of each setting by name, for machines."""
     found = {}
     for each in _shown(settings):
-        value, source = settings.values[each.key], settings.source(each)
+        value, source = settings.values[each.key], settings.source(each.key)
         if not isinstance(value, bool | int | float | None):
             value = list(map(each.text, value)) if isinstance(value, list) else each.text(value)
         found[each.name] = {"value": value, "source": source.kind, "from": source.name}
@@ -95,10 +95,10 @@ def settings_json(settings: Settings) -> dict[str, Any]:
 def docs_text() -> str:
     """The text of docs/settings.md."""
     parts = [_DOCS_HEAD]
-    for group in GROUPS:
-        title = group.title[0].upper() + group.title[1:]
-        parts.append(f"## {title}\n\n| Flag | Value | Default | Description |\n| --- | --- | --- | --- |")
-        for each in filter(lambda each: each.listed, settings_of(group)):
+    for title, group in GROUPS.items():
+        heading = title[0].upper() + title[1:]
+        parts.append(f"## {heading}\n\n| Flag | Value | Default | Description |\n| --- | --- | --- | --- |")
+        for each in filter(lambda each: each.listed, group):
             kind = " ".join(f"`{choice}`" for choice in each.choices or ()) or each.unit or each.kind.name
             default = f"`{each.default_text}`" if each.default_text else ""
             scope = "; not for `conch.Server`" if each.scope == "process" else ""

@@ -1,4 +1,4 @@
-"""The gRPC front end: options, port, start and stop.
+"""The gRPC front end: port, start and stop.
 
 Owns: the C-core server and the handlers of its methods.
 Threads and locks: polling threads, pools, a watcher; `start` and `stop` run on the main thread.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
 
 from conch.access.access_guard import Access
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.core.process_setup import GRPC_SHARES, most_descriptors
 from conch.core.server_state import ServerState
-from conch.frontends.access_policy import Restrictions
-from conch.frontends.grpc.adapter import ChannelArguments, Server, TlsOptions
+from conch.frontends.grpc.adapter import ChannelArguments, Server
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
+from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
@@ -25,92 +24,10 @@ from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.tracing.trace_settings import TraceSettings
 
-MAX_MESSAGE_BYTES = 2**31 - 1
-"""The largest message gRPC can carry."""
-
 _HANDSHAKE_MS = 10_000
 _QUIET_S = 0.1
 _MAX_WAIT_FOR_CALLS_S = 0.5
 _MAX_WAIT_FOR_STREAMS_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class KeepAlive:
-    """HTTP/2 keep-alive, with Triton's defaults; times in milliseconds."""
-
-    time_ms: int = 7_200_000
-    timeout_ms: int = 20_000
-    permit_without_calls: bool = False
-    max_pings_without_data: int = 2
-    min_recv_ping_interval_without_data_ms: int = 300_000
-    max_ping_strikes: int = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits for clients.
-
-    Attributes:
-        connections: Connections to the port; 0 for a share of the file descriptors.
-        streams: Open calls on a connection; further ones wait at the client.
-        metadata_bytes: Size of a call's metadata, as HTTP/2 counts it.
-    """
-
-    connections: int = 0
-    streams: int = 1024
-    metadata_bytes: int = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcOptions:
-    """Settings of the gRPC front end.
-
-    Attributes:
-        address: Host to listen on, or ``unix:PATH``.
-        port: Port to listen on; 0 for any free one.
-        reuse_port: Whether other processes may listen on the same port.
-        pollers: Number of polling threads.
-        tls: TLS, or None for plain text.
-        max_connection_age_ms: Age at which connections are closed gracefully; 0 for never.
-        max_connection_age_grace_ms: Time for calls on such a connection to finish; 0 for no limit.
-        max_message_bytes: Largest message from a client.
-        compression: gRPC algorithm for inference responses, or None.
-        restrictions: Categories of RPCs that need a secret.
-        header_forward_pattern: RE2 pattern of call metadata that become request parameters; empty for none.
-        allow_model_upload: Whether remote clients may load models from files in the request.
-        load_reports: Whether inference calls end with a load report.
-    """
-
-    address: str = "0.0.0.0"
-    port: int = 8001
-    reuse_port: bool = False
-    pollers: int = 2
-    tls: TlsOptions | None = None
-    keep_alive: KeepAlive = field(default_factory=KeepAlive)
-    max_connection_age_ms: int = 0
-    max_connection_age_grace_ms: int = 0
-    max_message_bytes: int = MAX_MESSAGE_BYTES
-    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    compression: str | None = None
-    restrictions: Restrictions = field(default_factory=dict)
-    header_forward_pattern: str = ""
-    allow_model_upload: bool = False
-    load_reports: bool = False
-
-    @property
-    def mutual(self) -> bool:
-        """True if clients must have a certificate."""
-        return self.tls is not None and self.tls.client_root is not None
-
-    @property
-    def target(self) -> str:
-        """The address as gRPC writes it."""
-        if self.address.startswith("unix:"):
-            return self.address
-        host = (
-            f"[{self.address}]" if ":" in self.address and not self.address.startswith("[") else self.address
-        )
-        return f"{host}:{self.port}"
 
 
 class GrpcFrontEnd:

@@ -1,30 +1,27 @@
-"""The REST front end: options, composition, start and stop."""
+"""The REST front end: composition, start and stop."""
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from conch.access.access_guard import Access
 from conch.core.admission import ExitingError
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import UnavailableError
 from conch.core.process_setup import HTTP_SHARES, most_descriptors
 from conch.core.server_state import ServerState
-from conch.frontends.access_policy import Restrictions, UploadRule
+from conch.frontends.access_policy import UploadRule
 from conch.frontends.http.cors import CrossOriginInference
 from conch.frontends.http.guarded_routes import guard_routes
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import Listener, LoopThread
+from conch.frontends.http.http_options import HttpOptions
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RefusalLog, RouteTable, route
 from conch.frontends.http.infer.infer_route import InferRoute
 from conch.frontends.http.json_body import error_reply
-from conch.frontends.http.route_provider import RestApi, RouteProvider
+from conch.frontends.http.route_provider import RestApi
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.timeouts import ClientTimeouts
 from conch.frontends.load_reports import LoadReports
@@ -33,84 +30,6 @@ from conch.frontends.operations.operation_table import INFER, path_pattern
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class HttpTls:
-    """TLS of the REST port, by PEM files.
-
-    Attributes:
-        certificate: The server's certificate chain.
-        private_key: The server's key.
-        client_root: Root certificates for clients; None does not ask clients for a certificate.
-    """
-
-    certificate: Path
-    private_key: Path
-    client_root: Path | None = None
-
-    def context(self) -> ssl.SSLContext:
-        """Loads the files into a TLS context. Raises UnavailableError: one can't be used."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.certificate, self.private_key)
-            if self.client_root is not None:
-                context.load_verify_locations(self.client_root)
-                context.verify_mode = ssl.CERT_REQUIRED
-        except OSError as error:  # includes `ssl.SSLError`
-            raise UnavailableError(f"the TLS key or certificate can't be used: {error}") from None
-        return context
-
-
-@dataclass(frozen=True, slots=True)
-class HttpOptions:
-    """Settings of the REST front end.
-
-    Attributes:
-        address: Host to listen on.
-        port: Port to listen on; 0 for any free one.
-        reuse_port: Whether other processes may listen on the same port.
-        tls: TLS, or None for plain text.
-        max_input_bytes: Largest JSON, raw or decompressed body.
-        max_connections: How many connections there may be; 0 for a share of the file descriptors.
-        idle_timeout_s: Seconds after which an unused connection is closed.
-        restrictions: Categories of routes that need a secret.
-        header_forward_pattern: Which headers become request parameters; empty for none.
-        allow_model_upload: Whether clients of other machines may load models of files that they bring.
-        cors_origins: Origins whose web pages may run models; `ANY_ORIGIN` for any.
-        platform: Adds its routes to those of REST; None for REST alone.
-    """
-
-    address: str = "0.0.0.0"
-    port: int = 8000
-    reuse_port: bool = False
-    tls: HttpTls | None = None
-    max_input_bytes: int = 64 << 20
-    max_connections: int = 0
-    idle_timeout_s: float = 300.0
-    restrictions: Restrictions = field(default_factory=dict)
-    header_forward_pattern: str = ""
-    allow_model_upload: bool = False
-    cors_origins: frozenset[str] = frozenset()
-    platform: RouteProvider | None = None
-
-    @property
-    def title(self) -> str:
-        """Name of the service, for people."""
-        return "HTTP" if self.platform is None else self.platform.title
-
-    @property
-    def mutual(self) -> bool:
-        """Whether clients must have a certificate."""
-        return self.tls is not None and self.tls.client_root is not None
-
-    @property
-    def target(self) -> str:
-        """The address as Triton writes it."""
-        host = (
-            f"[{self.address}]" if ":" in self.address and not self.address.startswith("[") else self.address
-        )
-        return f"{host}:{self.port}"
 
 
 class HttpFrontEnd:

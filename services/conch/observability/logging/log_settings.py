@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
-from conch.observability.exporters import Exporter, ExportOptions, LogItem
+from conch.core.option import option
+from conch.core.value_types import BOOL, FILE, NATURAL, TEXT
+from conch.observability.exporters import LOGS, Exporter, ExportOptions, LogItem, read_export
 
 Setting = bool | int | str
 """A value of a setting."""
@@ -39,16 +41,46 @@ class LogOptions:
         export: Where lines are also exported to; None for nowhere.
     """
 
-    info: bool = True
-    warning: bool = True
-    error: bool = True
-    verbose: int = 0
-    format: str = "default"
-    json: bool | None = None
-    file: Path | None = None
-    repeat_limit: int = 100
+    GROUP: ClassVar = "log"
+
+    verbose: int = option("--log-verbose", NATURAL, 0, "level of verbose logging", scope="process")
+    info: bool = option("--log-info", BOOL, True, "log information", scope="process")
+    warning: bool = option("--log-warning", BOOL, True, "log warnings", scope="process")
+    error: bool = option("--log-error", BOOL, True, "log errors", scope="process")
+    format: str = option(
+        "--log-format", TEXT, "default", "time format of text logs", choices=FORMATS, scope="process"
+    )
+    file: Path | None = option(
+        "--log-file",
+        FILE,
+        None,
+        "file to log to instead of standard error; SIGHUP reopens it",
+        scope="process",
+    )
+    json: bool | None = option(
+        "--log-json", BOOL, None, "log JSON; without it JSON unless on a terminal", scope="process"
+    )
+    repeat_limit: int = option(
+        "--log-rate-limit",
+        NATURAL,
+        100,
+        "maximum warnings or errors per second of one place in the code, or messages of one place in a "
+        "Python model; the rest is counted and the count is logged; 0 for no limit",
+        scope="process",
+    )
     escape: bool = True
-    export: ExportOptions | None = None
+    export: ExportOptions | None = option(
+        "--otlp-logs-url",
+        TEXT,
+        None,
+        "OpenTelemetry collector to send the log to as well, such as http://localhost:4318/v1/logs",
+        scope="process",
+        convert=lambda url: read_export(LOGS, [("url", url)]),
+    )
+
+
+def _log_file(name: str) -> Path | None:
+    return None if name == "-" else Path(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +92,38 @@ class AccessLogOptions:
         json: Whether lines are JSON, else text.
     """
 
-    file: Path | None = None
-    json: bool = True
+    GROUP: ClassVar = "access log"
+
+    file: Path | None = option(
+        "--access-log",
+        TEXT,
+        None,
+        "file to log each request to, or - for standard output",
+        convert=_log_file,
+    )
+    json: bool = option(
+        "--access-log-format",
+        TEXT,
+        "json",
+        "format of the access log",
+        choices=("json", "text"),
+        convert=lambda form: form == "json",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLogOptions:
     """Options of the audit log; `file` is None for standard output."""
 
-    file: Path | None = None
+    GROUP: ClassVar = "access"
+
+    file: Path | None = option(
+        "--audit-log",
+        TEXT,
+        None,
+        "file to log refused calls and clients' changes to, or - for standard output; needs --access-policy",
+        convert=_log_file,
+    )
 
 
 class LogControl:

@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from typing import ClassVar
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.option import SECRET_OPTION, option
+from conch.core.value_types import TEXT
 from conch.observability.tracing.trace_settings import OPENTELEMETRY, TRITON, TraceValues
 from conch.observability.tracing.tracer import TailRules
 
@@ -59,6 +62,40 @@ class TraceOptions:
     exporter: tuple[tuple[str, str], ...] = ()
     tail: TailRules = field(default_factory=TailRules)
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFlags:
+    """Tracing, as the flags give it."""
+
+    GROUP: ClassVar = "traces"
+
+    config: tuple[str, ...] = option(
+        "--trace-config",
+        TEXT,
+        help="<setting>=<value> or <mode>,<setting>=<value>, such as level=TIMESTAMPS, rate=100, "
+        "triton,file=trace.json, mode=opentelemetry; see docs/tracing.md",
+        repeatable=True,
+        secret=SECRET_OPTION,
+    )
+    file: tuple[str, ...] = option(
+        "--trace-file", TEXT, repeatable=True, replaced_by="trace-config=triton,file=PATH"
+    )
+    level: tuple[str, ...] = option(
+        "--trace-level", TEXT, repeatable=True, replaced_by="trace-config=level=LEVEL"
+    )
+    rate: tuple[str, ...] = option("--trace-rate", TEXT, repeatable=True, replaced_by="trace-config=rate=N")
+    count: tuple[str, ...] = option(
+        "--trace-count", TEXT, repeatable=True, replaced_by="trace-config=count=N"
+    )
+    log_frequency: tuple[str, ...] = option(
+        "--trace-log-frequency", TEXT, repeatable=True, replaced_by="trace-config=triton,log-frequency=N"
+    )
+
+    def options(self, without_file: bool) -> TraceOptions:
+        """The options. Raises InvalidArgumentError: a flag is wrong."""
+        old = {flag: getattr(self, key.replace("-", "_")) for flag, key in OLD_FLAGS.items()}
+        return trace_options(self.config, {flag: given for flag, given in old.items() if given}, without_file)
 
 
 def trace_options(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import conch
-from conch.cli.settings.all_settings import SETTINGS
-from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags, read_keywords
+from conch.core.option import FlagError
+from conch.server_options import SETTINGS
 
 
 @pytest.mark.process

@@ -15,14 +15,13 @@ import pytest
 import conch.caches
 from conch.caches import GROUP, fastest_hash, open_cache
 from conch.caches.local import open_local
-from conch.cli.settings.pair_options import cache_options
-from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
 from conch.core.errors import InvalidArgumentError
+from conch.core.option import FlagError
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.local_cache import LocalCache
 from conch.server import Server
-from conch.server_options import ServerOptions, build_options
+from conch.server_options import PartOptions, ServerOptions, build_options
 from conch_control.control_options import ControlOptions
 
 
@@ -58,7 +57,7 @@ NO_SETTING = "--cache-config option format is '<cache name>,<setting>=<value>'. 
 )
 def test_malformed_flags(given: str, text: str) -> None:
     with pytest.raises(FlagError) as raised:
-        cache_options([given], None)
+        options(f"--cache-config={given}")
     assert str(raised.value) == text
 
 
@@ -169,13 +168,13 @@ def test_a_server_opens_its_cache_and_closes_it(
     monkeypatch.setattr("conch.server.open_cache", open_other)
     given = ServerOptions(cache={"other": {"a": "b"}})
     with caplog.at_level(logging.INFO):
-        server = Server(given, ControlOptions((tmp_path,)), None)
+        server = Server(PartOptions(given, ControlOptions((tmp_path,))))
         server.start()
         assert server.stop()
     assert [cache.closed for cache in opened] == [1]
     assert "response cache 'other', keys are made with " in caplog.text
     with pytest.raises(InvalidArgumentError):
-        Server(given, ControlOptions((tmp_path / "nope",)), None).start()
+        Server(PartOptions(given, ControlOptions((tmp_path / "nope",)))).start()
     assert [cache.closed for cache in opened] == [1, 1]
 
 

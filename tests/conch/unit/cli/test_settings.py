@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from conch.cli import demo_command, serve_command
-from conch.cli.settings.all_settings import DEFAULT, SETTINGS, Settings
-from conch.cli.settings.sagemaker_defaults import ADDITIONAL_ARGS
-from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags, read_keywords
-from conch.cli.settings.value_types import integer, parse_bool
+from conch.core.option import DEFAULT, FlagError, Settings
 from conch.core.scheduling.resource_scheduler import ResourceLimit
-from conch.server_options import build_options, rate_limits
+from conch.core.value_types import integer, parse_bool
+from conch.server_options import SETTINGS, build_options
+from conch_control.control_options import RateLimitOptions
+from conch_platforms.sagemaker_defaults import ADDITIONAL_ARGS
+
+
+def rate_limits(settings: Settings) -> tuple[ResourceLimit, ...] | None:
+    return settings.build(RateLimitOptions).limits
 
 
 def read(*arguments: str, **environment: str) -> Any:
@@ -56,17 +60,16 @@ def test_defaults_are_tritons(name: str, default: object) -> None:
 
 
 def test_connections_age_in_kubernetes_unless_a_setting_says_otherwise(tmp_path: Path) -> None:
-    definition = Settings.grpc_max_connection_age
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     (file := tmp_path / "conch.toml").write_text("grpc-max-connection-age = 7")
     found = read(**pod)
-    assert (found.grpc_max_connection_age, str(found.source(definition))) == (
+    assert (found["grpc_max_connection_age"], str(found.source("grpc-max-connection-age"))) == (
         1_800_000,
         "Kubernetes: KUBERNETES_SERVICE_HOST",
     )
-    assert read("--grpc-max-connection-age=0", **pod).grpc_max_connection_age == 0
-    assert read(f"--config-file={file}", **pod).grpc_max_connection_age == 7
-    assert read_keywords({}).source(definition) == DEFAULT
+    assert read("--grpc-max-connection-age=0", **pod)["grpc_max_connection_age"] == 0
+    assert read(f"--config-file={file}", **pod)["grpc_max_connection_age"] == 7
+    assert read_keywords({}).source("grpc-max-connection-age") == DEFAULT
 
 
 @pytest.mark.parametrize("arguments", [("--grpc-port=1234",), ("--grpc-port", "1234")])
@@ -302,7 +305,7 @@ def test_tritonserver_warns_of_flags_without_effect(flag: str) -> None:
     ):
         (warning,) = (each for each in settings.warnings if definition in each)
         assert warning.startswith(f"{flag} has no effect: ")
-        assert settings[definition] == read()[definition] and settings.grpc_port == 5
+        assert settings[definition] == read()[definition] and settings["grpc_port"] == 5
     variable = f"CONCH_{definition.upper().replace('-', '_')}"
     with pytest.raises(FlagError, match=f"environment variable {variable}: "):
         read_flags([], {variable: value}, as_triton=True)
@@ -346,7 +349,7 @@ def test_each_default_of_the_demo_yields_to_a_setting(
         "model_repository": [models / "basic", models / "python"],
     }
     assert {name: served[0][name] for name in expected} == {**expected, **changed}
-    assert str(served[0].source(Settings.console_allow_infer)) == "conch demo"
+    assert str(served[0].source("console_allow_infer")) == "conch demo"
 
 
 def test_a_variable_that_looks_misspelt_is_named() -> None:

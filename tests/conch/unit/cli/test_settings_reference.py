@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from conch.cli import config_command
-from conch.cli.settings.all_settings import SETTINGS, Settings, Source
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.settings_reference import docs_text, help_parser, keywords_text
-from conch.frontends.grpc.grpc_front_end import GrpcOptions
-from conch.frontends.http.http_server import HttpOptions
+from conch.core.option import Source
+from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.frontends.http.http_options import HttpOptions
 from conch.observability.logging.log_settings import LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
-from conch.server_options import ServerOptions, build_options
+from conch.server_options import SETTINGS, ServerOptions, build_options
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -40,12 +40,17 @@ def test_each_value_has_a_source(tmp_path: Path) -> None:
     file.write_text('id = "f"\ngrpc_port = 1\nhttp-port = 2\n')
     arguments = ["--http-po=5", f"--config-file={file}"]
     settings = read_flags(arguments, {"CONCH_GRPC_PORT": "3"})
-    assert settings.source(Settings.id) == Source("file", f"{file}:id")
-    assert settings.source(Settings.grpc_port) == Source("environment", "CONCH_GRPC_PORT")
-    assert settings.source(Settings.http_port) == Source("flag", "--http-port")
-    assert settings.source(Settings.metrics_port) == Source("default")
-    assert read_keywords({"id": "x"}).source(Settings.id) == Source("keyword", "id")
-    assert (settings.id, settings.grpc_port, settings.http_port, settings.metrics_port) == ("f", 3, 5, 8002)
+    assert settings.source("id") == Source("file", f"{file}:id")
+    assert settings.source("grpc_port") == Source("environment", "CONCH_GRPC_PORT")
+    assert settings.source("http_port") == Source("flag", "--http-port")
+    assert settings.source("metrics_port") == Source("default")
+    assert read_keywords({"id": "x"}).source("id") == Source("keyword", "id")
+    assert (settings["id"], settings["grpc_port"], settings["http_port"], settings["metrics_port"]) == (
+        "f",
+        3,
+        5,
+        8002,
+    )
 
 
 def test_the_help_is_grouped_with_types_choices_units_and_defaults() -> None:

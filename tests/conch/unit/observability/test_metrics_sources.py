@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.metrics import samples, value
 
+from conch.core.errors import InvalidArgumentError
 from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Registry
 from conch.core.response_cache.local_cache import LocalCache
@@ -23,7 +24,7 @@ from conch.observability.metrics.machine_metrics import (
 )
 from conch.observability.metrics.metrics_app import wanted_format
 from conch.observability.metrics.metrics_exposition import Format, Polled, Source
-from conch.observability.metrics.metrics_options import MetricsOptions, MetricsSettings, read_settings
+from conch.observability.metrics.metrics_options import LatencyMetrics, MetricsOptions, read_latency_metrics
 from conch.observability.metrics.server_metrics import StateMetrics
 
 PROMETHEUS = (
@@ -209,17 +210,17 @@ def test_the_format_that_clients_ask_for(accept: str, coding: str, expected: For
 
 
 def test_metrics_config() -> None:
-    assert read_settings([]) == MetricsSettings(True, False, ())
+    assert read_latency_metrics([]) == LatencyMetrics(True, False, ())
     settings = ["counter_latencies=on", "summary_latencies=false", "summary_quantiles=0.5:0.05"]
-    assert read_settings(settings) == MetricsSettings(True, False, ())
+    assert read_latency_metrics(settings) == LatencyMetrics(True, False, ())
     off = ["counter_latencies=false", "histogram_latencies=0"]
-    assert read_settings(off) == MetricsSettings(False, False, ())
-    assert read_settings(["histogram_latencies=on"]) == MetricsSettings(True, True, ())
-    assert read_settings(["summary_latencies=true"]).quantiles == (0.5, 0.9, 0.95, 0.99, 0.999)
+    assert read_latency_metrics(off) == LatencyMetrics(False, False, ())
+    assert read_latency_metrics(["histogram_latencies=on"]) == LatencyMetrics(True, True, ())
+    assert read_latency_metrics(["summary_latencies=true"]).quantiles == (0.5, 0.9, 0.95, 0.99, 0.999)
     chosen = ["summary_quantiles=0.9:0.01,0.25:0.5", "summary_latencies=1"]
-    assert read_settings(chosen).quantiles == (0.25, 0.9)
+    assert read_latency_metrics(chosen).quantiles == (0.25, 0.9)
     as_triton_tests = ["summary_latencies=true", "summary_quantiles=0.1:0.0.1,0.7:0.01,0.75:0.01"]
-    assert read_settings(as_triton_tests).quantiles == (0.1, 0.7, 0.75)
+    assert read_latency_metrics(as_triton_tests).quantiles == (0.1, 0.7, 0.75)
 
 
 @pytest.mark.parametrize(
@@ -239,11 +240,15 @@ def test_metrics_config() -> None:
     ],
 )
 def test_metrics_config_that_cannot_be(setting: str, text: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        read_settings([setting])
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_latency_metrics([setting])
     assert str(caught.value).startswith(text)
 
 
 def test_target() -> None:
-    assert MetricsOptions("::1", 1).target == MetricsOptions("[::1]", 1).target == "[::1]:1"
+    assert (
+        MetricsOptions(address="::1", port=1).target
+        == MetricsOptions(address="[::1]", port=1).target
+        == "[::1]:1"
+    )
     assert MetricsOptions().target == "0.0.0.0:8002"

@@ -12,16 +12,7 @@ from conch.server_options import build_options
 
 
 def said(*arguments: str) -> str:
-    options = build_options(read_flags(arguments, {}))
-    return exposure(
-        options.server,
-        options.control.mode,
-        options.grpc,
-        options.http,
-        options.metrics,
-        options.control_port,
-        console=options.console,
-    )
+    return exposure(build_options(read_flags(arguments, {})))
 
 
 HERE = ("--grpc-address=unix:/run/s", "--http-address=127.0.0.1")
@@ -107,8 +98,7 @@ def test_model_control_that_is_open_is_warned_of(
     policy = tmp_path / "access.toml"
     policy.write_text('[[principal]]\nname = "a"\nanonymous = true\ninfer = ["*"]\n')
     options = build_options(read_flags([each.format(policy=policy) for each in arguments], {}))
-    warning = open_control_warning(options.server, options.control.mode, options.grpc, options.http)
-    assert warning == (
+    assert open_control_warning(options) == (
         ""
         if ports is None
         else f"all clients that reach {ports} may load and unload models: --allow-model-control=false closes "

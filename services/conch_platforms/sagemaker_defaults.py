@@ -1,15 +1,12 @@
-"""Defaults on SageMaker: those of the script that starts Triton there, and the model of the endpoint.
-
-Used by: `platform_detection`.
-"""
+"""Defaults on SageMaker: those of the script that starts Triton there, and the model of the endpoint."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
 
-from conch.cli.settings.platform_defaults import PlatformDefaults, is_model
-from conch.cli.settings.setting import FlagError
+from conch.core.option import FlagError
+from conch_platforms.platform_defaults import PlatformDefaults, is_model
 
 SAGEMAKER_MODEL = "/opt/ml/model"
 """Where SageMaker puts the model of a single-model endpoint."""

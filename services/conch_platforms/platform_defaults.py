@@ -1,44 +1,28 @@
-"""Collects the defaults of a platform, each with its reason.
-
-Used by: `platform_detection`, `sagemaker_defaults`.
-"""
+"""Collects the defaults of a platform, each with its reason."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 _CONFIG = "config.pbtxt"
 
 
-class Disk(Protocol):
-    """What is on the disk."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is a file, a directory or a link, perhaps one that leads nowhere."""
-
-    def leads_nowhere(self, path: str) -> bool:
-        """Whether the path is a link to something that is not there."""
-
-    def entries(self, path: str) -> Mapping[str, bool]:
-        """Names in a directory, and whether each is a directory; empty if it can't be read."""
-
-
-class RealDisk:
+class Disk:
     """The disk of this machine."""
 
     def exists(self, path: str) -> bool:
-        """See `Disk`."""
+        """Whether there is a file, a directory or a link, perhaps one that leads nowhere."""
         return os.path.lexists(path)
 
     def leads_nowhere(self, path: str) -> bool:
-        """See `Disk`."""
+        """Whether the path is a link to something that is not there."""
         return os.path.islink(path) and not os.path.exists(path)
 
     def entries(self, path: str) -> Mapping[str, bool]:
-        """See `Disk`."""
+        """Names in a directory, and whether each is a directory; empty if it can't be read."""
         try:
             with os.scandir(path) as found:
                 return {each.name: each.is_dir() for each in found if not each.name.startswith(".")}

@@ -2,7 +2,7 @@
 
 One pure function of the environment, the settings that are given and what is on the disk. Variables that only
 a serving platform sets decide alone. Directories, and variables that other programs set too (a notebook has
-``SAGEMAKER_*`` as well), count only where nothing names a model repository. Used by: `settings_reader`.
+``SAGEMAKER_*`` as well), count only where nothing names a model repository.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from conch.cli.settings.platform_defaults import Disk, PlatformDefault, PlatformDefaults, is_model
-from conch.cli.settings.platform_settings import AZUREML, KSERVE, SAGEMAKER, SELDON, VERTEX_AI
-from conch.cli.settings.sagemaker_defaults import (
+from conch.core.option import FlagError
+from conch_platforms.platform_defaults import Disk, PlatformDefault, PlatformDefaults, is_model
+from conch_platforms.sagemaker_defaults import (
     SAGEMAKER_MODEL,
     is_serving_variable,
     sagemaker_defaults,
     unused_variables,
 )
-from conch.cli.settings.setting import FlagError
+
+KSERVE, SAGEMAKER, VERTEX_AI, AZUREML, SELDON = "kserve", "sagemaker", "vertex-ai", "azureml", "seldon"
 
 MOUNTED_MODELS = "/mnt/models"
 """Where KServe and Seldon Core put models."""

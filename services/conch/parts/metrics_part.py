@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from conch.access.access_guard import Access
 from conch.access.principals import EVERY_MODEL, READS
-from conch.core.custom_metrics import FAMILIES, CustomFamilies
-from conch.core.load_statistics import LoadStatistics
 from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
-from conch.core.response_cache.cache_service import CacheService
-from conch.core.server_state import ServerState
 from conch.frontends.http.guarded_routes import guard_handler
 from conch.frontends.http.http_connection import Handler
-from conch.frontends.http.http_loop import Listener, LoopThread
+from conch.frontends.http.http_loop import Listener
 from conch.memory.regions import Regions
-from conch.observability.exporters import LOGS, METRICS, Exporter, LogItem
+from conch.observability.exporters import LOGS, METRICS, Exporter
 from conch.observability.metrics.access_metrics import access_families
-from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.gpu_metrics import open_gpus
-from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.metrics.machine_metrics import MachineMetrics
 from conch.observability.metrics.metrics_app import OPEN_PATHS, MetricsApp
 from conch.observability.metrics.metrics_export import MetricsExport
@@ -35,33 +30,28 @@ from conch.observability.metrics.server_metrics import (
     export_families,
     trace_families,
 )
-from conch.observability.tracing.open_tracing import Tracing
+from conch.parts.server_part import PartContext, Port
+from conch.process.banner import Endpoint, security
 from conch.process.gpu_discovery import gpu_uuids
 
 _NS_PER_MS = 1_000_000
 _EXPORT_S = 5.0  # for a last export
 
 
-class MetricsPort:
-    """Serves a server's metrics on their own port, on an event loop that may have other listeners."""
+class MetricsPart(Port):
+    """Serves the server's metrics on a port of their own."""
 
-    def __init__(
-        self,
-        options: MetricsOptions,
-        thread: LoopThread,
-        core: ServerState,
-        loads: LoadStatistics,
-        meter: LoadMeter,
-        cache: CacheService | None = None,
-        regions: Regions | None = None,
-        families: CustomFamilies = FAMILIES,
-        tracing: Tracing | None = None,
-        exemplars: Exemplars | None = None,
-        log_exporter: Exporter[LogItem] | None = None,
-        access: Access | None = None,
-    ) -> None:
+    title = "Metrics"
+    service = "Metrics Service"
+
+    def __init__(self, options: MetricsOptions, context: PartContext) -> None:
+        super().__init__(
+            options, context, security(options.tls), "http://" if options.tls is None else "https://"
+        )
         self._options = options
-        self._thread = thread
+        self._loop = context.loop
+        core, access, tracing = context.core, context.access, context.tracing
+        loads, cache, log_exporter = context.agent.loads, context.cache, context.services.logs.exporter
         registry = core.registry
 
         def ready() -> bool:
@@ -69,13 +59,10 @@ class MetricsPort:
 
         local = None if cache is None else cache.local_statistics
         sources: list[Source] = [
-            StateMetrics(
-                registry, loads.snapshot, local, None if regions is None else _sizes_of(regions), ready
-            ),
-            CustomMetrics(families),
+            StateMetrics(registry, loads.snapshot, local, _sizes_of(context.services.regions), ready),
+            CustomMetrics(context.families),
+            partial(trace_families, tracing.tracer.drops, tracing.exporter),
         ]
-        if tracing is not None:
-            sources.append(partial(trace_families, tracing.tracer.drops, tracing.exporter))
         if access is not None:
             sources.append(lambda: access_families(access.counts()))
         interval_ns = options.interval_ms * _NS_PER_MS
@@ -88,11 +75,11 @@ class MetricsPort:
         models = ModelMetrics(
             registry,
             loads.snapshot,
-            meter,
-            options.counters,
-            options.quantiles,
+            context.meter,
+            options.latencies.counters,
+            options.latencies.quantiles,
             gpu_uuids=uuids,
-            exemplars=exemplars,
+            exemplars=context.exemplars,
         )
         self._app = MetricsApp(Exposition(models, sources).render, lambda: core.alive, ready)
         self._handler: Handler = self._app
@@ -114,7 +101,11 @@ class MetricsPort:
         """The handler of ``GET /metrics``, for other ports of the same event loop."""
         return self._handler
 
-    def start(self) -> int:
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The port, with the path of the metrics."""
+        return [replace(each, url=f"{each.url}/metrics") for each in super().endpoints()]
+
+    def listen(self) -> int:
         """Listens; returns the port in use.
 
         Raises:
@@ -122,7 +113,7 @@ class MetricsPort:
         """
         options = self._options
         tls = None if options.tls is None else options.tls()
-        self._listener = self._thread.listen(
+        self._listener = self._loop.listen(
             self._handler,
             options.address.strip("[]"),
             options.port,
@@ -133,12 +124,12 @@ class MetricsPort:
             self._export.start()
         return self._listener.port
 
-    def finish_export(self, timeout_s: float) -> None:
+    def flush(self, grace_s: float) -> None:
         """Exports the last numbers, if metrics are exported; before the models are unloaded."""
         if self._export is not None:
-            self._export.finish(min(_EXPORT_S, timeout_s))
+            self._export.finish(min(_EXPORT_S, grace_s))
 
-    def stop(self, grace_s: float) -> bool:
+    def close(self, grace_s: float) -> bool:
         """Stops listening; returns whether all scrapes were answered in time."""
         ended = True
         if self._listener is not None:

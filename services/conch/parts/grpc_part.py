@@ -1,0 +1,41 @@
+"""The gRPC port as a part of the server."""
+
+from __future__ import annotations
+
+from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd
+from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.parts.server_part import PartContext, Port
+from conch.process.banner import security
+
+
+class GrpcPart(Port):
+    """The gRPC port.
+
+    Raises:
+        IncompatibleGrpcError: The installed grpcio does not fit.
+    """
+
+    for_clients = True
+    title = "gRPC"
+    service = "GRPCInferenceService"
+
+    def __init__(self, options: GrpcOptions, context: PartContext) -> None:
+        super().__init__(options, context, security(options.tls))
+        services = context.services
+        self._front_end = GrpcFrontEnd(
+            context.core,
+            options,
+            logs=services.logs,
+            traces=services.traces,
+            regions=services.regions,
+            reports=context.reports,
+            access=context.access,
+        )
+
+    def listen(self) -> int:
+        """Starts the front end."""
+        return self._front_end.start()
+
+    def drain(self, grace_s: float) -> bool:
+        """Refuses new calls, lets those in flight end, and closes."""
+        return self.port is None or self._front_end.stop(grace_s)

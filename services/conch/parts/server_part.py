@@ -1,0 +1,194 @@
+"""`ServerPart`: a port, or another part of a server with a life of its own.
+
+The server checks, starts and stops all parts in stages:
+
+1. ``check`` before models are loaded, so that a taken address is found at once
+2. ``start``, before the models are loaded for parts that show their loads, else after ``check_models``
+3. at the stop: ``refuse_changes``; ``drain`` and ``disconnect``, each for all parts at once; ``flush``; the
+   models are unloaded; ``close``
+
+An add-on brings parts by the entry-point group ``conch.parts``: a function of its `AddOnOptions` and the
+`PartContext` that returns them. It is called only if its settings turn the add-on on.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from conch.access.access_guard import Access
+from conch.core.backend import Backend
+from conch.core.custom_metrics import CustomFamilies
+from conch.core.response_cache.cache_service import CacheService
+from conch.core.server_state import ServerState
+from conch.frontends.http.http_connection import Handler
+from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.load_reports import LoadReports
+from conch.frontends.operations.operation_handlers import Services
+from conch.observability.metrics.exemplars import Exemplars
+from conch.observability.metrics.load_meter import LoadMeter
+from conch.observability.tracing.open_tracing import Tracing
+from conch.observability.tracing.trace_ring import TraceRing
+from conch.process.banner import Endpoint, listening, local_address
+from conch.process.forked_sockets import ListeningAddresses
+from conch.process.start_diagnostics import Address, check_free
+from conch_control.control_options import ControlOptions
+from conch_control.lifecycle.agent import Agent
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PartContext:
+    """What the parts of one server may use.
+
+    Attributes:
+        core: State of the server: its models and its stage.
+        agent: The control plane.
+        control: Options of the control plane.
+        services: What operations use: log settings, trace settings, shared memory.
+        access: The access policy; None without one.
+        loop: The event loop that HTTP ports share.
+        addresses: The addresses that the server listens on, which forks close.
+        parts: All parts of the server, in the order of its table of ports.
+        reports: Load reports for clients.
+        meter: Measures the load of models.
+        families: Metrics that models define.
+        tracing: Tracing of requests.
+        exemplars: Traces that metrics refer to.
+        ring: The newest traces; None if no part keeps them.
+        cache: The response cache; None without one.
+        get_backend: Finds a backend by name.
+        metrics: Handler of ``GET /metrics`` for other ports; None without metrics.
+    """
+
+    core: ServerState
+    agent: Agent
+    control: ControlOptions
+    services: Services
+    access: Access | None
+    loop: LoopThread
+    addresses: ListeningAddresses
+    parts: Sequence[ServerPart]
+    reports: LoadReports
+    meter: LoadMeter
+    families: CustomFamilies
+    tracing: Tracing
+    exemplars: Exemplars
+    ring: TraceRing | None
+    cache: CacheService | None
+    get_backend: Callable[[str], Backend]
+    metrics: Handler | None = None
+
+    def endpoints(self) -> list[Endpoint]:
+        """The open ports and sockets of all parts."""
+        return [each for part in self.parts for each in part.endpoints()]
+
+
+class ServerPart(ABC):
+    """A part of a server; the methods run on the threads that start and stop it.
+
+    Attributes:
+        for_clients: Whether it serves requests to models; such parts come first in the table of ports.
+        before_models: Whether it starts before the models are loaded.
+    """
+
+    for_clients: ClassVar[bool] = False
+    before_models: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Checks that the part can start. Raises ConchError: an address is taken."""
+
+    def check_models(self) -> None:
+        """Checks the loaded models. Raises ConchError: the part can't serve them."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts the part; a second call has no effect. Raises ConchError: it can't start."""
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The open ports and sockets."""
+        return ()
+
+    def refuse_changes(self) -> None:
+        """Refuses loads and unloads from now on, as the server stops."""
+
+    def drain(self, grace_s: float) -> bool:
+        """Refuses new clients and waits for requests in flight; returns whether all ended in time."""
+        return True
+
+    def disconnect(self, grace_s: float) -> bool:
+        """Closes connections of clients, once no part has requests; returns whether all ended in time."""
+        return True
+
+    def flush(self, grace_s: float) -> None:
+        """Sends what the part has collected, before the models are unloaded."""
+
+    def close(self, grace_s: float) -> bool:
+        """Ends what is left, once the models are unloaded; returns whether all work ended in time.
+
+        Also called for parts that have not been started.
+        """
+        return True
+
+
+class Port(ServerPart):
+    """A part that listens on one address.
+
+    Args:
+        options: Its options, with the address.
+        context: What it may use.
+        security: Its protection, such as ``TLS``, for the table of ports.
+        scheme: Beginning of its URL; empty for gRPC.
+
+    Attributes:
+        title: Its name in the table of ports.
+        service: Its name in Triton's line of a started service, which scripts wait for; empty for no line.
+        port: The port in use; None while it is not open.
+    """
+
+    title: str = ""
+    service: str = ""
+
+    def __init__(self, options: Address, context: PartContext, security: str, scheme: str = "") -> None:
+        self._address = options
+        self._addresses = context.addresses
+        self._security = security
+        self._scheme = scheme
+        self.port: int | None = None
+
+    def check(self) -> None:
+        """Checks that the address is free. Raises UnavailableError: it is not, or is unknown."""
+        check_free(self._address)
+
+    def start(self) -> None:
+        """Listens, unless it does already. Raises UnavailableError: the address or TLS can't be used."""
+        if self.port is not None:
+            return
+        self.port = self.listen()
+        target = self._address.target
+        self._addresses.add(target, self.port)
+        if self.service:
+            at = target if self._is_unix else listening(target, self.port)
+            log.info("Started %s at %s", self.service, at)
+
+    @abstractmethod
+    def listen(self) -> int:
+        """Listens; returns the port in use. Raises UnavailableError: the address or TLS can't be used."""
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The port, once it is open."""
+        if self.port is None:
+            return ()
+        target = self._address.target
+        if self._is_unix:
+            return [Endpoint(self.title, target, target, self._security, self.port)]
+        url = f"{self._scheme}{local_address(self._address.address, self.port)}"
+        return [Endpoint(self.title, url, listening(target, self.port), self._security, self.port)]
+
+    @property
+    def _is_unix(self) -> bool:
+        return self._address.target.startswith("unix:")
