@@ -7,29 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-COMMANDS = {
-    "serve": ("serve_command", "[flags]", "serve a model repository; see conch serve --help"),
-    "demo": ("demo_command", "[flags]", "serve the example models; takes the flags of conch serve"),
-    "config": (
-        "config_command",
-        "[flags]",
-        "print the effective settings of these flags, with their sources",
-    ),
-    "models": ("models_command", "COMMAND", "show or change the models of a running server"),
-    "control": (
-        "control_command",
-        "[flags]",
-        "make a running server follow repositories, from another process",
-    ),
-    "check": ("check_command", "REPO ...", "check model repositories; see conch check --help"),
-    "access": ("access_command", "COMMAND", "make keys for an access policy, and check one"),
-    "trace": ("trace_command", "COMMAND", "show where time goes, from trace files"),
-    "completion": ("completion_command", "SHELL", "print a script that completes commands in bash or zsh"),
-    "new": ("new_command", "model NAME", "write a first Python model and its test"),
-    "health": ("health_command", "[PID]", "ask the server on this machine whether it is ready"),
-    "dump": ("dump_command", "[PID]", "write the stacks of all threads of a running server"),
-}
-"""Module of each subcommand, its arguments and its help; the module's `run` takes the arguments."""
+from conch.cli.command import all_commands, find_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,23 +43,24 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _command(arguments: Sequence[str]) -> int:
     command, *rest = arguments or ["--help"]
-    if command in COMMANDS:
-        code: int = import_module(f"conch.cli.{COMMANDS[command][0]}").run(rest)
-        return code
     if command in ("--version", "version"):
         from conch import __version__
 
         print(f"conch {__version__}")
         return 0
     if command in ("--help", "-h", "help"):
-        usages = {f"conch {name} {usage}": text for name, (_, usage, text) in COMMANDS.items()}
+        usages = {f"conch {name} {each.usage}": each.help for name, each in all_commands().items()}
         usages["conch --version"] = "print the version"
         lines = (f"{usage:<24} {text}" for usage, text in usages.items())
         print("usage: " + "\n       ".join(lines))
         return 0
+    found = find_command(command)
+    if found is not None:
+        code: int = import_module(found.module).run(rest)
+        return code
     from conch.cli.settings.settings_reader import did_you_mean
 
-    hint = did_you_mean(command, (*COMMANDS, "--help", "--version")) or "; try conch --help"
+    hint = did_you_mean(command, (*all_commands(), "--help", "--version")) or "; try conch --help"
     print(f"conch: unknown command '{command}'{hint}", file=sys.stderr)
     return 2
 

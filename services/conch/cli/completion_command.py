@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib import import_module
 
-from conch.cli import access_command, check_command, control_command, models_command, trace_command
+from conch.cli.command import all_commands
 from conch.cli.command_parser import CommandParser, commands_of, flags_of
 from conch.server_options import SETTINGS
 
@@ -66,20 +67,8 @@ def make_parser() -> CommandParser:
 
 def script(shell: str) -> str:
     """The script for a shell, made from the definitions of settings and commands."""
-    names = {
-        "": [
-            "serve",
-            "config",
-            "models",
-            "control",
-            "check",
-            "access",
-            "trace",
-            "completion",
-            "--help",
-            "--version",
-        ]
-    }
+    commands = {name: each for name, each in all_commands().items() if each.completed}
+    names = {"": [*commands, "--help", "--version"]}
     listed = [each for each in SETTINGS if each.listed]
     names["serve"] = [*(each.flag for each in listed), "--help"]
     names["config"] = [*names["serve"], "--json"]
@@ -88,14 +77,8 @@ def script(shell: str) -> str:
         for command in ("serve", "config")
         for each in listed
     }
-    for command, module in (
-        ("models", models_command),
-        ("control", control_command),
-        ("check", check_command),
-        ("access", access_command),
-        ("trace", trace_command),
-    ):
-        _add(command, module.make_parser(), names, values)
+    for name in [each for each in commands if each not in ("serve", "config", "completion")]:
+        _add(name, import_module(commands[name].module).make_parser(), names, values)
     names["completion"] = [*_SHELLS, "--help"]
     return _SCRIPT.format(
         shell=shell,

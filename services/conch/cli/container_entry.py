@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import sys
 
-from conch.cli import COMMANDS, main, run_process
+from conch.cli import main, run_process
+from conch.cli.command import find_command
 
 
 def run(words: list[str]) -> int:
     """Runs the words that a container is started with; returns the exit code unless a program replaces it."""
     if not words or words[0].startswith("-"):
         words = ["serve", *words]
-    if words[0] in COMMANDS:
+    if find_command(words[0]) is not None:
         return main(words)
     try:
         os.execvp(words[0], words)

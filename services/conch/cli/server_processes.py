@@ -1,7 +1,4 @@
-"""Finds the servers of this user and their workers, by the file that each has open for its stacks.
-
-Used by: `conch dump`, `conch health`.
-"""
+"""Finds the servers of this user and their workers, by the file that each has open for its stacks."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ from tests.support.servers import (
     started,
 )
 
-from conch.cli.control_command import run
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ClientTls, ConnectionOptions
 from conch_control.version_phase import Phase
+from conch_fleet.control_command import run
 
 
 @contextmanager

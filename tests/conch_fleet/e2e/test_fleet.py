@@ -30,12 +30,12 @@ from tests.support.servers import (
 )
 from tritonclient.utils import InferenceServerException
 
-from conch.cli.control_command import run
 from conch.core.errors import ConchError
 from conch_control.events import Event
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
 from conch_control.version_phase import Phase
+from conch_fleet.control_command import run
 
 MODEL = """
 import os, time

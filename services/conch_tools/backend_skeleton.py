@@ -1,4 +1,4 @@
-"""The files of a new backend package: `conch new backend`. Used by: `new_command`."""
+"""The files of a new backend package: `conch new backend`."""
 
 from __future__ import annotations
 

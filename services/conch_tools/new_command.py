@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conch.backends import backend_names
-from conch.cli.backend_skeleton import FILES
+from conch_tools.backend_skeleton import FILES
 
 DONE, FAILED = 0, 1
 """Exit codes; argparse ends with 2 for a wrong command line."""

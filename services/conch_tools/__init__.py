@@ -1,0 +1,1 @@
+"""Commands for the people around a server: traces, stacks, and first files of models and backends."""

@@ -1,0 +1,18 @@
+"""The commands, for the entry-point group ``conch.commands``."""
+
+from __future__ import annotations
+
+from conch.cli.command import Command
+
+TRACE = Command(
+    "conch_tools.trace_command", "COMMAND", "show where time goes, from trace files", True, after="access"
+)
+NEW = Command(
+    "conch_tools.new_command", "model NAME", "write a first Python model and its test", after="completion"
+)
+DUMP = Command(
+    "conch_tools.dump_command",
+    "[PID]",
+    "write the stacks of all threads of a running server",
+    after="health",
+)
