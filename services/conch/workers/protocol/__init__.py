@@ -1,1 +1,1 @@
-"""The protocol between server and worker: packets, records, tensors, memory blocks; imported by both."""
+"""What both ends of a worker's socket share: channel, codec, tensors, blocks; logs, GPUs, specs."""
