@@ -332,15 +332,16 @@ def privates(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
                     yield node.lineno, name
         elif isinstance(node, ast.Call) and len(node.args) > 1:
             called = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
-            of, name = node.args[0], node.args[1]
+            of, given = ast.unparse(node.args[0]), node.args[1]
             if (
                 called in ("getattr", "setattr", "hasattr", "delattr", "object")
-                and isinstance(name, ast.Constant)
-                and is_private(str(name.value))
-                and name.value not in own
-                and ast.unparse(of) not in ("self", "cls")
+                and isinstance(given, ast.Constant)
+                and isinstance(given.value, str)
+                and is_private(given.value)
+                and given.value not in own
+                and of not in ("self", "cls")
             ):
-                yield node.lineno, f"{ast.unparse(of)}.{name.value}"
+                yield node.lineno, f"{of}.{given.value}"
 
 
 def check_privates(checkout: Checkout) -> Iterator[str]:

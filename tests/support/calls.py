@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, probe
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -72,3 +74,10 @@ def blocked(server: ServerProcess, directory: Path) -> Iterator[None]:
         go.touch()
         thread.join(WAIT_S)
     assert said
+
+
+def refused(call: Any, *arguments: Any, **more: Any) -> tuple[str, str]:
+    """Makes a call that must fail; gives its code and text."""
+    with pytest.raises(InferenceServerException) as raised:
+        call(*arguments, **more)
+    return str(raised.value.status()).removeprefix("StatusCode."), str(raised.value.message())

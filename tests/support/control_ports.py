@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from tests.support.agents import FakeAgent
 from tests.support.servers import WAIT_S
 
-from conch_control.remote_api.connection_options import ControlPortOptions
+from conch_control.remote_api.client import ModelControlClient
+from conch_control.remote_api.connection_options import ClientTls, ConnectionOptions, ControlPortOptions
 from conch_control.remote_api.server import ControlPort
 
 
@@ -26,3 +27,11 @@ def served(
     finally:
         agent.release.set()
         assert port.stop(WAIT_S)
+
+
+@contextmanager
+def connected(
+    target: str, tls: ClientTls | None = None, token: str | None = None
+) -> Iterator[ModelControlClient]:
+    with closing(ModelControlClient(ConnectionOptions(target, tls, token), timeout_s=WAIT_S)) as client:
+        yield client

@@ -515,3 +515,17 @@ class RawClient:
     def close(self) -> None:
         """Closes the connection."""
         self.channel.close()
+
+
+NUMBER_CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+
+
+NUMBERS_CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
+"""

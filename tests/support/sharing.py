@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tests.support.names import DIRECTORY, new_name
+from tests.support.servers import ServerProcess
 from tritonclient.grpc import service_pb2
 
 
@@ -67,3 +69,11 @@ def register_request(name: str, key: str, byte_size: int, offset: int = 0) -> An
     return service_pb2.SystemSharedMemoryRegisterRequest(
         name=name, key=key, offset=offset, byte_size=byte_size
     )
+
+
+def mapped(server: ServerProcess, memory: SharedObject) -> bool:
+    """Whether the server has an object mapped or open."""
+    process = Path(f"/proc/{server.process.pid}")
+    if memory.key in (process / "maps").read_text():
+        return True
+    return any(memory.key in str(link.readlink()) for link in (process / "fd").iterdir())

@@ -230,12 +230,3 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path)
     yield site
     site.close()
-
-
-@pytest.fixture(autouse=True)
-def no_threads_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(WAIT_S)
-        assert not thread.is_alive(), thread.name

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from conch_control.repository.source import ModelSource, Repository
 
@@ -66,3 +68,14 @@ class HangingStore:
 
     def close(self) -> None:
         """It goes on hanging: that is what storage does."""
+
+
+T = TypeVar("T")
+
+
+def on_a_thread(function: Callable[[], T]) -> Future[T]:
+    """Runs something that may hang on a thread of its own."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(function)
+    pool.shutdown(wait=False)
+    return future

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.support.hazards import workers_of
+from tests.support.servers import ServerProcess, client_of, eventually
 from tests.support.workers import Running, model_spec
+from tritonclient.grpc import InferenceServerClient as Client
 
 from conch.core.spec import ModelSpec, TensorSpec
 
@@ -41,3 +46,15 @@ def spec_of(directory: Path, model: str, **more: Any) -> ModelSpec:
 def said(running: Running) -> Any:
     """What a model says in a text."""
     return json.loads(running.infer(IN=ONE)["OUT"][0])
+
+
+@contextmanager
+def loaded(server: ServerProcess, model: str) -> Iterator[Client]:
+    """A client, and a model that has never lost a worker; afterwards no process of it is left."""
+    with client_of(server) as client:
+        client.load_model(model)
+        try:
+            yield client
+        finally:
+            client.unload_model(model)
+        eventually(lambda: not workers_of(server), "all workers have ended")

@@ -273,3 +273,15 @@ def completing(
     ours.sendall(json.dumps({**asked, "level": logging.INFO, "memory_limit_mb": None}).encode())
     ours.shutdown(socket.SHUT_WR)
     return process
+
+
+class Blocked(Answers):
+    """A client that reads nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        super().__call__(request, response, final)
+        assert self.go_on.wait(WAIT_S)

@@ -16,6 +16,7 @@ from tests.support.attacks import health_probe
 from tests.support.raw_http import RawHttp, request
 from tests.support.servers import (
     IN_PROCESS,
+    NUMBER_CONFIG,
     WAIT_S,
     ServerProcess,
     check_simple,
@@ -35,11 +36,6 @@ HANGING = [f"hangs{number}" for number in range(32)]
 """As many as a front end lets load at a time."""
 
 SOON_S = 2.0
-CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
 MODEL = """
 import time
 from pathlib import Path
@@ -81,7 +77,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path, grpc_is_warm: None) -> Iterator[Place]:
     for name in (*HANGING, "late", "other"):
-        write_model(tmp_path / "models", name, CONFIG, {"model.py": MODEL})
+        write_model(tmp_path / "models", name, NUMBER_CONFIG, {"model.py": MODEL})
     copy_example(tmp_path / "models", "simple")
     flags = ["--model-control-mode=explicit", "--load-model=simple", IN_PROCESS]
     flags.append(f"--model-load-thread-count={len(HANGING) + 1}")

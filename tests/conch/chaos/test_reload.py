@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.support.servers import (
+    NUMBER_CONFIG,
     WAIT_S,
     RawClient,
     ServerProcess,
@@ -42,11 +43,6 @@ class TritonPythonModel:
 
     def execute(self, requests):
         return []
-"""
-SLOW_CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 """
 
 
@@ -242,7 +238,7 @@ def test_slow_loads_hold_up_nothing_else(tmp_path: Path) -> None:
     code = SLOW.format(running=str(tmp_path / "loading-"), go=str(go))
     names = [f"slow{number}" for number in range(20)]
     for name in names:
-        write_model(repository, name, SLOW_CONFIG, {"model.py": code})
+        write_model(repository, name, NUMBER_CONFIG, {"model.py": code})
     flags = ["--model-control-mode=explicit", "--load-model=probe", "--model-load-thread-count=3"]
     with (
         serving_process(repository, flags=flags) as server,

@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import (
     CONCH,
+    NUMBER_CONFIG,
     WAIT_S,
     ServerProcess,
     client_of,
@@ -40,11 +41,6 @@ class TritonPythonModel:
             value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
         return responses
-"""
-_CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 """
 _REQUESTS = 1000
 
@@ -117,7 +113,7 @@ def send(client: triton.InferenceServerClient, count: int) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    write_model(tmp_path / "models", "chatty", _CONFIG, {"model.py": _CHATTY})
+    write_model(tmp_path / "models", "chatty", NUMBER_CONFIG, {"model.py": _CHATTY})
     return tmp_path / "models"
 
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from tests.support.hazards import ask, workers_of, write_hazards
 from tests.support.metrics import of_model, scrape
 from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving_process, tensor
+from tests.support.worker_models import loaded
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
@@ -41,18 +41,6 @@ def shared(repository: Path) -> Iterator[ServerProcess]:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
-
-
-@contextmanager
-def loaded(server: ServerProcess, model: str) -> Iterator[Client]:
-    """A client, and a model that has never lost a worker; afterwards no process of it is left."""
-    with client_of(server) as client:
-        client.load_model(model)
-        try:
-            yield client
-        finally:
-            client.unload_model(model)
-        eventually(lambda: not workers_of(server), "all workers have ended")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tests.support.cases.requests_without_batch import BATCH_NOTE
 from tests.support.contract_server import MOST_BYTES
 from tests.support.servers import (
     WAIT_S,
@@ -25,12 +26,6 @@ from tests.support.servers import (
 from tritonclient.grpc import service_pb2
 
 RID = "[request id: r] "
-NOTE = (
-    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
-    "prepended to each input shape. If you want to specify the full shape including the batch dim in your "
-    "input dims config, try setting max_batch_size to zero. See the model configuration docs for more info "
-    "on max_batch_size."
-)
 ROW = np.arange(16, dtype=np.int32).tobytes()
 Input = service_pb2.ModelInferRequest.InferInputTensor
 Output = service_pb2.ModelInferRequest.InferRequestedOutputTensor
@@ -112,13 +107,17 @@ case(
 )
 case(
     "wrong shape",
-    RID + "unexpected shape for input 'INPUT1' for model 'simple'. Expected [-1,16], got [1,8]. " + NOTE,
+    RID
+    + "unexpected shape for input 'INPUT1' for model 'simple'. Expected [-1,16], got [1,8]. "
+    + BATCH_NOTE,
     inputs=[ints("INPUT0"), ints("INPUT1", shape=[1, 8])],
     raw_input_contents=[ROW, ROW[:32]],
 )
 case(
     "wrong rank",
-    RID + "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,1,16]. " + NOTE,
+    RID
+    + "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1,16], got [1,1,16]. "
+    + BATCH_NOTE,
     inputs=[ints("INPUT0", shape=[1, 1, 16]), ints("INPUT1")],
 )
 case(

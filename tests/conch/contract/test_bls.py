@@ -154,12 +154,6 @@ def server(repository: Path, placement: str) -> Iterator[AnyServer]:
         yield server
 
 
-@pytest.fixture
-def client(server: AnyServer) -> Iterator[triton.InferenceServerClient]:
-    with client_of(server) as client:
-        yield client
-
-
 @pytest.mark.parametrize("code", SCRIPTS)
 def test_exec(client: triton.InferenceServerClient, code: str) -> None:
     assert run(client, f"result = {code}") == SCRIPTS[code]

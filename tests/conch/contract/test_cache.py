@@ -63,12 +63,6 @@ def server(repository: Path) -> Iterator[AnyServer]:
         yield server
 
 
-@pytest.fixture
-def client(server: AnyServer) -> Iterator[triton.InferenceServerClient]:
-    with client_of(server) as client:
-        yield client
-
-
 class Counts:
     """How much a model's counters have grown."""
 

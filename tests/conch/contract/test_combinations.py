@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -151,18 +150,6 @@ def server(repository: Path) -> Iterator[AnyServer]:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
-
-
-@pytest.fixture
-def client(server: AnyServer) -> Iterator[Client]:
-    with client_of(server) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(server: AnyServer) -> Iterator[RawClient]:
-    with closing(RawClient(server.address)) as raw:
-        yield raw
 
 
 def ask(client: Client, model: str, value: float = 1.0, name: str = "X", **more: Any) -> float:

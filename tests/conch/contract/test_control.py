@@ -14,6 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tests.support.calls import refused
 from tests.support.cases import check
 from tests.support.cases.repository_cases import CALLS
 from tests.support.servers import (
@@ -32,7 +33,6 @@ from tests.support.servers import (
 )
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.grpc import model_config_pb2, service_pb2
-from tritonclient.utils import InferenceServerException
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,6 @@ def index(client: Client) -> dict[str, dict[str, str]]:
     for line in client.get_model_repository_index().models:
         lines.setdefault(line.name, {})[line.version] = line.state
     return lines
-
-
-def refused(call: Any, *arguments: Any, **more: Any) -> tuple[str, str]:
-    """Makes a call that must fail; gives its code and text."""
-    with pytest.raises(InferenceServerException) as raised:
-        call(*arguments, **more)
-    return str(raised.value.status()).removeprefix("StatusCode."), str(raised.value.message())
 
 
 @pytest.mark.parametrize("name", CALLS)

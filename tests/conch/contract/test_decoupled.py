@@ -45,12 +45,6 @@ def server(repository: Path, placement: str) -> Iterator[AnyServer]:
         yield server
 
 
-@pytest.fixture
-def raw(server: AnyServer) -> Iterator[RawClient]:
-    with closing(RawClient(server.address)) as raw:
-        yield raw
-
-
 def steps(*names: str, model: str = "steps", **fields: Any) -> Any:
     """A request that has the model take some steps."""
     request = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[b"\0" * 4], **fields)

@@ -6,7 +6,6 @@ import json
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -159,18 +158,6 @@ def server(repository: Path) -> Iterator[AnyServer]:
     """A server with them."""
     with serving(repository) as server:
         yield server
-
-
-@pytest.fixture
-def client(server: AnyServer) -> Iterator[Client]:
-    with client_of(server) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(server: AnyServer) -> Iterator[RawClient]:
-    with closing(RawClient(server.address)) as raw:
-        yield raw
 
 
 def counts(client: Client, model: str) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.raw_http import infer_body, raw_http, request
 from tests.support.servers import (
+    NUMBER_CONFIG,
     WAIT_S,
     AnyServer,
     check_simple,
@@ -26,11 +27,6 @@ from tests.support.servers import (
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
-FIELDS = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
 WARMUP = """
     model_warmup { name: "w" batch_size: 1 inputs { key: "IN" value {
         data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } }
@@ -69,25 +65,28 @@ def broken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     copy_example(repository, "simple")
     write_model(copy_example(repository, "simple", "not_onnx").parent, "not_onnx", None, {"model.onnx": "no"})
     write_model(repository, "malformed", "name: [ }", {"model.py": HELPS})
-    write_model(repository, "unknown_field", FIELDS + "nonsense: 1", {"model.py": HELPS})
-    write_model(repository, "unknown_backend", FIELDS.replace("python", "nope"), {"model.py": HELPS})
-    write_model(repository, "no_file", FIELDS, {})
+    write_model(repository, "unknown_field", NUMBER_CONFIG + "nonsense: 1", {"model.py": HELPS})
+    write_model(repository, "unknown_backend", NUMBER_CONFIG.replace("python", "nope"), {"model.py": HELPS})
+    write_model(repository, "no_file", NUMBER_CONFIG, {})
     (repository / "no_version").mkdir()
-    write_model(repository, "no_version", FIELDS, versions=())
-    write_model(repository, "no_class", FIELDS, {"model.py": "x = 1\n"})
-    write_model(repository, "no_execute", FIELDS, {"model.py": "class TritonPythonModel: pass\n"})
-    write_model(repository, "bad_syntax", FIELDS, {"model.py": "def (:\n"})
-    write_model(repository, "bad_import", FIELDS, {"model.py": "import there_is_no_such_module\n"})
-    write_model(repository, "exits_at_import", FIELDS, {"model.py": "raise SystemExit(3)\n"})
+    write_model(repository, "no_version", NUMBER_CONFIG, versions=())
+    write_model(repository, "no_class", NUMBER_CONFIG, {"model.py": "x = 1\n"})
+    write_model(repository, "no_execute", NUMBER_CONFIG, {"model.py": "class TritonPythonModel: pass\n"})
+    write_model(repository, "bad_syntax", NUMBER_CONFIG, {"model.py": "def (:\n"})
+    write_model(repository, "bad_import", NUMBER_CONFIG, {"model.py": "import there_is_no_such_module\n"})
+    write_model(repository, "exits_at_import", NUMBER_CONFIG, {"model.py": "raise SystemExit(3)\n"})
     write_probe(
         repository, "bad_initialize", 'parameters { key: "fail" value { string_value: "no weights" } }'
     )
     fails = 'class TritonPythonModel:\n    def execute(self, requests):\n        raise ValueError("cold")\n'
-    write_model(repository, "bad_warmup", FIELDS + WARMUP, {"model.py": fails})
+    write_model(repository, "bad_warmup", NUMBER_CONFIG + WARMUP, {"model.py": fails})
     write_model(
-        repository, "loud", FIELDS + "max_batch_size: 1 instance_group { count: 2 }", {"model.py": LOUD}
+        repository,
+        "loud",
+        NUMBER_CONFIG + "max_batch_size: 1 instance_group { count: 2 }",
+        {"model.py": LOUD},
     )
-    write_model(repository, "loud_load", FIELDS, {"model.py": 'raise ValueError("x" * 4_000_000)\n'})
+    write_model(repository, "loud_load", NUMBER_CONFIG, {"model.py": 'raise ValueError("x" * 4_000_000)\n'})
     flags = ["--exit-on-error=false", f"--backend-config=python,placement={request.param}"]
     with serving(repository, flags=flags) as server:
         yield server

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.support.metrics import of_model, scrape
 from tests.support.servers import (
+    NUMBER_CONFIG,
     WAIT_S,
     AnyServer,
     eventually,
@@ -49,11 +50,6 @@ class TritonPythonModel:
             for request in requests
         ]
 """
-CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
 FIELDS = {"application_utilization": 9, "rps_fractional": 6, "eps": 7, "named_metrics": 8}
 """Of the standard, by number."""
 
@@ -62,7 +58,7 @@ FIELDS = {"application_utilization": 9, "rps_fractional": 6, "eps": 7, "named_me
 def reporting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A server that reports over gRPC too, with a model that exports what Triton's reports have."""
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "m", CONFIG, {"model.py": MODEL})
+    write_model(repository, "m", NUMBER_CONFIG, {"model.py": MODEL})
     with serving(repository, flags=["--grpc-orca-load-reports"]) as server:
         yield server
 

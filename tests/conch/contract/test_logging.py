@@ -17,7 +17,9 @@ import pytest
 from tests.support.calling import run, write_callers
 from tests.support.ensembles import request as ensemble_request
 from tests.support.ensembles import write_ensembles
+from tests.support.log_defaults import LOG_SETTINGS
 from tests.support.servers import (
+    NUMBERS_CONFIG,
     WAIT_S,
     AnyServer,
     RawClient,
@@ -49,19 +51,6 @@ class TritonPythonModel:
         inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for value in inputs]
 """
-SPEAKER_CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
-"""
-SETTINGS = {
-    "log_file": "",
-    "log_info": True,
-    "log_warning": True,
-    "log_error": True,
-    "log_verbose_level": 0,
-    "log_format": "default",
-}
 
 
 def values(message: Any) -> dict[str, Any]:
@@ -76,7 +65,7 @@ def values(message: Any) -> dict[str, Any]:
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server whose model logs."""
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "speaker", SPEAKER_CONFIG, {"model.py": SPEAKER})
+    write_model(repository, "speaker", NUMBERS_CONFIG, {"model.py": SPEAKER})
     with serving_process(repository, flags=["--log-json=false"]) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
@@ -92,19 +81,19 @@ def test_log_settings_at_run_time(talking: ServerProcess) -> None:
         return talking.errors[before:]
 
     with client_of(talking) as client:
-        assert values(client.get_log_settings()) == SETTINGS
+        assert values(client.get_log_settings()) == LOG_SETTINGS
         text = logged()
         assert re.search(r'I\d{4} [\d:.]+ \d+ model\.py:\d+\] "said for information"', text)
         assert "said in confidence" not in text
         changed = {"log_verbose_level": 1, "log_format": "ISO8601"}
-        assert values(client.update_log_settings(changed)) == {**SETTINGS, **changed}
-        assert values(client.get_log_settings()) == {**SETTINGS, **changed}
+        assert values(client.update_log_settings(changed)) == {**LOG_SETTINGS, **changed}
+        assert values(client.get_log_settings()) == {**LOG_SETTINGS, **changed}
         text = logged()
         assert re.search(r'\d{4}-\d\d-\d\dT[\d:]+Z I \d+ model\.py:\d+\] "said in confidence"', text)
         client.update_log_settings({"log_info": False, "log_verbose_level": 0})
         assert "said" not in logged()
         client.update_log_settings({"log_info": True, "log_format": "default"})
-        assert values(client.get_log_settings()) == SETTINGS
+        assert values(client.get_log_settings()) == LOG_SETTINGS
 
 
 @pytest.mark.process
@@ -126,7 +115,7 @@ def test_log_settings_that_can_not_be(
         with pytest.raises(InferenceServerException) as raised:
             client.update_log_settings(settings)
         assert (raised.value.status(), raised.value.message()) == (f"StatusCode.{code}", text)
-        assert values(client.get_log_settings()) == SETTINGS
+        assert values(client.get_log_settings()) == LOG_SETTINGS
 
 
 @pytest.mark.process

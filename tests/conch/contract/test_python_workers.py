@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import pytest
 from tests.support.hazards import ask, workers_of, write_hazards
 from tests.support.metrics import get, of_model, scrape
 from tests.support.servers import IN_PROCESS, ServerProcess, client_of, eventually, serving_process, started
+from tests.support.worker_models import loaded
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
@@ -31,17 +31,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerPro
     with serving_process(repository, flags=EXPLICIT) as server, client_of(server) as client:
         assert client.is_server_live()
         yield server, repository
-
-
-@contextmanager
-def loaded(server: ServerProcess, model: str) -> Iterator[Client]:
-    with client_of(server) as client:
-        client.load_model(model)
-        try:
-            yield client
-        finally:
-            client.unload_model(model)
-        eventually(lambda: not workers_of(server), "all workers have ended")
 
 
 def why_not(client: Client, model: str) -> str:

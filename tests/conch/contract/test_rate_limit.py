@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conch.contract.test_control import refused
+from tests.support.calls import refused
 from tests.support.servers import (
+    NUMBER_CONFIG,
     WAIT_S,
     AnyServer,
     check_simple,
@@ -51,11 +52,6 @@ class TritonPythonModel:
         inputs = [pb_utils.get_input_tensor_by_name(request, "IN") for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.as_numpy())]) for each in inputs]
 """
-ALONE_CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
 ORDER = """
 import os
 
@@ -86,9 +82,9 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AnyServe
     """A server that limits rates by what its models need, and its repository."""
     repository = tmp_path_factory.mktemp("limited")
     for name, count in (("a", 2), ("b", 1)):
-        write_model(repository, name, ALONE_CONFIG + rated(count=count), {"model.py": ALONE})
+        write_model(repository, name, NUMBER_CONFIG + rated(count=count), {"model.py": ALONE})
     for number in (1, 2):
-        write_model(repository, str(number), ALONE_CONFIG + rated(priority=number), {"model.py": ORDER})
+        write_model(repository, str(number), NUMBER_CONFIG + rated(priority=number), {"model.py": ORDER})
     write_probe(repository, "held", rated())
     write_probe(repository, "free", "")
     with serving(repository, flags=[*LIMITED, "--load-model=*"]) as server:
@@ -349,17 +345,17 @@ class TritonPythonModel:
         inputs = [pb_utils.get_input_tensor_by_name(request, "IN") for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.as_numpy())]) for each in inputs]
 """
-    write_model(tmp_path, "m", ALONE_CONFIG, {"model.py": model})
+    write_model(tmp_path, "m", NUMBER_CONFIG, {"model.py": model})
     flags = ["--model-control-mode=explicit", "--load-model=m"]
     with serving(tmp_path, flags=flags) as server, client_of(server) as client:
-        (tmp_path / "m" / "config.pbtxt").write_text(ALONE_CONFIG + "instance_group { count: 4 }")
+        (tmp_path / "m" / "config.pbtxt").write_text(NUMBER_CONFIG + "instance_group { count: 4 }")
         code, text = refused(client.load_model, "m")
         assert code == "INVALID_ARGUMENT"
         assert text.startswith("load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: ")
         assert "ValueError: two are enough" in text
         assert [group.count for group in client.get_model_config("m").config.instance_group] == [1]
         client.infer("m", [tensor("IN", np.zeros(1, np.float32))], client_timeout=WAIT_S)
-        (tmp_path / "m" / "config.pbtxt").write_text(ALONE_CONFIG + "instance_group { count: 2 }")
+        (tmp_path / "m" / "config.pbtxt").write_text(NUMBER_CONFIG + "instance_group { count: 2 }")
         client.load_model("m")
         assert [group.count for group in client.get_model_config("m").config.instance_group] == [2]
         client.infer("m", [tensor("IN", np.zeros(1, np.float32))], client_timeout=WAIT_S)

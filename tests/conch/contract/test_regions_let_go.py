@@ -27,7 +27,7 @@ from tests.support.servers import (
     write_probe,
     write_steps,
 )
-from tests.support.sharing import SharedObject, in_region, shared_object
+from tests.support.sharing import SharedObject, in_region, mapped, shared_object
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -75,14 +75,6 @@ def memory(client: Client, server: ServerProcess) -> Iterator[SharedObject]:
         yield memory
         client.unregister_system_shared_memory("r")
         eventually(lambda: not mapped(server, memory), "the server has let go")
-
-
-def mapped(server: ServerProcess, memory: SharedObject) -> bool:
-    """Whether the server has an object mapped or open."""
-    process = Path(f"/proc/{server.process.pid}")
-    if memory.key in (process / "maps").read_text():
-        return True
-    return any(memory.key in str(link.readlink()) for link in (process / "fd").iterdir())
 
 
 def lying(name: str = "IN", datatype: str = "FP32") -> triton.InferInput:

@@ -6,7 +6,6 @@ Triton copies a response's tensors when `execute` returns or when it is sent, so
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tests.support.ensembles import ensemble_config, plain, python_config, write
 from tests.support.servers import (
     AnyServer,
     RawClient,
-    client_of,
     eventually,
     serving,
     write_model,
@@ -102,18 +100,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
     flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
     with serving(repository, flags=flags) as server:
         yield server
-
-
-@pytest.fixture
-def client(server: AnyServer) -> Iterator[Client]:
-    with client_of(server) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(server: AnyServer) -> Iterator[RawClient]:
-    with closing(RawClient(server.address)) as raw:
-        yield raw
 
 
 def ran(counts: Counts, times: int) -> bool:

@@ -6,7 +6,7 @@ import json
 import queue
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,20 +111,6 @@ def server(repository: Path, placement: str) -> Iterator[AnyServer]:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
-
-
-@pytest.fixture
-def client(server: AnyServer) -> Iterator[Client]:
-    """A client of that server."""
-    with client_of(server) as client:
-        yield client
-
-
-@pytest.fixture
-def raw(server: AnyServer) -> Iterator[RawClient]:
-    """A client of that server that sends whatever it is given."""
-    with closing(RawClient(server.address)) as raw:
-        yield raw
 
 
 def value(number: float) -> list[triton.InferInput]:

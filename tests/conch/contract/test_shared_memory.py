@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from PIL import Image
+from tests.support.calls import refused
 from tests.support.cases import Case, check
 from tests.support.cases.region_cases import CALLS, REQUESTS, SIZE, part, request_of, write_adding
 from tests.support.names import new_name
@@ -111,12 +112,6 @@ def wanted(name: str, byte_size: int, offset: int = 0) -> triton.InferRequestedO
     return made
 
 
-def refusal(call: Any, *arguments: Any, **more: Any) -> tuple[str, str]:
-    with pytest.raises(InferenceServerException) as raised:
-        call(*arguments, **more)
-    return str(raised.value.status()).removeprefix("StatusCode."), str(raised.value.message())
-
-
 def mapped(server: AnyServer, memory: SharedObject) -> bool:
     """Whether the server has an object mapped or open."""
     process = Path("/proc/self")
@@ -157,7 +152,7 @@ def test_the_utilities_of_the_client(client: Client) -> None:
         assert sorted(status) == ["in", "out"]
         client.unregister_system_shared_memory("in")
         assert [*client.get_system_shared_memory_status("out").regions] == ["out"]
-        assert refusal(client.get_system_shared_memory_status, "in") == (
+        assert refused(client.get_system_shared_memory_status, "in") == (
             "NOT_FOUND",
             "Unable to find system shared memory region: 'in'",
         )
@@ -180,7 +175,7 @@ def test_the_example_of_the_docs(server: AnyServer, capsys: pytest.CaptureFixtur
 
 
 def test_cuda_without_a_gpu(client: Client, memory: SharedObject) -> None:
-    assert refusal(client.register_cuda_shared_memory, "c", b"1" * 64, 0, 8) == (
+    assert refused(client.register_cuda_shared_memory, "c", b"1" * 64, 0, 8) == (
         "INVALID_ARGUMENT",
         "failed to register CUDA shared memory region: 'c', GPUs not supported",
     )
@@ -195,10 +190,10 @@ def test_nothing_is_shared_where_that_is_not_allowed() -> None:
         serving(EXAMPLES, flags=["--allow-client-shm=false"]) as server,
         client_of(server) as client,
     ):
-        assert refusal(client.register_system_shared_memory, "r", memory.key, 1) == ("UNIMPLEMENTED", text)
-        assert refusal(client.unregister_system_shared_memory) == ("UNIMPLEMENTED", text)
-        assert refusal(client.register_cuda_shared_memory, "r", b"", 0, 1) == ("UNIMPLEMENTED", text)
-        assert refusal(client.unregister_cuda_shared_memory, "r") == ("UNIMPLEMENTED", text)
+        assert refused(client.register_system_shared_memory, "r", memory.key, 1) == ("UNIMPLEMENTED", text)
+        assert refused(client.unregister_system_shared_memory) == ("UNIMPLEMENTED", text)
+        assert refused(client.register_cuda_shared_memory, "r", b"", 0, 1) == ("UNIMPLEMENTED", text)
+        assert refused(client.unregister_cuda_shared_memory, "r") == ("UNIMPLEMENTED", text)
         assert not client.get_system_shared_memory_status().regions
 
 
@@ -344,7 +339,7 @@ def test_a_region_may_go_during_inference(
         eventually(started.exists, "the model runs")
         client.unregister_system_shared_memory("r")
         assert not client.get_system_shared_memory_status().regions
-        assert refusal(client.infer, "probe", [given("IN", [1, 4], 16)]) == (
+        assert refused(client.infer, "probe", [given("IN", [1, 4], 16)]) == (
             "NOT_FOUND",
             "Unable to find shared memory region: 'r'",
         )
@@ -373,7 +368,7 @@ def test_a_region_that_shrinks_during_inference(
         eventually(started.exists, "the model runs")
         memory.resize(0)
         go.touch()
-        code, text = refusal(running.result)
+        code, text = refused(running.result)
     assert (code, text) == (
         "INVALID_ARGUMENT",
         f"shared memory region 'r' has shrunk since it was registered: it needs {SIZE} bytes of "
@@ -381,7 +376,7 @@ def test_a_region_that_shrinks_during_inference(
     )
     # It has been touched, so it is lost for good, until it is registered again.
     memory.resize(SIZE)
-    code, text = refusal(client.infer, "probe", [given("IN", [1, 4], 16)])
+    code, text = refused(client.infer, "probe", [given("IN", [1, 4], 16)])
     assert code == "INVALID_ARGUMENT"
     assert "has lost its memory" in text
     client.unregister_system_shared_memory("r")

@@ -15,6 +15,7 @@ from tests.support.calling import write_callers, write_until_cancelled
 from tests.support.leaks import no_leaks
 from tests.support.metrics import of_model, scrape
 from tests.support.servers import (
+    NUMBER_CONFIG,
     ROOT,
     WAIT_S,
     RawClient,
@@ -25,6 +26,7 @@ from tests.support.servers import (
     write_model,
     write_probe,
 )
+from tests.support.waiting_models import WAITING
 from tritonclient.grpc import service_pb2
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
@@ -113,25 +115,6 @@ eventually(over, "all is answered")
 assert server.stop() is False, "what has been given up stays so"
 raw.close()
 print("alive")
-"""
-SLOW = """
-import time
-from pathlib import Path
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        Path({running!r}).touch()
-        while not Path({go!r}).exists():
-            time.sleep(0.01)
-
-    def execute(self, requests):
-        return []
-"""
-SLOW_CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 """
 
 
@@ -248,7 +231,7 @@ def test_an_answer_after_a_stop_that_could_not_wait(tmp_path: Path, what: str) -
     repository = tmp_path / "models"
     running, go = str(tmp_path / "started"), str(tmp_path / "go")
     write_probe(repository)
-    write_model(repository, "slow", SLOW_CONFIG, {"model.py": SLOW.format(running=running, go=go)})
+    write_model(repository, "slow", NUMBER_CONFIG, {"model.py": WAITING.format(running=running, go=go)})
     code = LATE.format(root=str(ROOT), running=running, go=go, repository=str(repository), what=what)
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from tests.support.servers import (
     IN_PROCESS,
+    NUMBER_CONFIG,
     WAIT_S,
     RawClient,
     ServerProcess,
@@ -24,28 +25,10 @@ from tests.support.servers import (
     started,
     write_model,
 )
+from tests.support.waiting_models import WAITING
 from tritonclient.grpc import InferenceServerClient, service_pb2
 from tritonclient.utils import InferenceServerException
 
-_SLOW = """
-import time
-from pathlib import Path
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        Path({running!r}).touch()
-        while not Path({go!r}).exists():
-            time.sleep(0.01)
-
-    def execute(self, requests):
-        return []
-"""
-_SLOW_CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
 # As an engine does that leaves a native thread: C++ aborts a process that destroys it at its exit.
 _ABORTS_AT_EXIT = """
 import ctypes
@@ -161,7 +144,7 @@ def test_exit_timeout(repository: Path, files: tuple[Path, Path]) -> None:
 def test_exit_timeout_while_a_model_loads(repository: Path, files: tuple[Path, Path]) -> None:
     running, go = files
     write_model(
-        repository, "slow", _SLOW_CONFIG, {"model.py": _SLOW.format(running=str(running), go=str(go))}
+        repository, "slow", NUMBER_CONFIG, {"model.py": WAITING.format(running=str(running), go=str(go))}
     )
     flags = ["--model-control-mode=explicit", "--exit-timeout-secs=1", IN_PROCESS]
     with started(f"--model-repository={repository}", "--grpc-port=0", *flags) as server:
@@ -180,7 +163,7 @@ def test_exit_timeout_with_a_hung_request_and_a_load(repository: Path, tmp_path:
     files = tmp_path / "started", tmp_path / "go"
     loads = tmp_path / "loads"
     never = str(tmp_path / "never")
-    write_model(repository, "slow", _SLOW_CONFIG, {"model.py": _SLOW.format(running=str(loads), go=never)})
+    write_model(repository, "slow", NUMBER_CONFIG, {"model.py": WAITING.format(running=str(loads), go=never)})
     flags = ["--model-control-mode=explicit", "--load-model=probe", "--exit-timeout-secs=2"]
     with busy(repository, files, *flags) as (server, outcome), closing(RawClient(server.address)) as raw:
         method = raw.channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
@@ -237,9 +220,9 @@ def test_idle_server_ends_at_once_with_clients_connected(repository: Path) -> No
 def test_a_process_ends_cleanly_whatever_engines_leave(tmp_path: Path, failed: bool) -> None:
     for placement in ("in_process", "worker"):
         more = f'parameters {{ key: "CONCH_PLACEMENT" value {{ string_value: "{placement}" }} }}'
-        write_model(tmp_path, placement, _SLOW_CONFIG + more, {"model.py": _ABORTS_AT_EXIT})
+        write_model(tmp_path, placement, NUMBER_CONFIG + more, {"model.py": _ABORTS_AT_EXIT})
     if failed:
-        write_model(tmp_path, "broken", _SLOW_CONFIG, {"model.py": "raise ValueError"})
+        write_model(tmp_path, "broken", NUMBER_CONFIG, {"model.py": "raise ValueError"})
     with started(f"--model-repository={tmp_path}", "--grpc-port=0") as server:
         if failed:
             assert server.wait() == 1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.certificates import Authority
+from tests.support.control_ports import connected
 from tests.support.servers import (
     WAIT_S,
     check_simple,
@@ -29,17 +30,9 @@ from tests.support.servers import (
 
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch_control.remote_api.client import ModelControlClient
-from conch_control.remote_api.connection_options import ClientTls, ConnectionOptions
+from conch_control.remote_api.connection_options import ClientTls
 from conch_control.version_phase import Phase
 from conch_fleet.control_command import run
-
-
-@contextmanager
-def connected(
-    target: str, tls: ClientTls | None = None, token: str | None = None
-) -> Iterator[ModelControlClient]:
-    with closing(ModelControlClient(ConnectionOptions(target, tls, token), timeout_s=WAIT_S)) as client:
-        yield client
 
 
 def phases(client: ModelControlClient, name: str) -> list[Phase]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import grpc
 import pytest
 from tests.support.agents import FakeAgent
 from tests.support.certificates import Authority
-from tests.support.control_ports import served
+from tests.support.control_ports import connected, served
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import (
@@ -32,7 +32,6 @@ from conch.protocol import model_control_pb2 as pb
 from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
 from conch_control.remote_api.connection_options import (
     ClientTls,
-    ConnectionOptions,
     ControlPortOptions,
     ServerTls,
 )
@@ -41,14 +40,6 @@ from conch_control.remote_api.server import ControlPort
 from conch_control.version_phase import Phase
 
 SERVICE = "/conch.control.v1.ModelControl/"
-
-
-@contextmanager
-def client_of(
-    target: str, tls: ClientTls | None = None, token: str | None = None
-) -> Iterator[ModelControlClient]:
-    with closing(ModelControlClient(ConnectionOptions(target, tls, token), timeout_s=WAIT_S)) as client:
-        yield client
 
 
 @pytest.fixture
@@ -64,7 +55,7 @@ def target(agent: FakeAgent) -> Iterator[str]:
 
 @pytest.fixture
 def client(target: str) -> Iterator[ModelControlClient]:
-    with client_of(target) as client:
+    with connected(target) as client:
         yield client
 
 
@@ -172,10 +163,10 @@ def test_other_services(target: str) -> None:
 
 def test_a_token(agent: FakeAgent) -> None:
     with served(agent, ControlPortOptions(port=0, token="pearl")) as (_, target):
-        with client_of(target, token="pearl") as client:
+        with connected(target, token="pearl") as client:
             client.load("m", {})
         for token, text in ((None, "no token"), ("shell", "wrong token"), ("pearl ", "wrong token")):
-            with client_of(target, token=token) as client:
+            with connected(target, token=token) as client:
                 found = [
                     error_of(lambda: client.load("x", {})),
                     error_of(client.drain),
@@ -219,7 +210,7 @@ def test_everybody_with_a_token_or_a_certificate() -> None:
 
 def test_a_unix_socket(agent: FakeAgent, tmp_path: Path) -> None:
     options = ControlPortOptions(f"unix:{tmp_path}/control.sock", 0)
-    with served(agent, options) as (_, target), client_of(target) as client:
+    with served(agent, options) as (_, target), connected(target) as client:
         client.load("m", {})
     assert agent.loads == [("m", {})]
 
@@ -228,12 +219,12 @@ def test_tls(agent: FakeAgent, tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
     key, certificate = (file.read_bytes() for file in ours.issue("server"))
     with served(agent, ControlPortOptions(port=0, tls=ServerTls(key, certificate))) as (_, target):
-        with client_of(target, ClientTls(ours.root.read_bytes())) as client:
+        with connected(target, ClientTls(ours.root.read_bytes())) as client:
             client.load("m", {})
-        with client_of(target, ClientTls(ours.root.read_bytes(), server_name="elsewhere")) as client:
+        with connected(target, ClientTls(ours.root.read_bytes(), server_name="elsewhere")) as client:
             assert isinstance(error_of(client.models), UnreachableError)
         for tls in (None, ClientTls(theirs.root.read_bytes()), ClientTls()):
-            with client_of(target, tls) as client:
+            with connected(target, tls) as client:
                 assert isinstance(error_of(client.models), UnreachableError)
     assert agent.loads == [("m", {})]
 
@@ -248,10 +239,10 @@ def test_mutual_tls(agent: FakeAgent, tmp_path: Path) -> None:
             ClientTls(root, private.read_bytes(), chain.read_bytes())
             for private, chain in (authority.issue("client") for authority in (ours, theirs))
         )
-        with client_of(target, own) as client:
+        with connected(target, own) as client:
             client.load("m", {})
         for tls in (ClientTls(root), foreign, None):
-            with client_of(target, tls) as client:
+            with connected(target, tls) as client:
                 assert isinstance(error_of(client.models), UnreachableError)
     assert agent.loads == [("m", {})]
 
@@ -361,7 +352,7 @@ def test_a_watch_tells_when_the_server_drains(agent: FakeAgent, client: ModelCon
 
 
 def test_watches_are_bounded_and_lock_nobody_out(agent: FakeAgent) -> None:
-    with served(agent, watches=2) as (_, target), client_of(target) as client:
+    with served(agent, watches=2) as (_, target), connected(target) as client:
         with watching(client.watch()) as first, watching(client.watch()) as second:
             next(first)
             next(second)
@@ -381,9 +372,9 @@ def watches(client: ModelControlClient) -> bool:
 
 def test_watches_that_are_dropped(agent: FakeAgent) -> None:
     """However many come and go, whether they say so or not, none of their places is lost."""
-    with served(agent, watches=2) as (_, target), client_of(target) as client:
+    with served(agent, watches=2) as (_, target), connected(target) as client:
         for number in range(20):
-            with client_of(target) as other:
+            with connected(target) as other:
 
                 def watched(other: ModelControlClient = other) -> Iterator[Update] | None:
                     updates = iter(other.watch())
@@ -400,7 +391,7 @@ def test_watches_that_are_dropped(agent: FakeAgent) -> None:
 
 def test_loads_are_bounded_and_lock_nobody_out(agent: FakeAgent) -> None:
     agent.release.clear()
-    with served(agent, loads=1) as (_, target), client_of(target) as client:
+    with served(agent, loads=1) as (_, target), connected(target) as client:
         thread = threading.Thread(target=client.load, args=("m", {}))
         thread.start()
         assert agent.loading.wait(WAIT_S)
@@ -421,7 +412,7 @@ def test_a_load_whose_caller_has_gone_goes_on(agent: FakeAgent, target: str) -> 
         assert agent.loading.wait(WAIT_S)
         call.cancel()
     agent.release.set()
-    with client_of(target) as client:
+    with connected(target) as client:
         eventually(lambda: client.describe("m").status.versions[0].phase is Phase.READY, "it is loaded")
 
 
@@ -429,7 +420,7 @@ def test_a_load_whose_caller_has_gone_goes_on(agent: FakeAgent, target: str) -> 
 
 
 def test_stopping_ends_watches(agent: FakeAgent) -> None:
-    with served(agent) as (port, target), client_of(target) as client:
+    with served(agent) as (port, target), connected(target) as client:
         watches = [iter(client.watch()) for _ in range(5)]
         for updates in watches:
             next(updates)
@@ -455,7 +446,7 @@ def test_a_watch_tells_everything_before_the_log_is_closed(
 def test_a_load_that_outlasts_the_stop(agent: FakeAgent) -> None:
     agent.release.clear()
     port = ControlPort(agent, ControlPortOptions(port=0))
-    with client_of(f"127.0.0.1:{port.start()}") as client:
+    with connected(f"127.0.0.1:{port.start()}") as client:
         errors: list[ConchError] = []
         thread = threading.Thread(target=lambda: errors.append(error_of(lambda: client.load("m", {}))))
         thread.start()

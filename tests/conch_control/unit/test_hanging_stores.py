@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import pytest
 from tests.support.servers import eventually
-from tests.support.stores import WAIT_S, HangingStore
+from tests.support.stores import WAIT_S, HangingStore, on_a_thread
 
 from conch.core.errors import ConchError
 from conch.core.model_control import IndexEntry
@@ -91,16 +91,8 @@ def beside(site: Site, tmp_path: Path) -> Iterator[Beside]:
     made.store.go_on()
 
 
-def away(function: Callable[[], T]) -> Future[T]:
-    """Runs something that may hang on a thread of its own."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(function)
-    pool.shutdown(wait=False)
-    return future
-
-
 def load(agent: Agent, name: str, **parameters: str | bytes) -> Future[None]:
-    return away(lambda: agent.load(name, parameters))
+    return on_a_thread(lambda: agent.load(name, parameters))
 
 
 def test_a_load_of_a_local_model_does_not_wait(beside: Beside) -> None:
@@ -200,9 +192,9 @@ def test_the_index_shows_what_a_store_that_hangs_had(beside: Beside) -> None:
     agent.load("theirs", {})
     beside.hang(agent)
     both = [IndexEntry("ours"), IndexEntry("theirs", "1", "READY")]
-    assert away(lambda: agent.index(False)).result(WAIT_S) == both
+    assert on_a_thread(lambda: agent.index(False)).result(WAIT_S) == both
     location = str(beside.second / "theirs")
-    assert away(lambda: agent.describe("theirs")).result(WAIT_S).status.location == location
+    assert on_a_thread(lambda: agent.describe("theirs")).result(WAIT_S).status.location == location
     assert [each.location for each in agent.progress(["theirs"])] == [location]
     assert [each.name for each in agent.models().models] == ["ours", "theirs"]
     assert beside.site.send("theirs").error() is None

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.profiles import scaled
 from tests.support.servers import eventually
-from tests.support.stores import WAIT_S, HangingStore
+from tests.support.stores import WAIT_S, HangingStore, on_a_thread
 
 from conch_control.repository import repositories as module
 from conch_control.repository.local import LocalModel
@@ -44,17 +44,9 @@ def local() -> Iterator[HangingStore]:
     made.go_on()
 
 
-def beside(function: Callable[[], T]) -> Future[T]:
-    """Runs something that may hang on a thread of its own."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(function)
-    pool.shutdown(wait=False)
-    return future
-
-
 def now(function: Callable[[], T]) -> T:
     """The result of something that must not hang."""
-    return beside(function).result(WAIT_S)
+    return on_a_thread(function).result(WAIT_S)
 
 
 def asked_for(repositories: Repositories, number: int) -> None:
@@ -113,7 +105,7 @@ def test_nobody_is_patient_until_another_one_has_answered(store: HangingStore, l
     repositories = Repositories([local, store], timeout_s=0.0)
     for each in (store, local):
         each.hang()
-    available = beside(repositories.list_available)
+    available = on_a_thread(repositories.list_available)
     for each in (store, local):
         assert each.begun.acquire(timeout=WAIT_S)
     assert not available.done()
@@ -129,7 +121,7 @@ def test_one_that_fails_has_not_answered(store: HangingStore, local: HangingStor
     repositories = Repositories([local, store], timeout_s=0.0)
     local.error = OSError("gone")
     store.hang()
-    available = beside(repositories.list_available)
+    available = on_a_thread(repositories.list_available)
     eventually(lambda: repositories.listers[0].newest, "the first one has failed")
     assert not available.done()
     store.go_on()
@@ -141,7 +133,7 @@ def test_what_is_known_to_hang_is_not_waited_for_again(store: HangingStore, loca
     ticks = [0]
     repositories = Repositories([local, store], timeout_s=0.1, clock=lambda: ticks[0])
     store.hang()
-    available = beside(repositories.list_available)
+    available = on_a_thread(repositories.list_available)
     assert store.begun.acquire(timeout=WAIT_S)
     eventually(lambda: not repositories.listers[0].busy, "the other one has answered")
     assert not available.done()
@@ -185,10 +177,10 @@ def test_many_who_ask_share_one_listing(store: HangingStore, local: HangingStore
 def test_who_asks_sees_what_was_there_before(store: HangingStore, local: HangingStore) -> None:
     repositories = Repositories([local, store])
     store.hang()
-    first = beside(repositories.scan)
+    first = on_a_thread(repositories.scan)
     assert store.begun.acquire(timeout=WAIT_S)
     store.models_now = {**store.models_now, "new": model("new")}
-    second = beside(repositories.scan)
+    second = on_a_thread(repositories.scan)
     asked_for(repositories, 2)
     store.go_on()
     assert "theirs" in first.result(WAIT_S).models
@@ -207,7 +199,7 @@ def test_a_glance_does_not_take_what_was_listed_before(store: HangingStore, loca
     local.hang()
     while local.begun.acquire(blocking=False):
         pass
-    available = beside(repositories.list_available)
+    available = on_a_thread(repositories.list_available)
     assert local.begun.acquire(timeout=WAIT_S)
     store.go_on()
     eventually(lambda: not repositories.listers[1].busy, "the old listing has ended")
@@ -224,7 +216,7 @@ def test_who_follows_takes_it_and_is_told_how_old_it_is(store: HangingStore, loc
     local.hang()
     while local.begun.acquire(blocking=False):
         pass
-    follow = beside(lambda: repositories.poll(lambda: None))
+    follow = on_a_thread(lambda: repositories.poll(lambda: None))
     assert local.begun.acquire(timeout=WAIT_S)
     assert not follow.done()
     store.go_on()
@@ -238,9 +230,9 @@ def test_who_follows_takes_it_and_is_told_how_old_it_is(store: HangingStore, loc
 def test_who_has_seen_it_fail_does_not_wait_for_another_try(store: HangingStore, local: HangingStore) -> None:
     repositories = Repositories([local, store])
     store.hang()
-    first = beside(repositories.scan)
+    first = on_a_thread(repositories.scan)
     assert store.begun.acquire(timeout=WAIT_S)
-    second = beside(repositories.scan)
+    second = on_a_thread(repositories.scan)
     asked_for(repositories, 2)
     store.error = OSError("timed out")
     store.go_on()
@@ -326,7 +318,7 @@ def test_who_follows_waits_for_one_that_always_takes_long(local: HangingStore, s
 
     def take(seconds: int, function: Callable[[], Scan]) -> Scan:
         store.hang()
-        scan = beside(function)
+        scan = on_a_thread(function)
         assert store.begun.acquire(timeout=WAIT_S)
         eventually(lambda: not repositories.listers[0].busy, "the other one has answered")
         ticks[0] += seconds * 10**9
@@ -349,7 +341,7 @@ def test_a_close_ends_all_waiting_and_leaves_what_hangs(
     monkeypatch.setattr(module, "CLOSE_S", 0.01)
     repositories = Repositories([local, store])
     store.hang()
-    scan = beside(repositories.scan)
+    scan = on_a_thread(repositories.scan)
     assert store.begun.acquire(timeout=WAIT_S)
     eventually(lambda: local.listings and not repositories.listers[0].busy, "the other one has answered")
     now(repositories.close)
@@ -396,7 +388,7 @@ def test_whatever_happens_everybody_sees_what_was_written_before(steps: list[Ste
                     "list_available": repositories.list_available,
                     "poll": lambda: repositories.poll(late.set),
                 }
-                scans.append((written, beside(functions[step])))
+                scans.append((written, on_a_thread(functions[step])))
     for each in stores:
         each.error = None
         each.go_on()

@@ -20,6 +20,7 @@ from tests.support.control_ports import served
 from tests.support.servers import (
     CONCH,
     IN_PROCESS,
+    NUMBER_CONFIG,
     WAIT_S,
     ServerProcess,
     client_of,
@@ -59,11 +60,6 @@ class TritonPythonModel:
         out = [pb_utils.Tensor("OUT", np.array([NUMBER], np.float32)) for _ in requests]
         return [pb_utils.InferenceResponse([each]) for each in out]
 """
-CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
-"""
 
 
 @dataclass
@@ -85,7 +81,7 @@ class Site:
         """Writes a model's next version, which answers a number; 0 can't be loaded."""
         files = {"model.py": MODEL.format(number=number, at=self.root)}
         version = 1 + len(list(self.repository.glob(f"{name}/*/model.py")))
-        write_model(self.repository, name, CONFIG, files, (version,))
+        write_model(self.repository, name, NUMBER_CONFIG, files, (version,))
 
     @contextmanager
     def server(self, name: str) -> Iterator[ServerProcess]:
@@ -270,7 +266,7 @@ def test_a_broken_version_is_held_and_a_draining_server_gets_nothing(tmp_path: P
 def test_a_plan_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = tmp_path / "models"
     for name in ("m", "gpu_only", "large"):
-        write_model(models, name, CONFIG, {"model.py": ""})
+        write_model(models, name, NUMBER_CONFIG, {"model.py": ""})
     agents = {name: FakeAgent() for name in "ab"}
     agents["a"].set("m", Phase.READY)
     agents["a"].set("gone", Phase.READY)

@@ -19,6 +19,7 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.dockerfile import Builder, Image, first_process, kill, refusal
 from tests.support.servers import (
+    NUMBERS_CONFIG,
     ROOT,
     START_S,
     WAIT_S,
@@ -43,11 +44,6 @@ class TritonPythonModel:
             pb_utils.InferenceResponse([pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())])
             for request in requests
         ]
-"""
-CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
 """
 LARGE = 20_000_000
 """Elements of more bytes than /dev/shm has."""
@@ -108,7 +104,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models")
     directory.chmod(0o755)
     copy_example(directory, "simple")
-    write_model(directory, "echo", CONFIG, {"model.py": MODEL})
+    write_model(directory, "echo", NUMBERS_CONFIG, {"model.py": MODEL})
     return directory
 
 

@@ -10,7 +10,15 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.support.servers import AnyServer, client_of, eventually, serving, tensor, write_model
+from tests.support.servers import (
+    NUMBERS_CONFIG,
+    AnyServer,
+    client_of,
+    eventually,
+    serving,
+    tensor,
+    write_model,
+)
 from tritonclient.utils import InferenceServerException
 
 MOST_BYTES = 1 << 20
@@ -24,11 +32,6 @@ class TritonPythonModel:
     def execute(self, requests):
         inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for value in inputs]
-"""
-CONFIG = """
-    backend: "python"
-    input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-    output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
 """
 
 
@@ -57,7 +60,7 @@ class Site:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AnyServer, Path]]:
     directory = tmp_path_factory.mktemp("access")
-    write_model(directory / "models", "same", CONFIG, {"model.py": MODEL})
+    write_model(directory / "models", "same", NUMBERS_CONFIG, {"model.py": MODEL})
     log = directory / "access.log"
     flags = [f"--access-log={log}", f"--http-max-input-size={MOST_BYTES}"]
     with serving(directory / "models", flags=flags) as server:
@@ -162,7 +165,7 @@ def test_generate(site: Site) -> None:
 
 def test_who_lacks_a_secret_is_told_of(tmp_path: Path) -> None:
     """With the model, where the path says it, over either protocol."""
-    write_model(tmp_path / "models", "same", CONFIG, {"model.py": MODEL})
+    write_model(tmp_path / "models", "same", NUMBERS_CONFIG, {"model.py": MODEL})
     log = tmp_path / "access.log"
     flags = [
         f"--access-log={log}",

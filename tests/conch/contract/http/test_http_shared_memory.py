@@ -25,7 +25,7 @@ from tests.support.servers import (
     write_probe,
     write_steps,
 )
-from tests.support.sharing import SharedObject, shared_object
+from tests.support.sharing import SharedObject, mapped, shared_object
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.process
@@ -89,14 +89,6 @@ def wanted(name: str, size: int, offset: int = 0) -> Any:
     made = triton.InferRequestedOutput(name)
     made.set_shared_memory("r", size, offset)
     return made
-
-
-def mapped(server: ServerProcess, memory: SharedObject) -> bool:
-    """Whether the server has an object mapped or open."""
-    process = Path(f"/proc/{server.process.pid}")
-    if memory.key in (process / "maps").read_text():
-        return True
-    return any(memory.key in str(link.readlink()) for link in (process / "fd").iterdir())
 
 
 def check_let_go(client: Client, server: ServerProcess, memory: SharedObject) -> None:

@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -719,15 +719,6 @@ def test_a_warm_up_that_fails() -> None:
     with pytest.raises(InvalidArgumentError, match="no luck"):
         Model.create(make_spec(), loaded, warmup=[SAMPLE])
     assert (loaded.instances[0].closed, loaded.closed) == (1, 1)
-
-
-@pytest.fixture(autouse=True)
-def no_threads_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(WAIT_S)
-        assert not thread.is_alive(), thread.name
 
 
 @pytest.mark.parametrize("decoupled", [False, True])

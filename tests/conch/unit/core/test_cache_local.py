@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.support.clocks import Clock
 from tests.support.profiles import scaled
 
 from conch.core.response_cache.local_cache import ENTRY_OVERHEAD, LocalCache
@@ -17,21 +18,13 @@ KEYS = st.integers(0, 7).map(lambda number: bytes([number]) * 32)
 S = 1_000_000_000
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1
-
-    def __call__(self) -> int:
-        return self.now
-
-
 class LocalCacheMachine(RuleBasedStateMachine):
     """The reference: (key, entry, end) in a list, the one used longest ago first."""
 
     @initialize(capacity=st.integers(1, 4 * (ENTRY_OVERHEAD + 64)))
     def start(self, capacity: int) -> None:
         self.capacity = capacity
-        self.clock = Clock()
+        self.clock = Clock(1)
         self.cache = LocalCache(capacity, clock=self.clock)
         self.kept: list[tuple[bytes, bytes, int]] = []
 
@@ -79,7 +72,7 @@ TestLocalCache.settings = settings(max_examples=scaled(100), stateful_step_count
 
 
 def test_entries_end_in_time() -> None:
-    clock = Clock()
+    clock = Clock(1)
     cache = LocalCache(10_000, clock=clock)
     cache.insert(b"short", b"1", 10 * S)
     cache.insert(b"long", b"2", 0)

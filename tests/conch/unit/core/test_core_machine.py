@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.clocks import Clock
 from tests.support.core import make_spec
 from tests.support.machines import run_machine
 
@@ -104,22 +105,12 @@ class Version:
         self.idle = set(range(self.instances))
 
 
-class Clock:
-    """A clock that stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1000
-
-    def __call__(self) -> int:
-        return self.now
-
-
 class CoreMachine(RuleBasedStateMachine):
     """Any kind of model, all kinds of events."""
 
     @initialize(kind=st.sampled_from(sorted(SPECS)), instances=st.integers(1, 3))
     def start(self, kind: str, instances: int) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000)
         self.spec = SPECS[kind]
         self.instances = instances
         self.instance = Echo()

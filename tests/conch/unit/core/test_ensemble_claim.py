@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.clocks import Clock
 
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
-
-
-class Time:
-    """A clock that stands still unless it is told to go on."""
-
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 class Promised:
     """A model that somebody has claimed to lead or to hand over, and that notes which came first."""
 
-    def __init__(self, clock: Time, takes_ns: int = 0, follows: Promised | None = None) -> None:
+    def __init__(self, clock: Clock, takes_ns: int = 0, follows: Promised | None = None) -> None:
         self.fast = True
         self.only_starts = False
         self.seen_to: list[str] = []
@@ -45,7 +37,7 @@ class Promised:
 @pytest.mark.parametrize("again", ["without a budget", "with one", "by others"])
 def test_what_a_used_up_budget_leaves_is_seen_to(again: str) -> None:
     """A model that has become slow is led without a budget; the steps after it must not wait for ever."""
-    clock = Time()
+    clock = Clock()
     second = Promised(clock)
     first = Promised(clock, 10, second)
     lead = EnsembleClaim(first, clock)
@@ -62,7 +54,7 @@ def test_what_a_used_up_budget_leaves_is_seen_to(again: str) -> None:
 
 
 def test_all_has_been_handed_over() -> None:
-    clock = Time()
+    clock = Clock()
     first = Promised(clock)
     lead = EnsembleClaim(first, clock)
     lead.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -458,12 +458,3 @@ def test_passive_instances_are_made_and_warmed_up_but_run_nothing_else() -> None
     assert [len(instance.batches) for instance in loaded.instances] == [9, 1, 1]
     assert model.close()
     assert loaded.open == []
-
-
-@pytest.fixture(autouse=True)
-def no_threads_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(WAIT_S)
-        assert not thread.is_alive(), thread.name

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -758,15 +758,6 @@ def test_grants_that_lead_to_grants_are_not_nested() -> None:
     limiter.notify(limiter.release(grants[0]))
     assert told == list(range(1, 5000))
     assert limiter.held == 0
-
-
-@pytest.fixture(autouse=True)
-def no_threads_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(WAIT_S)
-        assert not thread.is_alive(), thread.name
 
 
 def test_cancelled_while_it_waits_for_resources() -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from tests.support.clocks import Clock
 from tests.support.core import (
     WAIT_S,
     Answers,
@@ -33,16 +34,6 @@ from conch.core.statistics_snapshot import MOST_INDEXES, ResponseDurations
 from conch.core.tensor import Tensor
 
 
-class Clock:
-    """Time that moves when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1_000
-
-    def __call__(self) -> int:
-        return self.now
-
-
 def data(request: InferenceRequest) -> InferenceResponse:
     return InferenceResponse([Tensor.from_array("OUT", request.inputs["IN"].numpy())])
 
@@ -51,7 +42,7 @@ class Decoupled:
     """One execution of a decoupled model at a time, under a clock that the test moves."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000)
         self.statistics = ModelStatistics()
         self.executor = Executor(make_spec(8, decoupled=True), self.statistics, self.clock)
         self.answers = Answers()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.cases.requests_without_batch import BATCH_NOTE
 from tests.support.core import Answers, make_spec
 
 from conch.core.errors import InvalidArgumentError
@@ -17,13 +18,6 @@ from conch.core.request import InferenceRequest
 from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor, encode_bytes
 from conch.core.validation import RequestValidator, reshaped_shape, shape_text
-
-NOTE = (
-    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
-    "to each input shape. If you want to specify the full shape including the batch dim in your input dims "
-    "config, try setting max_batch_size to zero. See the model configuration docs for more info on "
-    "max_batch_size."
-)
 
 
 def tensor(name: str, shape: tuple[int, ...], datatype: str = "FP32", data: bytes | None = None) -> Tensor:
@@ -173,13 +167,13 @@ def strings(count: int) -> bytes:
         pytest.param(
             BATCHED,
             request_of(tensor("X", (1, 8))),
-            f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [1,8]. {NOTE}",
+            f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [1,8]. {BATCH_NOTE}",
             id="shape-with-batching",
         ),
         pytest.param(
             BATCHED,
             request_of(tensor("X", (16,))),
-            f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [16]. {NOTE}",
+            f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [16]. {BATCH_NOTE}",
             id="forgotten-batch-dimension",
         ),
         pytest.param(

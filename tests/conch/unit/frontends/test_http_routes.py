@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.cases.http_cases import OWN_REFUSED, REFUSED
 from tests.support.core import make_spec
+from tests.support.log_defaults import LOG_SETTINGS
 from tests.support.raw_http import head
 from tests.support.rest import Agent, Rest, Wire, make_core, pools
 
@@ -461,25 +462,15 @@ def test_an_error_of_the_agent_keeps_its_status(site: Site) -> None:
     assert site.rest("POST", "/v2/repository/models/m/unload") == (503, {"error": "not now"})
 
 
-LOGS = {
-    "log_file": "",
-    "log_info": True,
-    "log_warning": True,
-    "log_error": True,
-    "log_verbose_level": 0,
-    "log_format": "default",
-}
-
-
 def test_log_settings(site: Site) -> None:
-    assert site.rest("GET", "/v2/logging") == (200, LOGS)
+    assert site.rest("GET", "/v2/logging") == (200, LOG_SETTINGS)
     bodies: tuple[Any, ...] = (None, {}, [], {"foo": 1}, {"log_info": None, "log_file": None})
     for body in bodies:
-        assert site.rest("POST", "/v2/logging", body) == (200, LOGS)
+        assert site.rest("POST", "/v2/logging", body) == (200, LOG_SETTINGS)
     assert site.applied == []
     changes = {"log_verbose_level": 2, "log_format": "ISO8601", "log_warning": False}
-    assert site.rest("POST", "/v2/logging", changes) == (200, {**LOGS, **changes})
-    assert site.rest("GET", "/v2/logging") == (200, {**LOGS, **changes})
+    assert site.rest("POST", "/v2/logging", changes) == (200, {**LOG_SETTINGS, **changes})
+    assert site.rest("GET", "/v2/logging") == (200, {**LOG_SETTINGS, **changes})
     assert [options.verbose for options in site.applied] == [2]
 
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+from tests.support.clocks import Clock
 from tests.support.core import WAIT_S, Answers, Instance, echo, make_request, make_spec
 
 from conch.core.execution.executor import Executor
@@ -38,14 +39,6 @@ TIMEOUT = 1
 SHUT_DOWN = Event(None)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1
-
-    def __call__(self) -> int:
-        return self.now
-
-
 class Rig:
     """Pollers, and a completion queue that holds what the test puts into it."""
 
@@ -54,7 +47,7 @@ class Rig:
         self._happened: queue.Queue[tuple[str, str, threading.Thread, int | None]] = queue.Queue()
         self._count = count
         self._polling = threading.Lock()
-        self.clock = Clock()
+        self.clock = Clock(1)
         self.pollers = Pollers(self, TIMEOUT, count, self.clock)
 
     def poll(self, deadline: float | None) -> Event:

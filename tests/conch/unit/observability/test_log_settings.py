@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.log_defaults import LOG_SETTINGS
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.tracing.trace_settings import TraceSettings
 
-START = {
-    "log_file": "",
-    "log_info": True,
-    "log_warning": True,
-    "log_error": True,
-    "log_verbose_level": 0,
-    "log_format": "default",
-}
 TRACE = {
     "trace_mode": ("triton",),
     "trace_file": ("",),
@@ -40,7 +33,7 @@ class Log:
 
 
 def test_log_settings_at_the_start() -> None:
-    assert Log().control.settings() == START
+    assert Log().control.settings() == LOG_SETTINGS
     options = LogOptions(info=False, verbose=3, format="ISO8601", file=Path("/var/log/conch"))
     changed = {
         "log_file": "/var/log/conch",
@@ -48,7 +41,7 @@ def test_log_settings_at_the_start() -> None:
         "log_verbose_level": 3,
         "log_format": "ISO8601",
     }
-    assert Log(options).control.settings() == {**START, **changed}
+    assert Log(options).control.settings() == {**LOG_SETTINGS, **changed}
 
 
 @pytest.mark.parametrize(
@@ -62,14 +55,14 @@ def test_log_settings_at_the_start() -> None:
 )
 def test_log_settings_are_changed(changes: dict[str, Any], attributes: dict[str, Any]) -> None:
     log = Log()
-    assert log.control.update(changes) == log.control.settings() == {**START, **changes}
+    assert log.control.update(changes) == log.control.settings() == {**LOG_SETTINGS, **changes}
     (applied,) = log.applied
     assert {name: getattr(applied, name) for name in attributes} == attributes
 
 
 def test_other_names_change_nothing() -> None:
     log = Log()
-    assert log.control.update({"bogus": True}) == log.control.update({}) == START
+    assert log.control.update({"bogus": True}) == log.control.update({}) == LOG_SETTINGS
     assert log.applied == []
 
 
@@ -92,7 +85,7 @@ def test_wrong_log_settings_change_nothing(changes: dict[str, Any], text: str) -
     with pytest.raises(InvalidArgumentError) as raised:
         log.control.update({"log_info": False, **changes})
     assert raised.value.message == text
-    assert log.control.settings() == START
+    assert log.control.settings() == LOG_SETTINGS
     assert log.applied == []
 
 
@@ -105,7 +98,7 @@ def test_the_log_file_can_not_be_changed() -> None:
 
 def test_logs_of_the_program_around_the_server() -> None:
     control = LogControl(LogOptions(), None)
-    assert control.update({}) == START
+    assert control.update({}) == LOG_SETTINGS
     with pytest.raises(UnsupportedError, match="belong to the program"):
         control.update({"log_info": False})
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from tests.support.clocks import Clock
 from tests.support.workers import inline, placed
 
 from conch.core.errors import InternalError
@@ -37,14 +38,6 @@ from conch.workers.protocol.channel import (
 from conch.workers.protocol.tensors import BlockTensor, MessageStream, Place
 
 LARGE = np.arange(100_000, dtype=np.float32)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 @contextmanager

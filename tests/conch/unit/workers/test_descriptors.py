@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conch.unit.workers.models import Server, floats, source_of, spec_of
-from tests.conch.unit.workers.test_open_requests import STREAM, Slow
+from tests.conch.unit.workers.test_open_requests import STREAM
 from tests.support.servers import eventually
-from tests.support.workers import Running, batch_of, request_of, worker
+from tests.support.workers import Blocked, Running, batch_of, request_of, worker
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
@@ -132,7 +132,7 @@ def test_slow_clients_hold_a_bounded_number_of_descriptors(tmp_path: Path) -> No
         return [link for link in links if "conch-tensors" in link]
 
     with worker(spec_of(tmp_path, source_of(STREAM), decoupled=True)) as running:
-        clients = [Slow() for _ in range(20)]
+        clients = [Blocked() for _ in range(20)]
         batches = []
         array = np.array([60, 20_000], np.float32)
         for client in clients:

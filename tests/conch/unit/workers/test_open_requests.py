@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.conch.unit.workers.models import floats, source_of, spec_of
-from tests.support.core import WAIT_S, Answers
 from tests.support.servers import eventually
-from tests.support.workers import batch_of, request_of, worker
+from tests.support.workers import Blocked, batch_of, request_of, worker
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import InvalidArgumentError
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest
 from conch.core.scheduling.sequence.table import LiveSequence
 from conch.core.spec import SequenceBatching, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
@@ -53,22 +51,10 @@ def test_streams_come_in_order_and_whole(tmp_path: Path, count: int, size: int) 
         assert running.link.table.open == {}
 
 
-class Slow(Answers):
-    """A client that does not read until it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go_on = threading.Event()
-
-    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        super().__call__(request, response, final)
-        assert self.go_on.wait(WAIT_S)
-
-
 @pytest.mark.parametrize("size", [4, 200_000])
 def test_a_slow_client_holds_its_own_stream_and_nothing_else(tmp_path: Path, size: int) -> None:
     with worker(spec_of(tmp_path, source_of(STREAM), decoupled=True)) as running:
-        slow = Slow()
+        slow = Blocked()
         array = np.array([10_000 if size == 4 else 200, size], np.float32)
         inputs = {"IN": Tensor.from_array("IN", array)}
         running.run(InferenceRequest("m", "", inputs, slow, monotonic_ns()))

@@ -7,19 +7,11 @@ from collections.abc import Iterator
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from tests.support.clocks import Clock
 
 from conch.workers.supervision.output_capture import Lines, Tail
 
 S = 1_000_000_000
-
-
-class Clock:
-    """Time that tests set."""
-
-    now = 0
-
-    def __call__(self) -> int:
-        return self.now
 
 
 def _cut(data: bytes, sizes: list[int]) -> list[bytes]:

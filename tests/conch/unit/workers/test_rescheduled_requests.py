@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
-from tests.support.core import WAIT_S, Answers
+from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 from tests.support.worker_models import ONE, spec_of
-from tests.support.workers import request_of, worker
+from tests.support.workers import Blocked, request_of, worker
 
 from conch.core.clock import monotonic_ns
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest
 from conch.core.spec import SequenceBatching
 from conch.core.tensor import Tensor
 
@@ -52,18 +51,6 @@ def test_a_request_that_was_answered_may_run_again(tmp_path: Path, first: str) -
         assert others.wait(1)
         assert running.process.poll() is None
         assert running.link.table.rescheduled == set() and running.link.table.open == {}
-
-
-class Blocked(Answers):
-    """A client that reads nothing until it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go_on = threading.Event()
-
-    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        super().__call__(request, response, final)
-        assert self.go_on.wait(WAIT_S)
 
 
 def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp_path: Path) -> None:
