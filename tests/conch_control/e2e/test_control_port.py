@@ -124,7 +124,7 @@ def fails(*flags: str) -> str:
 
 
 def test_a_control_port_for_everybody() -> None:
-    text = "--control-address: the control port would let everybody who reaches 0.0.0.0 load models"
+    text = "--control-address: the control port would let anyone who reaches 0.0.0.0 load models"
     assert text in fails("--control-port=8003", "--control-address=0.0.0.0")
 
 
