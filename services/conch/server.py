@@ -20,7 +20,7 @@ from conch.access.access_guard import Access
 from conch.access.metered_admission import MeteredAdmission
 from conch.access.policy_reload import PolicyReload
 from conch.backends import load_backend
-from conch.caches import fastest_hash, open_cache
+from conch.caches import open_cache_service
 from conch.core.add_ons import load_add_on
 from conch.core.admission import Admission
 from conch.core.backend import Backend
@@ -28,7 +28,6 @@ from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, error_text
 from conch.core.model_control import IndexEntry
 from conch.core.registry import Registry
-from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_stage import Stage
 from conch.core.server_state import ServerState
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
@@ -55,8 +54,7 @@ from conch.process.banner import Announcement, Endpoint, start_announcement
 from conch.process.exposure import exposure, open_control_warning
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.start_diagnostics import SlowLoads, cause_line, repository_hint
-from conch.server_options import PartOptions, ServerOptions
-from conch_control.control_options import ControlOptions
+from conch.server_options import PartOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent, LoadFailure
 from conch_control.planner.planner_loop import Planner
@@ -106,10 +104,10 @@ class Server:
         self._access = None if self._policy is None else Access(self._policy.state, audit_log)
         if options.control_port is not None:
             options.control_port.check()
-        control = _counting(options)
+        control = options.control_with_counts()
         self._locations = [] if control.model_name else [str(each) for each in control.repositories]
         self.registry = Registry()
-        self._cache = _cache_service(server)
+        self._cache = open_cache_service(server.cache) if server.cache else None
         try:
             self.agent = Agent(
                 control,
@@ -349,30 +347,6 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
         yield ControlPart(options.control_port, context)
     for name, add_on in options.add_ons.items():
         yield from load_add_on("conch.parts", name)(add_on, context)
-
-
-def _counting(options: PartOptions) -> ControlOptions:
-    """The options of the control plane, with the counts that parts read."""
-    control, metrics = options.control, options.metrics
-    if metrics is not None:
-        return replace(
-            control,
-            keep_latencies=True,
-            keep_first_responses=metrics.latencies.first_responses,
-            keep_summaries=bool(metrics.latencies.quantiles),
-        )
-    if any(each.keeps_latencies for each in options.add_ons.values()):
-        return replace(control, keep_latencies=True)
-    return control
-
-
-def _cache_service(options: ServerOptions) -> CacheService | None:
-    if not options.cache:
-        return None
-    cache = open_cache(options.cache)
-    name, new_hash = fastest_hash()
-    log.info("response cache '%s', keys are made with %s", next(iter(options.cache)), name)
-    return CacheService(cache, new_hash)
 
 
 def _left(end: float) -> float:

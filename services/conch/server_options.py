@@ -229,6 +229,18 @@ class PartOptions:
     add_ons: Mapping[str, AddOnOptions] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
+    def control_with_counts(self) -> ControlOptions:
+        """The options of the control plane, with the counts that metrics and add-ons read."""
+        if self.metrics is None:
+            latencies = any(each.keeps_latencies for each in self.add_ons.values())
+            return replace(self.control, keep_latencies=latencies or self.control.keep_latencies)
+        return replace(
+            self.control,
+            keep_latencies=True,
+            keep_first_responses=self.metrics.latencies.first_responses,
+            keep_summaries=bool(self.metrics.latencies.quantiles),
+        )
+
     @property
     def ports(self) -> frozenset[int]:
         """The ports to listen on, without those that may be any free one."""

@@ -2,7 +2,7 @@
 
 They use the same admission and scheduler as client requests.
 
-Owns: open response queues and streams; `_lock` guards both sets. Used by: `embedded_server`.
+Owns: open response queues and streams; `_lock` guards both sets.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class _Program:
         return self._headers.get(name, "")
 
     def add_response_metadata(self, name: str, value: str) -> None:
-        """Does nothing: the answer has no headers."""
+        """The answer has no headers."""
 
 
 class _OpenStream:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.cache_key import NewHash
+from conch.core.response_cache.cache_service import CacheService
+
+log = logging.getLogger(__name__)
 
 GROUP = "conch.caches"
 """The entry-point group; an entry is a function from settings to a `ResponseCache`."""
@@ -45,6 +49,14 @@ def open_cache(configs: Mapping[str, Mapping[str, str]]) -> ResponseCache:
             f"cache '{name}': '{entry.value}' made no conch.core.response_cache ResponseCache"
         )
     return cache
+
+
+def open_cache_service(configs: Mapping[str, Mapping[str, str]]) -> CacheService:
+    """Opens the configured cache with the fastest hash for its keys. Raises ConchError: see `open_cache`."""
+    cache = open_cache(configs)
+    name, new_hash = fastest_hash()
+    log.info("response cache '%s', keys are made with %s", next(iter(configs)), name)
+    return CacheService(cache, new_hash)
 
 
 def fastest_hash() -> tuple[str, NewHash]:

@@ -1,6 +1,6 @@
 """Tunes the C allocator for large tensors, and returns idle memory to the system.
 
-Threads: `conch-memory-trim`. Used by `conch serve`; programs may call both functions.
+Threads: `conch-memory-trim`. Programs may call both functions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns the addresses that the servers of this process listen on. A fork has descriptors of all sockets: without
 this it would keep the ports, and clients' connections, after the server has ended. Sockets of gRPC's C core
-are found by their addresses too. `exec` closes all of them anyway. Used by `conch.server`.
+are found by their addresses too. `exec` closes all of them anyway.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Threads: the main thread only waits, for signals and for the threads that start and stop the server. So a
 signal takes effect at any time: the first one also cancels a long start, the second one ends the process.
-Used by `conch serve` and `conch.Server.serve_forever`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Diagnostics: hints for failed loads, addresses that are taken, progress of slow loads.
 
-Threads: `conch-slow-loads` reports loads that take long. Used by: `conch.server`.
+Threads: `conch-slow-loads` reports loads that take long.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def test_a_server_opens_its_cache_and_closes_it(
         opened.append(Other(configs["other"]))
         return opened[-1]
 
-    monkeypatch.setattr("conch.server.open_cache", open_other)
+    monkeypatch.setattr("conch.caches.open_cache", open_other)
     given = ServerOptions(cache={"other": {"a": "b"}})
     with caplog.at_level(logging.INFO):
         server = Server(PartOptions(given, ControlOptions((tmp_path,))))
