@@ -3,8 +3,7 @@
 `ThreadPool` starts a thread when work comes and none is idle, up to a limit; a thread that stays idle ends.
 What waits may be bounded, in number and bytes, and leaves the queue when its future is cancelled.
 `OperationPools` has one pool for each kind of blocking operation, so that slow loads delay only loads.
-Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang. Used
-by: `grpc_front_end`, `operation_rpcs`, `http_pools`.
+Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang.
 """
 
 from __future__ import annotations

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.sites import no_threads_left, site
+from tests.support.sites import site
 
-__all__ = ["no_threads_left", "site"]
+__all__ = ["site"]

@@ -16,8 +16,7 @@ Tensors live in iterations: one for the request, and one for each response of a 
     the request's iteration ends                           the flow is over
     =====================================================  ===========================================
 
-Guarantees: a step runs once in each iteration of its scope; after the last answer, no step is run. Used by:
-`ensemble_execution`, `ensemble_model`, `fitting`.
+Guarantees: a step runs once in each iteration of its scope; after the last answer, no step is run.
 """
 
 from __future__ import annotations

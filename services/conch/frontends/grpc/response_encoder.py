@@ -18,7 +18,7 @@ from conch.frontends.grpc.wire_format import length_header
 from conch.protocol import inference_pb2
 
 MAX_BYTES = 2**31 - 1
-_LARGE = 1 << 20
+LARGE_BYTES = 1 << 20
 _ID, _RAW_CONTENTS = 3, 6
 RETRY_PARAMETER = "retry_after_ms"
 """Response parameter of errors on streams, which are messages."""
@@ -63,7 +63,7 @@ class ResponseEncoder:
         head = self._single.get(key)
         if head is None:
             head = self._single.keep(key, b"".join(self.parts(request, response)[:-1]))
-        if size >= _LARGE:
+        if size >= LARGE_BYTES:
             return joined([head, data])  # joins without the GIL where possible, and checks the size
         return head + data
 

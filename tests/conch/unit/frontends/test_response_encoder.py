@@ -213,7 +213,7 @@ def test_a_response_that_grpc_can_not_send(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InvalidArgumentError) as caught:
         joined([b"12345", b"678901"])
     assert caught.value.message == "Response has byte size 11 which exceeds gRPC's byte size limit 10."
-    monkeypatch.setattr(response_encoder, "_LARGE", 4)  # shorter ones can't exceed the limit
+    monkeypatch.setattr(response_encoder, "LARGE_BYTES", 4)  # shorter ones can't exceed the limit
     for size in (4, 5):
         with pytest.raises(InvalidArgumentError, match="exceeds gRPC's byte size limit 10"):
             ENCODER.message(request_for(), InferenceResponse([Tensor("x", "UINT8", (size,), bytes(size))]))
