@@ -23,7 +23,7 @@ and then packets have the number only. So texts that come once are never kept, n
     text seen the first time  `NEW`, bytes               uses it, forgets it
     second time               `NEW` with number N, bytes uses it, keeps it as number N, the next one
     later                     N                          uses what it has as number N; none: `WireError`
-    table full, send failed   flag `RESET`               forgets all texts, before those of the packet
+    table full, send failed   `RESET`, all as if first    forgets all texts, before those of the packet
     ========================  =========================  ==============================================
 
 Packets with numbers are encoded and sent under the channel's lock, so the receiver learns a text before its
@@ -126,8 +126,8 @@ OUTLINE = 2
 """Flag: the message is in a file; its descriptor comes with this one."""
 TEXTS = 4
 """Flag: the message has texts."""
-RESET = 8
-"""Flag: the receiver forgets all texts before."""
+RESET = 1 << 31
+"""Set in the count of texts: the receiver forgets all before."""
 
 NEW = 1 << 31
 """Set in the number of a text whose bytes are in the packet; without a number it is not kept."""
@@ -139,7 +139,7 @@ MOST_TEXT = 4096
 """Longer texts get no number."""
 
 _HEADER_BYTES = HEADER.size
-_NO_FLAGS = ~(NEW_BLOCK | OUTLINE | TEXTS | RESET)
+_NO_FLAGS = ~(NEW_BLOCK | OUTLINE | TEXTS)
 _PADDING = [bytes(-size % 8) for size in range(8)]
 _NUMBER = struct.Struct("<I")
 
@@ -148,20 +148,36 @@ class SentTexts:
     """The texts that one end has sent; used under the channel's lock.
 
     Attributes:
-        numbers: Numbers by text; 0 is the empty one.
-        reset: True if the next packet has to make the receiver forget all texts.
+        encoded: Texts of messages that the receiver has all, as they are sent: most messages need no more.
     """
 
     def __init__(self) -> None:
-        self.numbers: dict[bytes, int] = {b"": 0}
-        self.reset = False
+        self.encoded: dict[tuple[bytes, ...], bytes] = {}
+        self._numbers: dict[bytes, int] = {b"": 0}
         self._once: set[bytes] = set()
+        self._reset = False
 
-    def number(self, texts: Sequence[bytes]) -> list[int]:
-        """Numbers of texts of which the receiver lacks some; `NEW` is set where it needs the bytes."""
-        if len(self.numbers) + len(texts) > MOST_TEXTS:
+    def encode(self, texts: tuple[bytes, ...]) -> bytes:
+        """Encodes texts of which the receiver may lack some."""
+        numbers = self._number(texts)
+        encoded = encode_texts(texts, numbers, self._reset)
+        if not self._reset and max(numbers) < NEW and len(self.encoded) < MOST_TEXTS:
+            self.encoded[texts] = encoded
+        self._reset = False
+        return encoded
+
+    def forget(self) -> None:
+        """Numbers texts anew: the table is full, or a packet was not sent."""
+        self._numbers = {b"": 0}
+        self._once.clear()
+        self.encoded.clear()
+        self._reset = True
+
+    def _number(self, texts: tuple[bytes, ...]) -> list[int]:
+        """Numbers of texts; `NEW` is set where the receiver needs the bytes."""
+        if len(self._numbers) + len(texts) > MOST_TEXTS or len(self.encoded) >= MOST_TEXTS:
             self.forget()
-        known, once = self.numbers, self._once
+        known, once = self._numbers, self._once
         numbers: list[int] = []
         for text in texts:
             number = known.get(text)
@@ -178,11 +194,19 @@ class SentTexts:
             once.clear()
         return numbers
 
-    def forget(self) -> None:
-        """Numbers texts anew: the table is full, or a packet with new ones was not sent."""
-        self.numbers = {b"": 0}
-        self._once.clear()
-        self.reset = True
+
+def encode_texts(texts: Sequence[bytes], numbers: Sequence[int] | None = None, reset: bool = False) -> bytes:
+    """Encodes texts with their numbers, or all of them with their bytes, none to be kept."""
+    if not texts:
+        return b""
+    if numbers is None:
+        numbers = [NEW if text else 0 for text in texts]
+    count = len(numbers)
+    parts = [struct.pack(f"<{count + 1}I", count | RESET if reset else count, *numbers)]
+    for text, number in zip(texts, numbers, strict=True):
+        if number >= NEW:
+            parts += (_NUMBER.pack(len(text)), text)
+    return b"".join(parts)
 
 
 class Text:
@@ -211,7 +235,7 @@ class ReceivedTexts:
         Raises:
             WireError: A number is unknown or not the next one, or a text is too long to be kept.
         """
-        if message.flags & RESET:
+        if message.reset:
             del self.known[1:]
         texts: list[Text] = []
         contents = iter(message.contents)
@@ -252,6 +276,7 @@ class Message:
         released: Numbers of returned blocks.
         numbers: Numbers of its texts.
         contents: Bytes of the new ones.
+        reset: Whether all texts before are to be forgotten.
 
     Raises:
         WireError: It is malformed.
@@ -267,6 +292,7 @@ class Message:
         "kind",
         "numbers",
         "released",
+        "reset",
         "subject",
     )
 
@@ -294,9 +320,12 @@ class Message:
         )
         self.numbers: tuple[int, ...] = ()
         self.contents: Sequence[bytes] = ()
+        self.reset = False
         if flags & TEXTS:
             # Counts and lengths are those of any sender: each is checked before it is used.
             count = _NUMBER.unpack_from(packet, start)[0] if start + 4 <= end else size
+            self.reset = count >= RESET
+            count &= ~RESET
             first, start = start + 4, start + 4 + 4 * count
             if start > end:
                 raise WireError(f"a message {kind.name} has not as many texts as it says")
@@ -342,9 +371,7 @@ def encode(
     block_size: int = 0,
     new_block: bool = False,
     released: Sequence[int] = (),
-    texts: Sequence[bytes] = (),
-    numbers: Sequence[int] | None = None,
-    reset: bool = False,
+    texts: bytes = b"",
 ) -> bytes:
     """Encodes a message.
 
@@ -357,30 +384,17 @@ def encode(
         block_size: Size of the block.
         new_block: Whether the block's descriptor comes with it.
         released: Numbers of returned blocks.
-        texts: Its texts.
-        numbers: Their numbers; None if all of them are in the packet and are not kept.
-        reset: Whether the receiver forgets all texts before.
+        texts: Its texts, encoded.
     """
-    parts: list[Buffer] = [b""]
-    if released:
-        parts.append(encode_numbers(released))
-    flags = NEW_BLOCK if new_block else 0
-    length = len(fields)
-    if texts:
-        flags |= TEXTS | RESET if reset else TEXTS
-        if numbers is None:
-            numbers = [NEW if text else 0 for text in texts]
-        parts.append(struct.pack(f"<{len(numbers) + 1}I", len(numbers), *numbers))
-        length += 4 + 4 * len(numbers)
-        if max(numbers) >= NEW:
-            for text, number in zip(texts, numbers, strict=True):
-                if number >= NEW:
-                    parts += (_NUMBER.pack(len(text)), text)
-                    length += 4 + len(text)
-    parts[0] = HEADER.pack(MAGIC, kind, flags, len(released), length, subject, block, block_size)
-    parts.append(fields)
+    length = len(texts) + len(fields)
+    flags = (NEW_BLOCK if new_block else 0) | (TEXTS if texts else 0)
+    header = HEADER.pack(MAGIC, kind, flags, len(released), length, subject, block, block_size)
+    if not released and not data:
+        return b"".join((header, texts, fields))
+    numbers = encode_numbers(released) if released else b""
+    parts: list[Buffer] = [header, numbers, texts, fields]
     if data:
-        parts.append(_PADDING[_HEADER_BYTES + 4 * len(released) + length & 7])
+        parts.append(_PADDING[_HEADER_BYTES + len(numbers) + length & 7])
         for part in data:
             parts.append(part)
             if rest := len(part) & 7:

@@ -26,7 +26,6 @@ import os
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
-from operator import attrgetter
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -42,7 +41,6 @@ from conch.workers.protocol.channel import (
     MOST_RELEASED,
     NEW_BLOCK,
     OUTLINE,
-    RESET,
     RETURNED,
     Kind,
     Message,
@@ -54,6 +52,7 @@ from conch.workers.protocol.channel import (
     decode_numbers,
     encode,
     encode_numbers,
+    encode_texts,
     lose,
 )
 
@@ -69,6 +68,12 @@ _MOST_LAYOUTS = 512
 _MOST_IN_FILE = 1 << 30
 """More bytes of tensors than this travel in a block, however many blocks are lent."""
 
+_MOST_FIELDS = MOST_PACKET - MOST_INLINE
+"""More bytes of fields and small tensors may have to travel in a file, once texts and padding are added."""
+
+_MOST_NEW_TEXTS = 16 * 1024
+"""A message has at most so many bytes of new texts if these are to be kept."""
+
 _MOST_DIMS = 32
 """Every numpy version supports as many dimensions."""
 
@@ -80,8 +85,6 @@ _MOST_DIM = (1 << 63) - 1
 
 LayoutKey = tuple[tuple[str, str, tuple[int, ...]], ...]
 """Name, datatype and shape of each tensor of a list."""
-
-_key_of = attrgetter("name", "datatype", "shape")
 
 
 class UnreachableError(InternalError):
@@ -631,7 +634,7 @@ class MessageStream:
                 described = self.devices.describe(lists, payload)
             layouts: list[Description] = []
             for tensors in lists:
-                key = tuple(map(_key_of, tensors))
+                key = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
                 layout = known.get(key)
                 layouts.append(known.keep(key, describe_layout(key)) if layout is None else layout)
             size = -1
@@ -692,53 +695,56 @@ class MessageStream:
         """
         if self.pool.dropped:
             self.channel.send([encode(Kind.DROP, 0, encode_numbers(self.pool.take_dropped()))])
-        mappings, sent = self.mappings, self._sent
+        mappings, sent, channel = self.mappings, self._sent, self.channel
         data: Sequence[Buffer] = ()
         block: Block | None = None
         released = mappings.take_released(MOST_RELEASED) if mappings.released else []
+        all_texts = tuple(texts)
         try:
             if payload is not None:
                 fields += payload.fields
-                texts = [*texts, *payload.texts]
+                all_texts = (*texts, *payload.texts)
                 data, block = payload.data, payload.block
-            # A bound: what may have to travel in a file can be lost, so it teaches and returns nothing.
-            size = len(fields) + sum(map(len, data)) + sum(map(len, texts)) + 8 * (len(data) + len(texts))
-            large = size > MOST_PACKET - MOST_INLINE
-            if large and released:
-                self.channel.send([encode(Kind.RELEASE, released=released)])
+            large = len(fields) + sum(map(len, data)) > _MOST_FIELDS
+            if released and (large or sum(map(len, all_texts)) > _MOST_NEW_TEXTS):
+                # It may have to travel in a file, and who can't read that would not get them back.
+                channel.send([encode(Kind.RELEASE, released=released)])
                 released = []
             place = (0, 0, False) if block is None else (block.number, block.size, block.fd >= 0)
-            if large or not texts:
-                self._post(encode(kind, subject, fields, data, *place, released, texts), block)
+            if large or not all_texts:
+                packet = encode(kind, subject, fields, data, *place, released, encode_texts(all_texts))
+                self._post(packet, block)
                 return
-            with self.channel.lock:
-                outermost = not self._numbering
+            with channel.lock:
+                if self._numbering:
+                    packet = encode(kind, subject, fields, data, *place, released, encode_texts(all_texts))
+                    self._post(packet, block)
+                    return
                 self._numbering = True
                 try:
-                    numbers: list[int] | None = None
-                    if outermost:
-                        numbers = list(map(sent.numbers.get, texts))  # type: ignore[arg-type]
-                        if None in numbers:
-                            numbers = sent.number(texts)
-                    reset = outermost and sent.reset
-                    packet = encode(kind, subject, fields, data, *place, released, texts, numbers, reset)
+                    encoded = sent.encoded.get(all_texts)
+                    if encoded is None:
+                        encoded = self._encode_new(all_texts, data)
+                    packet = encode(kind, subject, fields, data, *place, released, encoded)
                     if block is None:
-                        self.channel.send([packet])
+                        channel.send([packet])
                     else:
                         self._post(packet, block)
-                    if outermost:
-                        sent.reset = False
                 except BaseException:
-                    if outermost:
-                        sent.forget()
+                    sent.forget()
                     raise
                 finally:
-                    self._numbering = not outermost
+                    self._numbering = False
         except BaseException:
             mappings.put_back(released)
             if payload is not None:
                 self.discard(payload)
             raise
+
+    def _encode_new(self, texts: tuple[bytes, ...], data: Sequence[Buffer]) -> bytes:
+        """Encodes texts of which the receiver may lack some; without numbers if a file may take them."""
+        padded = sum(map(len, texts)) + 8 * (len(texts) + len(data)) > _MOST_NEW_TEXTS
+        return encode_texts(texts) if padded else self._sent.encode(texts)
 
     def _post(self, packet: bytes, block: Block | None) -> None:
         """Sends a packet, and the descriptor of its block the first time."""
@@ -811,7 +817,7 @@ class MessageStream:
                     raise WireError(f"tensor {number & ~RETURNED} is given back, but is not lent")
             if not message.numbers:
                 message.texts = ()
-            elif message.contents or message.flags & RESET:
+            elif message.contents or message.reset:
                 message.texts = self._received.learn(message)
             else:
                 try:

@@ -30,7 +30,7 @@ from conch.memory.cuda_regions import cuda_opener
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
 from conch.workers.protocol.blocks import Mappings
-from conch.workers.protocol.channel import RETURNED, Kind, WireError, encode
+from conch.workers.protocol.channel import RETURNED, Kind, WireError, encode, encode_texts
 from conch.workers.protocol.devices import MOST_KEPT, ServerDevices, WorkerDevices
 from conch.workers.protocol.tensors import ON_DEVICE, Place, TensorLayout, UnreachableError
 
@@ -511,7 +511,7 @@ def test_places_are_checked(setting: Setting) -> None:
 def test_strings_are_never_on_a_gpu() -> None:
     key = (("IN", "BYTES", (1,)),)
     payload = placed(key, [Place(ON_DEVICE, 0, 8, bytes(80))])
-    message = arrived(encode(Kind.DONE, fields=payload.fields, texts=payload.texts))
+    message = arrived(encode(Kind.DONE, fields=payload.fields, texts=encode_texts(payload.texts)))
     with pytest.raises(WireError, match="can't be on a GPU"):
         message.lists(1)
 

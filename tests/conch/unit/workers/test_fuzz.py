@@ -77,6 +77,7 @@ def packets(draw: st.DrawFn) -> bytes:
     """A packet whose parts are valid, but may not fit each other."""
     tensors = draw(TENSORS)
     texts = [*draw(st.lists(TEXTS, max_size=2)), *tensors.texts]
+    numbers = draw(st.none() | st.lists(NUMBERS, min_size=len(texts), max_size=len(texts)))
     return channel.encode(
         draw(st.sampled_from(Kind)),
         draw(SMALL),
@@ -86,9 +87,7 @@ def packets(draw: st.DrawFn) -> bytes:
         draw(st.sampled_from([0, 4096, 65536])),
         draw(st.booleans()),
         draw(st.lists(SMALL, max_size=2)),
-        texts,
-        draw(st.none() | st.lists(NUMBERS, min_size=len(texts), max_size=len(texts))),
-        draw(st.booleans()),
+        channel.encode_texts(texts, numbers, draw(st.booleans())),
     )
 
 

@@ -299,7 +299,7 @@ def test_a_question_that_no_thread_can_answer_is_refused(
 # --- logs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inside", ["channel.SentTexts, 'number'", "blocks.Block, '__init__'"])
+@pytest.mark.parametrize("inside", ["channel.SentTexts, 'encode'", "blocks.Block, '__init__'"])
 def test_a_thread_may_log_while_it_sends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, inside: str
 ) -> None:

@@ -24,6 +24,7 @@ from conch.workers.protocol.channel import (
     Text,
     WireError,
     encode,
+    encode_texts,
 )
 from conch.workers.protocol.codec import (
     MOST_REQUESTS,
@@ -70,7 +71,7 @@ def test_messages_come_back(
     released: list[int],
     texts: list[bytes],
 ) -> None:
-    packet = encode(kind, subject, fields, data, block, size, new, released, texts)
+    packet = encode(kind, subject, fields, data, block, size, new, released, encode_texts(texts))
     message = Message(memoryview(packet))
     assert (message.kind, message.subject, bytes(message.fields)) == (kind, subject, fields)
     assert (message.block, message.block_size, message.new_block) == (block, size, new)
@@ -133,7 +134,7 @@ def test_requests_come_back_with_the_types_that_values_have(
     numbers = None if again is None else again[: len(fields)]
     requests = [_request(**each) for each in fields]
     encoded, texts = encode_requests(requests, 33, instance, 44, numbers, 0, model)
-    message = arrived(encode(Kind.EXECUTE, fields=encoded, texts=texts))
+    message = arrived(encode(Kind.EXECUTE, fields=encoded, texts=encode_texts(texts)))
     read = decode_requests(message)
     assert (message.position, message.used) == (len(encoded), len(texts))
     assert (read.size, read.instance, read.start_ns) == (33, instance, 44)
@@ -164,9 +165,7 @@ def test_options_are_read_once_unless_they_are_long() -> None:
     for length, kept in ((100, True), (100_000, False)):
         fields, texts = encode_requests([_request(parameters={"text": "x" * length})])
         sent = SentTexts()
-        packets = [
-            encode(Kind.EXECUTE, fields=fields, texts=texts, numbers=sent.number(texts)) for _ in range(3)
-        ]
+        packets = [encode(Kind.EXECUTE, fields=fields, texts=sent.encode(tuple(texts))) for _ in range(3)]
         assert (len(packets[2]) < 100) is kept
         message = arrived(*packets)
         first, second = (next(iter(decode_requests(message).options)) for _ in range(2))
@@ -179,13 +178,13 @@ def test_there_are_not_more_requests_than_fields_for_them() -> None:
     for count in (0, 2, MOST_REQUESTS, MOST_REQUESTS + 1, 2**32 - 1):
         fields[:4] = count.to_bytes(4, "little")
         with pytest.raises(WireError):
-            decode_requests(arrived(encode(Kind.EXECUTE, fields=bytes(fields), texts=texts)))
+            decode_requests(arrived(encode(Kind.EXECUTE, fields=bytes(fields), texts=encode_texts(texts))))
 
 
 def test_there_are_not_more_requests_than_options_for_them() -> None:
     fields, _ = encode_requests([_request(priority=1), _request(priority=2)])
     with pytest.raises(WireError, match="2 requests have 1 options"):
-        decode_requests(arrived(encode(Kind.EXECUTE, fields=fields, texts=[b"{}"])))
+        decode_requests(arrived(encode(Kind.EXECUTE, fields=fields, texts=encode_texts([b"{}"]))))
 
 
 # --- texts -------------------------------------------------------------------------------------------------
@@ -197,20 +196,25 @@ def test_texts_come_back_however_often_they_are_sent(messages: list[list[bytes]]
         patch.setattr(channel, "MOST_TEXTS", most)  # so that the table is full now and then
         sent, received = SentTexts(), ReceivedTexts()
         for texts in messages:
-            numbers = sent.number(texts)
-            packet = encode(Kind.DONE, texts=texts, numbers=numbers, reset=sent.reset)
-            sent.reset = sent.reset and not texts
+            encoded = sent.encode(tuple(texts)) if texts else b""
+            packet = encode(Kind.DONE, texts=encoded)
             assert [text.content for text in received.learn(Message(memoryview(packet)))] == texts
-            assert len(received.known) <= most and len(sent.numbers) <= most
+            assert len(received.known) <= most and len(sent.encoded) <= most
 
 
 def test_a_text_is_sent_twice_and_has_a_number_then() -> None:
-    sent, text = SentTexts(), b"a layout"
-    assert [sent.number([text]) for _ in range(4)] == [[NEW], [NEW | 1], [1], [1]]
-    assert sent.number([b"", b"another", b"x" * (MOST_TEXT + 1)]) == [0, NEW, NEW]
-    assert sent.number([b"another", b"x" * (MOST_TEXT + 1)]) == [NEW | 2, NEW]
+    sent = SentTexts()
+
+    def numbers(*texts: bytes) -> tuple[tuple[int, ...], bool]:
+        message = Message(memoryview(encode(Kind.DONE, texts=sent.encode(texts))))
+        return message.numbers, message.reset
+
+    text, long = b"a layout", b"x" * (MOST_TEXT + 1)
+    assert [numbers(text)[0] for _ in range(4)] == [(NEW,), (NEW | 1,), (1,), (1,)]
+    assert numbers(b"", b"another", long) == ((0, NEW, NEW), False)
+    assert numbers(b"another", long) == ((NEW | 2, NEW), False)
     sent.forget()
-    assert sent.reset and sent.number([text]) == [NEW]
+    assert [numbers(text) for _ in range(2)] == [((NEW,), True), ((NEW | 1,), False)]
 
 
 @pytest.mark.parametrize(
@@ -227,11 +231,11 @@ def test_a_text_is_sent_twice_and_has_a_number_then() -> None:
 )
 def test_a_text_without_a_valid_number_is_refused(numbers: list[int], text: bytes, why: str) -> None:
     with pytest.raises(WireError, match=why):
-        arrived(encode(Kind.DONE, texts=[text] * len(numbers), numbers=numbers))
+        arrived(encode(Kind.DONE, texts=encode_texts([text] * len(numbers), numbers)))
 
 
 def test_texts_must_lie_in_their_message() -> None:
-    packet = encode(Kind.DONE, texts=[b"abcd", b"efgh"])
+    packet = encode(Kind.DONE, texts=encode_texts([b"abcd", b"efgh"]))
     for size in range(len(packet)):
         short = bytearray(packet[:size])
         if size >= 8:  # the header says how long the rest is
@@ -256,7 +260,7 @@ def test_a_layout_is_read_once() -> None:
 def test_a_tensor_has_the_size_that_its_shape_says() -> None:
     key = (("IN", "FP32", (4,)), ("T", "BYTES", (1,)))
     for payload in (inline(key, [15, 1]), placed(key, [Place(1, 0, 15), Place(1, 0, 1)])):
-        message = arrived(encode(Kind.DONE, fields=payload.fields, texts=payload.texts))
+        message = arrived(encode(Kind.DONE, fields=payload.fields, texts=encode_texts(payload.texts)))
         with pytest.raises(WireError, match="tensor 'IN' has 15 bytes, not 16"):
             message.lists(1)
 
@@ -264,7 +268,7 @@ def test_a_tensor_has_the_size_that_its_shape_says() -> None:
 def test_there_is_a_layout_for_each_list() -> None:
     payload = inline((("IN", "FP32", (4,)),))
     for texts in ([], payload.texts * 2):
-        message = arrived(encode(Kind.DONE, fields=payload.fields, texts=texts))
+        message = arrived(encode(Kind.DONE, fields=payload.fields, texts=encode_texts(texts)))
         with pytest.raises(WireError, match=f"a message has {len(texts)} layouts for 1 lists of tensors"):
             message.lists(1)
 
@@ -295,7 +299,7 @@ def _text_of(packet: memoryview) -> Text:
 
 def _with_fields(packet: memoryview) -> ReceivedMessage:
     """A message with these fields, and texts that fit what is encoded below."""
-    return arrived(encode(Kind.EXECUTE, fields=bytes(packet), texts=[b"{}", b"{}"]))
+    return arrived(encode(Kind.EXECUTE, fields=bytes(packet), texts=encode_texts([b"{}", b"{}"])))
 
 
 DECODERS: list[Callable[[memoryview], object]] = [
@@ -324,7 +328,7 @@ def test_garbage_raises_wire_errors_and_nothing_else(decoder: Any, packet: bytes
 
 VALID = [
     encode(Kind.DONE, 1, b"fields", [b"12345678"], 3, 65536, True, [1, 2]),
-    encode(Kind.DONE, 1, b"fields", texts=[b"a", b"text"], numbers=[NEW | 1, NEW]),
+    encode(Kind.DONE, 1, b"fields", texts=encode_texts([b"a", b"text"], [NEW | 1, NEW])),
     encode_requests([_request(id="a", parameters={"a": 1}), _request(id="b", priority=2)], numbers=[1, 2])[0],
     encode_requests([_request(requested=("OUT",))] * 2)[0],
     encode_responses(2, [1, 3], True),
