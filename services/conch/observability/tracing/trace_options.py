@@ -12,7 +12,6 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.option import SECRET_OPTION, option
 from conch.core.value_types import TEXT
 from conch.observability.tracing.trace_settings import OPENTELEMETRY, TRITON, TraceValues
-from conch.observability.tracing.tracer import TailRules
 
 _MODES = (TRITON, OPENTELEMETRY)
 _GLOBAL = ("mode", "level", "rate", "count", "slow", "failed", "limit")
@@ -43,6 +42,24 @@ _NEWER = {
     "count": "count=<count value>",
     "log-frequency": "triton,log-frequency=<log frequency value>",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class TailRules:
+    """Which requests are kept although they were not sampled.
+
+    Attributes:
+        slow_ns: Those that take longer; 0 for none.
+        failed: Those that end with an error, refused ones included.
+        limit: Most of them in a second.
+    """
+
+    slow_ns: int = 0
+    failed: bool = False
+    limit: int = 100
+
+    def __bool__(self) -> bool:
+        return self.failed or self.slow_ns > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from random import Random
 
@@ -24,6 +23,7 @@ from conch.core.request_log import Caller
 from conch.observability.exporters import DropCounter, SpanOptions
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent, parse_traceparent
+from conch.observability.tracing.trace_options import TailRules
 from conch.observability.tracing.trace_settings import (
     SettingListener,
     TraceSetting,
@@ -38,24 +38,6 @@ _INTERVAL_S = 0.1
 _MOST_WAIT_NS = 10**9
 _MOST_QUEUED = 8192
 _SECOND_NS = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class TailRules:
-    """Which requests are kept although they were not sampled.
-
-    Attributes:
-        slow_ns: Those that take longer; 0 for none.
-        failed: Those that end with an error, refused ones included.
-        limit: Most of them in a second.
-    """
-
-    slow_ns: int = 0
-    failed: bool = False
-    limit: int = 100
-
-    def __bool__(self) -> bool:
-        return self.failed or self.slow_ns > 0
 
 
 class Tracer(SettingListener):

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from conch.core.errors import InvalidArgumentError
-from conch.observability.tracing.trace_options import TraceOptions, trace_options
+from conch.observability.tracing.trace_options import TailRules, TraceOptions, trace_options
 from conch.observability.tracing.trace_settings import TraceValues
-from conch.observability.tracing.tracer import TailRules
 
 ON = ("level=TIMESTAMPS", "triton,file=t.json")
 VALUES = TraceValues(timestamps=True, file="t.json")

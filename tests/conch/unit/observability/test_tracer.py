@@ -18,9 +18,10 @@ from conch.core.request import InferenceRequest, RunTimes
 from conch.observability.exporters import DropCounter, SpanOptions
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_context import format_traceparent
+from conch.observability.tracing.trace_options import TailRules
 from conch.observability.tracing.trace_settings import OPENTELEMETRY, TraceSetting, TraceSettings, TraceValues
 from conch.observability.tracing.trace_sink import TraceSink
-from conch.observability.tracing.tracer import TailRules, Tracer
+from conch.observability.tracing.tracer import Tracer
 
 ON = TraceValues(timestamps=True, rate=1, file="trace.json")
 MODELS = ("a", "b")
