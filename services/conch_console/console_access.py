@@ -21,7 +21,7 @@ from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from typing import Final, NamedTuple, Protocol
 
-from conch.access.access_guard import AUTHORIZATION, SCHEME, Access
+from conch.access.access_guard import AUTHORIZATION, SCHEME, Access, AccessGuard
 from conch.access.policy_file import Policy, PrincipalEntry
 from conch.access.policy_state import PolicyState
 from conch.access.principals import ANY, CONTROLS, EVERY_MODEL, INFERS, OPEN, READS, Grant, Role, Roles
@@ -163,7 +163,7 @@ class ConsoleAccess:
     ) -> None:
         self._options = options
         self._access = Access(PolicyState(_own_policy(options))) if access is None else access
-        self._guard = self._access.guard("console")
+        self._guard = AccessGuard(self._access, "console")
         self._credentials = (
             "a token of this console" if access is None else "a key or a token of the access policy"
         )

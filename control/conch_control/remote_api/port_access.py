@@ -93,7 +93,7 @@ class PolicyAccess:
     """Lets the principals of an access policy do what it says, and holders of the port's token everything."""
 
     def __init__(self, access: Access, token: str | None) -> None:
-        self._guard = access.guard("control")
+        self._guard = AccessGuard(access, "control")
         self._expected = None if token is None else (SCHEME + token).encode()
         limiter = Limiter(_TOKEN_PRINCIPAL, Limits())
         self._operator = Principal(_TOKEN_PRINCIPAL, dict.fromkeys(Role, EVERY_MODEL), limiter)

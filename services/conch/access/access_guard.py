@@ -1,4 +1,8 @@
-"""The checks of calls: `Access` for a server, and an `AccessGuard` for each of its ports.
+"""The checks of calls: `Access` is the access policy of a server, and each port has an `AccessGuard`.
+
+A guard compiles what protects its port into one set of rules: the access policy, restricted protocols and
+APIs, a token of the port's own, and which clients may bring files of models. A port asks it once for each
+call. Without any rules `AccessGuard.checks` is False, and a port then asks nothing per request.
 
 Owns: the state of the policy in effect, the limiters and the counts of refusals.
 Threads and locks: calls on any thread; `Access` swaps the whole state at once, and has a lock for its counts.
@@ -8,18 +12,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from hmac import compare_digest
 from typing import Protocol
 
 from conch.access.policy_state import PolicyState
-from conch.access.principals import Grant, Roles
-from conch.access.request_limits import Limiter
+from conch.access.principals import EVERY_MODEL, Grant, Principal, Role, Roles
+from conch.access.request_limits import Limiter, Limits
 from conch.core.clock import wall_seconds
 from conch.core.errors import (
     ConchError,
     PermissionDeniedError,
     ResourceExhaustedError,
     UnauthenticatedError,
+    UnavailableError,
 )
 from conch.observability.logging.audit_log import OK, AuditLog, AuditRecord
 from conch.observability.metrics.access_metrics import AccessCounts
@@ -27,6 +33,11 @@ from conch.observability.metrics.access_metrics import AccessCounts
 AUTHORIZATION = "authorization"
 SCHEME = "bearer"
 
+Restrictions = Mapping[str, tuple[str, str]]
+"""Access category to the (key, value) that its calls must carry as metadata or header."""
+
+_UPLOADS = "model-repository"  # the category of loads
+_ADDED_BY_PROXIES = frozenset(("forwarded", "via", "x-forwarded-for", "x-real-ip"))
 _REASONS: Mapping[str, str] = {
     PermissionDeniedError.code: "forbidden",
     ResourceExhaustedError.code: "limited",
@@ -76,6 +87,61 @@ class Counts:
             return dict(self._counts)
 
 
+class RestrictedError(UnauthenticatedError):
+    """A call of a restricted category does not carry its key; the statuses are Triton's."""
+
+    grpc_status = UnavailableError.grpc_status
+    http_status = PermissionDeniedError.http_status
+
+
+def _everything(name: str) -> Grant:
+    """The grant of a caller to whom no policy applies."""
+    return Grant(Principal(name, dict.fromkeys(Role, EVERY_MODEL), Limiter(name, Limits())))
+
+
+EVERYTHING = _everything("")
+"""The grant of a caller that no rule identifies."""
+
+
+class OwnToken:
+    """A token of one port, whose holders may do everything there; it is valid beside a policy.
+
+    Args:
+        token: The token.
+        principal: The name of its holders in the audit log.
+        missing: Text for a caller without a token, if there is no policy.
+        wrong: Text for a caller with another one, if there is no policy.
+    """
+
+    def __init__(self, token: str, principal: str, missing: str, wrong: str) -> None:
+        self.grant = _everything(principal)
+        self.missing = missing
+        self.wrong = wrong
+        self._expected = f"Bearer {token}".encode()
+
+    def is_shown(self, sent: Sequence[str]) -> bool:
+        """Whether these values of 'authorization' are the token alone."""
+        return len(sent) == 1 and compare_digest(sent[0].encode(errors="backslashreplace"), self._expected)
+
+
+@dataclass(frozen=True, slots=True)
+class PortRules:
+    """What protects one port beside the access policy.
+
+    Attributes:
+        restrictions: Categories of calls that need a key.
+        refusal: Text for a call without its key; ``{key}`` stands for the key's name.
+        any_upload: Whether clients of other machines may bring files of models even where nothing
+            identifies them.
+        token: The port's own token; None for none.
+    """
+
+    restrictions: Restrictions = field(default_factory=dict)
+    refusal: str = "expecting header '{key}'"
+    any_upload: bool = False
+    token: OwnToken | None = None
+
+
 class Access:
     """The access policy of a server.
 
@@ -100,10 +166,6 @@ class Access:
         self._refusals = Counts((_NO_CREDENTIALS, *_REASONS.values()))
         self.reloads = Counts(("ok", "failed"))
         self.fetches = Counts(("ok", "failed"))
-
-    def guard(self, port: str) -> AccessGuard:
-        """The checks of one port; `port` is its name in the audit log, such as ``grpc``."""
-        return AccessGuard(self, port)
 
     def counts(self) -> AccessCounts:
         """What was counted so far."""
@@ -152,20 +214,62 @@ class AccessGuard:
     it knows the model that the call names, it calls `check`. After a change it calls `changed`, also if the
     change failed. `Grant.principal.allows` tells which entries of a listing the caller may see:
 
-        guard = access.guard("console")
+        guard = AccessGuard(access, "console")
         grant = guard.admit(peer, CONTROLS, "load_model", size)
         guard.check(peer, grant, CONTROLS, "digits", "load_model")
         guard.changed(peer, grant, "load_model", "digits", None)
 
     For all methods: `roles` are those of which one suffices, from the table of operations; `action` is the
     operation's name, for the audit log; `model` is its name, `EVERY_MODEL`, or empty if any model's role
-    suffices. Refusals are counted and audited. They are errors of `conch.core.errors`, with gRPC and HTTP
-    status and, over a limit, the time to wait; `http.json_body.error_reply` makes a response of one.
+    suffices. Refusals by the policy are counted and audited. They are errors of `conch.core.errors`, with
+    gRPC and HTTP status and, over a limit, the time to wait; `http.json_body.error_reply` makes a response
+    of one.
+
+    Args:
+        access: The server's access policy; None for none.
+        port: Its name in the audit log, such as ``grpc``.
+        rules: What else protects the port.
+
+    Attributes:
+        identifies: Whether callers of calls with roles need credentials.
+        restricted: Categories whose calls need a key.
     """
 
-    def __init__(self, access: Access, port: str) -> None:
+    def __init__(self, access: Access | None, port: str, rules: PortRules = PortRules()) -> None:
         self._access = access
         self._port = port
+        self._rules = rules
+        self._token = rules.token
+        self.restricted = rules.restrictions
+        self.identifies = access is not None or rules.token is not None
+        # Loads with files bring code. Callers with a key or a role are those that the operator has chosen.
+        self._any_upload = rules.any_upload or access is not None or _UPLOADS in rules.restrictions
+
+    def checks(self, roles: Roles, category: str) -> bool:
+        """Whether `admit` may refuse calls with such roles and of such a category."""
+        return (self.identifies and bool(roles)) or category in self.restricted
+
+    def may_upload(self, local: bool, headers: Iterable[str]) -> bool:
+        """Whether a client may load a model from files in the request, and with them code.
+
+        Args:
+            local: Whether it is on this machine; one that forwards calls (a proxy) counts as remote.
+            headers: Names of its headers in lower case.
+        """
+        return self._any_upload or (local and _ADDED_BY_PROXIES.isdisjoint(headers))
+
+    def check_key(self, peer: Peer, category: str) -> None:
+        """Checks the key of a restricted category, for ports with checks of their own before `admit`.
+
+        Raises:
+            RestrictedError: The call does not carry it.
+        """
+        key, value = self.restricted[category]
+        expected = value.encode()
+        for given in peer.header_values(key):
+            if compare_digest(given.encode(errors="backslashreplace"), expected):
+                return
+        raise RestrictedError(self._rules.refusal.format(key=key))
 
     def open(self, peer: Peer, roles: Roles, action: str, model: str = "") -> Grant:
         """Identifies a caller and checks that it has one of the roles.
@@ -175,25 +279,48 @@ class AccessGuard:
             PermissionDeniedError: It has none of the roles.
         """
         grant: Grant | None = None
+        access, token = self._access, self._token
         try:
-            grant = self._access.grant(peer)
+            if token is not None and token.is_shown(shown := peer.header_values(AUTHORIZATION)):
+                grant = token.grant
+            elif access is not None:
+                grant = access.grant(peer)
+            elif token is not None:
+                raise UnauthenticatedError(token.wrong if shown else token.missing)
+            else:
+                grant = EVERYTHING
             grant.check(roles, model)
         except ConchError as error:
             self._refuse(peer, grant, action, model, error)
             raise
         return grant
 
-    def admit(self, peer: Peer, roles: Roles, action: str, size: int | None = 0, model: str = "") -> Grant:
-        """As `open`, and applies the rates; `size` is in bytes, None if it is not known yet.
+    def admit(
+        self,
+        peer: Peer,
+        roles: Roles,
+        action: str,
+        size: int | None = 0,
+        model: str = "",
+        category: str = "",
+    ) -> Grant:
+        """As `open` and `check_key`, and applies the rates; `size` is in bytes, None if it is not known yet.
 
-        For a stream it is called as it opens, without a size: that counts as the first request.
+        For a stream it is called as it opens, without a size: that counts as the first request. `category`
+        is the call's access category, or empty if the port has checked its key.
 
         Raises:
             ResourceExhaustedError: The principal is over a limit.
         """
-        grant = self.open(peer, roles, action, model)
-        self._take(peer, grant, action, model, size or 0)
-        return replace(grant, unsized=True) if size is None else grant
+        grant = EVERYTHING
+        if self.identifies and roles:
+            grant = self.open(peer, roles, action, model)
+            self._take(peer, grant, action, model, size or 0)
+            if size is None:
+                grant = replace(grant, unsized=True)
+        if category in self.restricted:
+            self.check_key(peer, category)
+        return grant
 
     def check(self, peer: Client, grant: Grant, roles: Roles, model: str, action: str) -> None:
         """Checks the role for a model. Raises PermissionDeniedError: the caller lacks it."""
@@ -205,7 +332,11 @@ class AccessGuard:
 
     def renew(self, peer: Peer, grant: Grant, roles: Roles, action: str) -> Grant:
         """The grant of a caller whose call goes on; as `open` where policy or credentials have ended."""
-        return grant if self._access.holds(grant) else self.open(peer, roles, action)
+        access = self._access
+        # Without an epoch no policy has given it, and none takes it back.
+        if access is None or grant.epoch is None or access.holds(grant):
+            return grant
+        return self.open(peer, roles, action)
 
     def next(self, peer: Peer, grant: Grant, roles: Roles, model: str, action: str, size: int) -> Grant:
         """As `admit` and `check`, for a further request of a stream; returns its grant."""
@@ -234,7 +365,8 @@ class AccessGuard:
 
     def changed(self, peer: Client, grant: Grant, action: str, model: str, error: ConchError | None) -> None:
         """Audits a change that the caller was allowed to ask for, with its error if it failed."""
-        self._access.audit(self._record(peer, grant, action, model, error))
+        if self._access is not None:
+            self._access.audit(self._record(peer, grant, action, model, error))
 
     def _take(self, peer: Client, grant: Grant, action: str, model: str, size: int) -> None:
         try:
@@ -244,8 +376,9 @@ class AccessGuard:
             raise
 
     def _refuse(self, peer: Client, grant: Grant | None, action: str, model: str, error: ConchError) -> None:
-        self._access.count_refusal(error)
-        self._access.audit(self._record(peer, grant, action, model, error))
+        if self._access is not None:
+            self._access.count_refusal(error)
+            self._access.audit(self._record(peer, grant, action, model, error))
 
     def _record(
         self, peer: Client, grant: Grant | None, action: str, model: str, error: ConchError | None
@@ -261,3 +394,7 @@ class AccessGuard:
             code=OK if error is None else error.code,
             error="" if error is None else error.message,
         )
+
+
+UNGUARDED = AccessGuard(None, "")
+"""The guard of a port without rules."""

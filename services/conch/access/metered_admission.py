@@ -7,7 +7,7 @@ have no caller, and are not counted.
 
 from __future__ import annotations
 
-from conch.access.access_guard import Access
+from conch.access.access_guard import Access, AccessGuard
 from conch.access.principals import Grant
 from conch.access.request_limits import Limiter
 from conch.core.admission import Admission
@@ -35,7 +35,7 @@ class MeteredAdmission(Admission):
         request_log: RequestLog | None,
     ) -> None:
         super().__init__(registry, protocol, stages, request_log)
-        self._guard = access.guard(protocol)
+        self._guard = AccessGuard(access, protocol)
 
     def admit(
         self,

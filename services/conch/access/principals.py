@@ -130,7 +130,7 @@ class Grant:
 
         The text is the same for models that exist and for others.
         """
-        if not self.principal.allows(roles, model):
+        if roles and not self.principal.allows(roles, model):
             raise PermissionDeniedError(_denial(self.principal.name, roles, model))
 
 

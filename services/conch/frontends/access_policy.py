@@ -1,17 +1,10 @@
-"""Access rules that both front ends share: restricted protocols and APIs, and uploads of models' files."""
+"""Reads flags of restricted protocols and APIs, and tells clients of this machine from others."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from conch.frontends.operations.operation_table import ACCESS_CATEGORIES
-
-Restrictions = Mapping[str, tuple[str, str]]
-"""Access category to the (key, value) that its calls must carry as metadata or header."""
-
-_ADDED_BY_PROXIES = frozenset(("forwarded", "via", "x-forwarded-for", "x-real-ip"))
 
 
 def parse_restricted_protocols(specifications: list[str]) -> dict[str, tuple[str, str]]:
@@ -49,29 +42,6 @@ def _parse(specifications: list[str], what: str) -> dict[str, tuple[str, str]]:
                 )
             restrictions[group] = (key, value)
     return restrictions
-
-
-@dataclass(frozen=True, slots=True)
-class UploadRule:
-    """Decides which clients of one port may load models from files in the request, and with them code.
-
-    Attributes:
-        any_caller: True if all may: the operator allows it, or the port takes loads only from clients with a
-            certificate or a restricted key.
-    """
-
-    any_caller: bool = False
-
-    def allows(self, local: bool, headers: Iterable[str]) -> bool:
-        """Returns whether a client may upload; `headers` are names in lower case.
-
-        A local client that forwards calls (a proxy) counts as remote.
-        """
-        return self.any_caller or (local and _ADDED_BY_PROXIES.isdisjoint(headers))
-
-
-LOCAL_UPLOADS = UploadRule()
-"""Takes files from this machine only."""
 
 
 def is_loopback(host: str) -> bool:

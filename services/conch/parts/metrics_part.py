@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from conch.access.access_guard import AccessGuard
 from conch.access.principals import EVERY_MODEL, READS
+from conch.core.errors import ConchError
 from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
-from conch.frontends.http.guarded_routes import guard_handler
 from conch.frontends.http.http_connection import Handler
+from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import Listener
+from conch.frontends.http.http_routing import admit
+from conch.frontends.http.json_body import error_reply
 from conch.memory.regions import Regions
 from conch.observability.exporters import LOGS, METRICS, Exporter
 from conch.observability.metrics.access_metrics import access_families
@@ -84,9 +88,7 @@ class MetricsPart(Port):
         self._app = MetricsApp(Exposition(models, sources).render, lambda: core.alive, ready)
         self._handler: Handler = self._app
         if access is not None:
-            # The text has the metrics of all models.
-            guard = access.guard("metrics")
-            self._handler = guard_handler(self._app, guard, READS, "metrics", EVERY_MODEL, OPEN_PATHS)
+            self._handler = _guarded(self._app, AccessGuard(access, "metrics"))
         self._export: MetricsExport | None = None
         exporters: dict[str, Exporter[Any]] = {} if log_exporter is None else {LOGS: log_exporter}
         if options.export is not None:
@@ -141,6 +143,19 @@ class MetricsPart(Port):
             self._gpus.close()
             self._gpus = None
         return ended
+
+
+def _guarded(handler: Handler, guard: AccessGuard) -> Handler:
+    def handle(exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
+        if exchange.path not in OPEN_PATHS:
+            try:
+                admit(exchange, guard, READS, "metrics", EVERY_MODEL)  # the text has all models
+            except ConchError as error:
+                exchange.respond(*error_reply(error))
+                return None
+        return handler(exchange)
+
+    return handle
 
 
 def _sizes_of(regions: Regions) -> RegionSizes:

@@ -19,7 +19,8 @@ from tests.support.loading import answer, config_json, files, load, write_number
 from tests.support.servers import AnyServer, RawClient, serving, serving_process
 from tritonclient.grpc import service_pb2
 
-from conch.frontends.access_policy import UploadRule, is_local_peer, is_loopback
+from conch.access.access_guard import UNGUARDED, AccessGuard, PortRules
+from conch.frontends.access_policy import is_local_peer, is_loopback
 
 EXPLICIT = "--model-control-mode=explicit"
 
@@ -209,6 +210,12 @@ def test_peers_on_this_machine(peer: str, local: bool) -> None:
 def test_callers_behind_proxies_are_not_on_this_machine() -> None:
     assert is_loopback("::1")
     for name in ("x-forwarded-for", "forwarded", "via", "x-real-ip"):
-        assert not UploadRule().allows(True, ["host", name])
-        assert UploadRule(any_caller=True).allows(True, ["host", name])
-    assert UploadRule().allows(True, ["host"])
+        assert not UNGUARDED.may_upload(True, ["host", name])
+        assert AccessGuard(None, "http", PortRules(any_upload=True)).may_upload(True, ["host", name])
+    assert UNGUARDED.may_upload(True, ["host"])
+
+
+def test_files_come_from_other_machines_if_loads_need_a_key() -> None:
+    for category, allowed in (("model-repository", True), ("inference", False)):
+        guard = AccessGuard(None, "http", PortRules({category: ("key", "value")}))
+        assert guard.may_upload(False, ["host"]) is allowed

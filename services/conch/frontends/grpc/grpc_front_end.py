@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 
-from conch.access.access_guard import Access
+from conch.access.access_guard import Access, PortRules
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.core.process_setup import GRPC_SHARES, most_descriptors
@@ -131,13 +131,12 @@ class GrpcFrontEnd:
 
 def method_options(options: GrpcOptions) -> MethodOptions:
     """Converts the options to those of the handlers."""
-    identified = options.mutual or "model-repository" in options.restrictions
-    return MethodOptions(
-        options.compression,
+    rules = PortRules(
         options.restrictions,
-        options.header_forward_pattern,
-        options.allow_model_upload or identified,
+        "This protocol is restricted, expecting header '{key}'",
+        options.allow_model_upload or options.mutual,
     )
+    return MethodOptions(options.compression, options.header_forward_pattern, rules)
 
 
 def channel_arguments(options: GrpcOptions) -> ChannelArguments:

@@ -10,21 +10,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from conch.access.access_guard import Access
+from conch.access.access_guard import Access, AccessGuard, PortRules
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request_log import Caller
 from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
-from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.grpc.guarded_rpcs import charge_unary, guard_streams, guard_unary, preparation
 from conch.frontends.grpc.health_watch import HealthWatch
 from conch.frontends.grpc.infer_rpc import InferHandler
 from conch.frontends.grpc.operation_rpcs import operation_handlers
 from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.response_encoder import ResponseEncoder
-from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
-from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod, UnaryRpc
+from conch.frontends.grpc.rpc_calls import StreamMethod, UnaryRpc
 from conch.frontends.grpc.stream_infer_rpc import StreamInferHandler
 from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.load_reports import LoadReports
@@ -41,19 +39,13 @@ class MethodOptions:
 
     Attributes:
         compression: gRPC algorithm for inference responses, or None.
-        restrictions: Categories of RPCs that need a secret.
         header_forward_pattern: RE2 pattern of call metadata that become request parameters; empty for none.
-        any_upload: Whether remote clients may load models from files in the request.
+        rules: What protects the port beside an access policy.
     """
 
     compression: str | None = None
-    restrictions: Restrictions = field(default_factory=dict)
     header_forward_pattern: str = ""
-    any_upload: bool = False
-
-
-def _both(first: Admit, second: Admit) -> Admit:
-    return lambda call: first(call) and second(call)
+    rules: PortRules = field(default_factory=PortRules)
 
 
 class GrpcMethods:
@@ -82,14 +74,12 @@ class GrpcMethods:
         reports: LoadReports | None = None,
         access: Access | None = None,
     ) -> None:
-        guard = None if access is None else access.guard("grpc")
+        guard = AccessGuard(access, "grpc", options.rules)
         self._operations = OperationPools("conch-grpc")
         self._decoding = ThreadPool(_DECODE_THREADS, "conch-grpc-decode")
         pattern = options.header_forward_pattern
         forward = HeaderForwarder(pattern) if pattern else None
-        # With a policy only callers with the role `control` may load models.
-        uploads = UploadRule(options.any_upload or guard is not None)
-        unary: dict[str, UnaryMethod] = operation_handlers(core, services, self._operations, uploads, guard)
+        unary = operation_handlers(core, services, self._operations, guard)
         shared = core, queue_inline, ResponseEncoder(), clock, self._decoding
         outgoing = options.compression, services.regions, reports
         self._infer = InferHandler(*shared, preparation(forward, guard, stream=False), *outgoing)
@@ -101,19 +91,13 @@ class GrpcMethods:
         }
         streams |= reflection_handlers(list(table.SERVICES))
 
-        def refused(error: ConchError, call: Caller, size: int) -> None:
+        def refused(error: ConchError, call: Caller) -> None:
             if core.request_log is not None:
-                core.request_log.refuse(None, error, "grpc", call, size, clock())
+                core.request_log.refuse(None, error, "grpc", call, 0, clock())
 
-        self.unary = unary
-        self.admissions = restrict(unary, options.restrictions, refused)
-        self.streams = restrict_streams(streams, options.restrictions, refused)
-        if guard is not None:
-            self.unary = charge_unary(unary)
-            for method, admit in guard_unary(unary, guard, refused).items():
-                also = self.admissions.get(method)
-                self.admissions[method] = admit if also is None else _both(admit, also)
-            self.streams = guard_streams(self.streams, guard, refused)
+        self.unary = charge_unary(unary, guard)
+        self.admissions = guard_unary(unary, guard, refused)
+        self.streams = guard_streams(streams, guard, refused)
 
     def handle(self, method: str, call: UnaryRpc, message: bytes) -> None:
         """Checks and handles a unary call, for transports that have received its message before."""

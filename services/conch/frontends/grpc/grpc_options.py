@@ -15,7 +15,7 @@ from conch.core.option import Setting, Settings, contents_of, nested, option
 from conch.core.value_types import ANY_PORT, BOOL, FILE, NATURAL, POSITIVE, TEXT, integer
 
 if TYPE_CHECKING:
-    from conch.frontends.access_policy import Restrictions
+    from conch.access.access_guard import Restrictions
     from conch.frontends.grpc.adapter import TlsOptions
 
 MAX_MESSAGE_BYTES = 2**31 - 1

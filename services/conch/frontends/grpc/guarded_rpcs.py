@@ -1,7 +1,7 @@
-"""RPCs under an access policy: checks callers before messages come, and the model of each inference request.
+"""Asks the guard of the gRPC port: for calls before their messages come, and for the model of each request.
 
-A call is checked only if there is a policy and its RPC has roles. Methods that are not in the table of
-operations, such as those of reflection, need any principal.
+RPCs that the guard has no rule for are not wrapped. Methods that are not in the table of operations, such as
+those of reflection, need any principal where there is a policy.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from conch.access.access_guard import AccessGuard
-from conch.access.principals import ANY, INFERS, Grant, Roles
+from conch.access.principals import ANY, INFERS, Grant
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest
+from conch.core.request_log import Caller
 from conch.frontends.grpc.response_encoder import retry_metadata
-from conch.frontends.grpc.restricted_rpcs import OnRefused
 from conch.frontends.grpc.rpc_calls import (
     Admit,
     RpcCall,
@@ -23,37 +23,67 @@ from conch.frontends.grpc.rpc_calls import (
     UnaryRpc,
 )
 from conch.frontends.header_forwarding import HeaderForwarder
-from conch.frontends.operations.operation_table import ENDPOINT_BY_RPC, INFER, STREAM_INFER
+from conch.frontends.operations.operation_table import ENDPOINT_BY_RPC, INFER, STREAM_INFER, Endpoint
 
 PrepareRequest = Callable[[InferenceRequest, RpcCall, int], None]
 """Completes or refuses a decoded request of a call, whose message has so many bytes."""
 
+OnRefused = Callable[[ConchError, Caller], None]
+"""Logs a refused inference."""
+
 
 def guard_unary(methods: Iterable[str], guard: AccessGuard, on_refused: OnRefused) -> dict[str, Admit]:
-    """Returns the checks of those methods that need a role."""
+    """Returns the checks of those methods that need one."""
 
-    def check(roles: Roles, action: str) -> Admit:
+    def check(endpoint: Endpoint) -> Admit:
+        roles, action, category = endpoint.entry_roles, endpoint.name, endpoint.access
+
         def admit(call: UnaryRpc) -> bool:
             try:
-                call.access = guard.admit(call, roles, action)
+                call.access = guard.admit(call, roles, action, category=category)
             except ConchError as error:
-                if roles == INFERS:
-                    on_refused(error, call, 0)  # it may add to the answer
+                if category == INFER.access:
+                    on_refused(error, call)  # it may add to the answer
                 call.abort(error.grpc_status, error.message, retry_metadata(error))
                 return False
             return True
 
         return admit
 
-    needs = {method: _needs(method) for method in methods}
-    return {method: check(roles, action) for method, (roles, action) in needs.items() if roles}
+    return {method: check(endpoint) for method, endpoint in _guarded(methods, guard).items()}
 
 
-def charge_unary(handlers: Mapping[str, UnaryMethod]) -> dict[str, UnaryMethod]:
-    """Returns the handlers by method; those that `guard_unary` checks charge the message to the principal."""
+def guard_streams(
+    handlers: Mapping[str, StreamMethod], guard: AccessGuard, on_refused: OnRefused
+) -> dict[str, StreamMethod]:
+    """Returns the handlers by method; a stream is checked as it opens, which counts as its first request."""
+
+    def guarded(endpoint: Endpoint, handler: StreamMethod) -> StreamMethod:
+        roles, action, category = endpoint.entry_roles, endpoint.name, endpoint.access
+
+        def handle(call: StreamRpc) -> None:
+            try:
+                call.access = guard.admit(call, roles, action, None, category=category)
+            except ConchError as error:
+                call.refuse(error.grpc_status, error.message, retry_metadata(error))
+                if category == INFER.access:
+                    on_refused(error, call)
+            else:
+                handler(call)
+
+        return handle
+
+    needs = _guarded(handlers, guard)
+    return dict(handlers) | {method: guarded(needs[method], handlers[method]) for method in needs}
+
+
+def charge_unary(handlers: Mapping[str, UnaryMethod], guard: AccessGuard) -> dict[str, UnaryMethod]:
+    """Returns the handlers by method; where callers have limits, they charge the message to the principal."""
+    if not guard.identifies:
+        return dict(handlers)
 
     def charged(method: str, handler: UnaryMethod) -> UnaryMethod:
-        if not _needs(method)[0]:
+        if not _endpoint(method).entry_roles:
             return handler
 
         def handle(call: UnaryRpc, message: bytes) -> None:
@@ -65,42 +95,22 @@ def charge_unary(handlers: Mapping[str, UnaryMethod]) -> dict[str, UnaryMethod]:
     return {method: charged(method, handler) for method, handler in handlers.items()}
 
 
-def guard_streams(
-    handlers: Mapping[str, StreamMethod], guard: AccessGuard, on_refused: OnRefused
-) -> dict[str, StreamMethod]:
-    """Returns the handlers by method; opening a stream counts as its first request."""
-
-    def guarded(method: str, handler: StreamMethod) -> StreamMethod:
-        roles, action = _needs(method)
-        if not roles:
-            return handler
-
-        def handle(call: StreamRpc) -> None:
-            try:
-                call.access = guard.admit(call, roles, action, None)
-            except ConchError as error:
-                call.refuse(error.grpc_status, error.message, retry_metadata(error))
-                if roles == INFERS:
-                    on_refused(error, call, 0)
-            else:
-                handler(call)
-
-        return handle
-
-    return {method: guarded(method, handler) for method, handler in handlers.items()}
+def _guarded(methods: Iterable[str], guard: AccessGuard) -> dict[str, Endpoint]:
+    endpoints = {method: _endpoint(method) for method in methods}
+    return {
+        method: endpoint
+        for method, endpoint in endpoints.items()
+        if guard.checks(endpoint.entry_roles, endpoint.access)
+    }
 
 
-def _needs(method: str) -> tuple[Roles, str]:
-    """The roles and the name of an RPC."""
-    endpoint = ENDPOINT_BY_RPC.get(method)
-    return (ANY, method) if endpoint is None else (endpoint.entry_roles, endpoint.name)
+def _endpoint(method: str) -> Endpoint:
+    return ENDPOINT_BY_RPC.get(method) or Endpoint(method, "", "", roles=ANY)
 
 
-def preparation(
-    forward: HeaderForwarder | None, guard: AccessGuard | None, stream: bool
-) -> PrepareRequest | None:
+def preparation(forward: HeaderForwarder | None, guard: AccessGuard, stream: bool) -> PrepareRequest | None:
     """What is done with each decoded request of ModelInfer or ModelStreamInfer; None for nothing."""
-    check = None if guard is None else (_stream_check if stream else _unary_check)(guard)
+    check = (_stream_check if stream else _unary_check)(guard) if guard.identifies else None
     if forward is None:
         return check
 

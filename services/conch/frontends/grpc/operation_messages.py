@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from conch.access.access_guard import AccessGuard
 from conch.core.errors import InvalidArgumentError
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.statistics_snapshot import Duration
-from conch.frontends.access_policy import UploadRule, is_local_peer
+from conch.frontends.access_policy import is_local_peer
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.wire_format import check_fields
 from conch.frontends.operations import operation_handlers as plain
@@ -159,10 +160,10 @@ class LoadMessage:
 
 
 class LoadReader:
-    """Reads load requests; `uploads` decides which clients may send files."""
+    """Reads load requests; the guard decides which clients may send files."""
 
-    def __init__(self, uploads: UploadRule) -> None:
-        self._uploads = uploads
+    def __init__(self, guard: AccessGuard) -> None:
+        self._guard = guard
 
     def __call__(self, message: pb.RepositoryModelLoadRequest, call: UnaryRpc) -> plain.LoadRequest:
         """Reads the parameters of a load.
@@ -170,7 +171,7 @@ class LoadReader:
         Raises:
             ConchError: One is unknown or of the wrong type; the texts are Triton's.
         """
-        may_upload = self._uploads.allows(is_local_peer(call.client), (key for key, _ in call.metadata))
+        may_upload = self._guard.may_upload(is_local_peer(call.client), (key for key, _ in call.metadata))
         plain.refuse_repository_name(message.repository_name)
         parameters: dict[str, LoadParameter] = {}
         for key, value in message.parameters.items():

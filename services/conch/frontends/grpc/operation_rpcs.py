@@ -23,7 +23,6 @@ from conch.core.errors import (
     ResourceExhaustedError,
 )
 from conch.core.server_state import ServerState
-from conch.frontends.access_policy import UploadRule
 from conch.frontends.grpc import operation_messages as messages
 from conch.frontends.grpc.rpc_calls import UnaryMethod, UnaryRpc
 from conch.frontends.operations import operation_table as table
@@ -55,15 +54,13 @@ def operation_handlers(
     core: ServerState,
     services: Services,
     pools: OperationPools,
-    uploads: UploadRule,
-    guard: AccessGuard | None = None,
+    guard: AccessGuard,
 ) -> dict[str, UnaryMethod]:
     """Returns the handlers of all operations that have an RPC, by gRPC method."""
-    return {rpc.operation.grpc_method: _handler(rpc, core, services, pools, guard) for rpc in _rpcs(uploads)}
+    return {rpc.operation.grpc_method: _handler(rpc, core, services, pools, guard) for rpc in _rpcs(guard)}
 
 
-def _rpcs(uploads: UploadRule) -> tuple[_Rpc, ...]:
-    read_load = messages.LoadReader(uploads)
+def _rpcs(guard: AccessGuard) -> tuple[_Rpc, ...]:
     return (
         _Rpc(table.SERVER_LIVE, pb.ServerLiveRequest, _nothing, messages.write_live),
         _Rpc(
@@ -92,7 +89,7 @@ def _rpcs(uploads: UploadRule) -> tuple[_Rpc, ...]:
         _Rpc(
             table.LOAD_MODEL,
             messages.LoadMessage,
-            read_load,
+            messages.LoadReader(guard),
             lambda _: pb.RepositoryModelLoadResponse(),
             max_bytes=None,
         ),
@@ -158,7 +155,7 @@ def _nothing(message: Any, call: UnaryRpc) -> None:
 
 
 def _handler(
-    rpc: _Rpc, core: ServerState, services: Services, pools: OperationPools, guard: AccessGuard | None
+    rpc: _Rpc, core: ServerState, services: Services, pools: OperationPools, guard: AccessGuard
 ) -> UnaryMethod:
     def handle(call: UnaryRpc, message: bytes) -> None:
         if rpc.max_bytes is not None and len(message) > rpc.max_bytes:
@@ -187,7 +184,7 @@ def _handler(
     def answer(call: UnaryRpc, message: bytes) -> None:
         try:
             request = read(message_class.FromString(message), call)
-            run = handler if guard is None else checked(operation, guard, call)
+            run = checked(operation, guard, call) if guard.identifies else handler
             call.reply(write(run(core, services, request)).SerializeToString())
         except ConchError as error:
             call.abort(error.grpc_status, error.message)

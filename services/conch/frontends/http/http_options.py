@@ -36,7 +36,7 @@ from conch.core.value_types import (
 )
 
 if TYPE_CHECKING:
-    from conch.frontends.access_policy import Restrictions
+    from conch.access.access_guard import Restrictions
     from conch.frontends.http.route_provider import RouteProvider
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^A-Z/?#@\s]+")

@@ -1,7 +1,7 @@
 """The table of routes: finds the handler of a request, after the checks that all requests pass.
 
-Checks, in order: known path, CORS, restrictions, origin, method. Paths are matched as in Triton: raw, neither
-decoded nor normalised.
+Checks, in order: known path, CORS, key of a restricted category, origin, method, access policy. Paths are
+matched as in Triton: raw, neither decoded nor normalised.
 
 Threads and locks: event loop only.
 """
@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hmac import compare_digest
 from typing import Any
 
+from conch.access.access_guard import UNGUARDED, AccessGuard
+from conch.access.principals import Roles
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, UnauthenticatedError
+from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
-from conch.frontends.access_policy import Restrictions
 from conch.frontends.http.cors import CrossOriginInference, cross_origin_reason
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.json_body import error_reply, text_error
 from conch.frontends.load_reports import ASKED, LoadReports
+from conch.frontends.operations.operation_table import ENDPOINTS, path_pattern
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +81,20 @@ def route(pattern: str, methods: Sequence[str], category: str, handler: RouteHan
     return Route(re.compile(pattern), tuple(methods), category, handler)
 
 
+_ENDPOINTS = {
+    (path_pattern(template), endpoint.http_method): endpoint
+    for endpoint in ENDPOINTS
+    for template in endpoint.paths
+}
+
+
 class RouteTable:
     """Handles requests by a table; the first matching pattern wins.
 
     Args:
         routes: The table.
-        restrictions: Categories that need a secret.
-        refusals: Logs inference requests without it; None for no log.
+        guard: Checks the callers. If it identifies them, all routes must be in the table of operations.
+        refusals: Logs inference requests that the guard refuses; None for no log.
         cors: Opens inference to pages of other origins; None for none.
         unmatched: Response for unknown paths.
         reports: Adds load reports to the responses of inference requests that ask for them; None for none.
@@ -96,7 +104,7 @@ class RouteTable:
     def __init__(
         self,
         routes: Sequence[Route],
-        restrictions: Restrictions | None = None,
+        guard: AccessGuard = UNGUARDED,
         refusals: RefusalLog | None = None,
         cors: CrossOriginInference | None = None,
         unmatched: Reply = NOT_FOUND,
@@ -105,7 +113,14 @@ class RouteTable:
     ) -> None:
         self._checks_origin = checks_origin
         self._routes = tuple(routes)
-        self._restrictions = restrictions or {}
+        self._guard = guard
+        self._restricted = guard.restricted
+        self._endpoints = {
+            call: _ENDPOINTS[call]
+            for each in self._routes
+            for call in ((each.pattern.pattern, method) for method in each.methods)
+            if guard.identifies
+        }
         self._refusals = refusals
         self._cors = cors
         self._unmatched = unmatched
@@ -125,14 +140,12 @@ class RouteTable:
         inference = target.category == "inference"
         if inference and self._cors is not None and self._cors.answer(exchange):
             return None
-        if target.category in self._restrictions and not self._admits(exchange, target.category):
-            key, _ = self._restrictions[target.category]
-            text = f"This API is restricted, expecting header '{key}'"
-            if inference and self._refusals is not None:  # before the answer, to which it may add
-                model, version = groups.get("model", ""), groups.get("version", "")
-                self._refusals.add(exchange, model, version, UnauthenticatedError(text))
-            exchange.respond(*text_error(text, 403))
-            return None
+        if target.category in self._restricted:
+            try:
+                self._guard.check_key(exchange, target.category)
+            except ConchError as error:
+                self._refuse(exchange, target, groups, error)
+                return None
         if inference and ASKED in exchange.fields and self._reports is not None:
             exchange.late_headers = partial(self._reports.header, exchange.fields[ASKED])
         if exchange.method in ("POST", "DELETE") and not inference and self._checks_origin:
@@ -145,17 +158,34 @@ class RouteTable:
             exchange.respond(*text_error("Method Not Allowed", 405))
             return None
         try:
+            if self._endpoints:
+                endpoint = self._endpoints[target.pattern.pattern, exchange.method]
+                model = groups.get("model", "")
+                try:
+                    admit(exchange, self._guard, endpoint.entry_roles, endpoint.name, model)
+                except ConchError as error:
+                    self._refuse(exchange, target, groups, error)
+                    return None
             work = target.handler(exchange, **groups)
         except Exception as error:  # boundary: a handler
             exchange.respond(*_unforeseen(exchange, error))
             return None
         return None if work is None else _answer(exchange, work)
 
-    def _admits(self, exchange: HttpExchange, category: str) -> bool:
-        """Returns whether the request has the header of its category."""
-        key, value = self._restrictions[category]
-        name, secret = key.encode(), value.encode()
-        return any(each.lower() == name and compare_digest(given, secret) for each, given in exchange.headers)
+    def _refuse(
+        self, exchange: HttpExchange, target: Route, groups: Mapping[str, str], error: ConchError
+    ) -> None:
+        if target.category == "inference" and self._refusals is not None:
+            # Before the answer, to which it may add.
+            self._refusals.add(exchange, groups.get("model", ""), groups.get("version", ""), error)
+        exchange.respond(*error_reply(error))
+
+
+def admit(exchange: HttpExchange, guard: AccessGuard, roles: Roles, action: str, model: str) -> None:
+    """Identifies the caller of a request before its body is read; raises as `AccessGuard.admit`."""
+    if roles:
+        size = None if b"transfer-encoding" in exchange.fields else exchange.length or 0
+        exchange.access = guard.admit(exchange, roles, action, size, model)
 
 
 async def _answer(exchange: HttpExchange, work: Coroutine[Any, Any, Reply | None]) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-from conch.access.access_guard import Access
+from conch.access.access_guard import Access, AccessGuard, PortRules
 from conch.core.admission import ExitingError
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.process_setup import HTTP_SHARES, most_descriptors
 from conch.core.server_state import ServerState
-from conch.frontends.access_policy import UploadRule
 from conch.frontends.http.cors import CrossOriginInference
-from conch.frontends.http.guarded_routes import guard_routes
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import Listener, LoopThread
@@ -50,7 +48,17 @@ class HttpFrontEnd:
         self._core = core
         platform = options.platform
         self._thread = thread
-        guard = None if access is None else access.guard("http")
+        # Headers are read as Latin-1.
+        keys = {
+            category: (key, value.encode().decode("latin-1"))
+            for category, (key, value) in options.restrictions.items()
+        }
+        rules = PortRules(
+            keys,
+            "This API is restricted, expecting header '{key}'",
+            options.allow_model_upload or options.mutual,
+        )
+        guard = AccessGuard(access, "http", rules)
         self._pools = Pools()
         self._admission = core.admission("http")
         most_bytes = options.max_input_bytes
@@ -64,27 +72,22 @@ class HttpFrontEnd:
             options.header_forward_pattern,
             self._admission,
         )
-        identified = options.mutual or "model-repository" in options.restrictions or guard is not None
-        uploads = UploadRule(options.allow_model_upload or identified)
         routes = [
             route(path_pattern(INFER.paths[0]), [INFER.http_method], INFER.access, infer),
-            *api_routes(core, services, self._pools, most_bytes, clock, self._admission, uploads, guard),
+            *api_routes(core, services, self._pools, most_bytes, clock, self._admission, guard),
         ]
         refusals = RefusalLog(core, clock)
-        if guard is not None:
-            routes = guard_routes(routes, guard, refusals)
         table = RouteTable(
             routes,
-            options.restrictions,
+            guard,
             refusals,
             CrossOriginInference(options.cors_origins) if options.cors_origins else None,
             reports=reports,
         )
         self._handler: Handler = table
         if platform is not None:
-            rules = options.restrictions, refusals
             self._handler = platform.bind(
-                RestApi(core, services, self._pools, table, infer, *rules, most_bytes, metrics)
+                RestApi(core, services, self._pools, table, infer, guard, refusals, most_bytes, metrics)
             )
         self._listener: Listener | None = None
 

@@ -13,8 +13,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from conch.access.access_guard import AccessGuard
 from conch.core.server_state import ServerState
-from conch.frontends.access_policy import Restrictions
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_pools import Pools
@@ -36,7 +36,7 @@ class RestApi:
         pools: Thread pools for slow work.
         table: All routes.
         infer: The infer route, for models whose identifiers are no paths.
-        restrictions: Categories of routes that need a secret.
+        guard: Checks the callers of the port.
         refusals: Logs refused inference requests.
         most_bytes: Largest body of JSON.
         metrics: Handler of ``GET /metrics``; None without metrics.
@@ -47,7 +47,7 @@ class RestApi:
     pools: Pools
     table: RouteTable
     infer: InferRoute
-    restrictions: Restrictions
+    guard: AccessGuard
     refusals: RefusalLog
     most_bytes: int
     metrics: Handler | None = None

@@ -409,9 +409,6 @@ ACCESS_CATEGORIES = frozenset(endpoint.access for endpoint in ENDPOINTS)
 SERVICES = tuple(sorted({each.grpc_method.split("/")[1] for each in ENDPOINTS if each.rpc}))
 """The gRPC services of the table."""
 
-ACCESS_BY_RPC = {each.grpc_method: each.access for each in ENDPOINTS if each.rpc}
-"""The access category of each gRPC method."""
-
 ENDPOINT_BY_RPC = {each.grpc_method: each for each in ENDPOINTS if each.rpc}
 """The endpoint of each gRPC method."""
 

@@ -16,7 +16,7 @@ from tests.support.raw_http import DRIPS, dripping
 from tests.support.servers import WAIT_S, eventually
 from tests.support.tokens import AUDIENCE, ISSUER, Issuer
 
-from conch.access.access_guard import Access
+from conch.access.access_guard import Access, AccessGuard
 from conch.access.policy_reload import KeyFetcher, PolicyReload
 from conch.access.principals import CONTROLS, INFERS
 from conch.cli.access_command import run
@@ -54,7 +54,7 @@ class Place:
         self.key.write_text(FIRST)
         self.reload = PolicyReload(self.path)
         self.access = Access(self.reload.state)
-        self.guard = self.access.guard("test")
+        self.guard = AccessGuard(self.access, "test")
         self.reload.start(self.access)
 
     def looks(self, times: int) -> None:
@@ -108,7 +108,7 @@ def test_a_directory_that_is_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     reload.look()
     reload.look()
     reload.stop()
-    assert access.guard("test").admit(Caller(SECOND), INFERS, "infer").name == "web"
+    assert AccessGuard(access, "test").admit(Caller(SECOND), INFERS, "infer").name == "web"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_tokens_by_keys_from_a_url(tmp_path: Path) -> None:
         reload = PolicyReload(path)
         with closing(AuditLog(audit)) as log:
             access = Access(reload.state, log)
-            guard = access.guard("test")
+            guard = AccessGuard(access, "test")
             reload.start(access)
             try:
                 ml = Caller(issuer.token(groups=["a", "ml"]))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tests.support.core import make_request
 
-from conch.core.errors import InvalidArgumentError
+from conch.access.access_guard import AccessGuard, PortRules
+from conch.core.errors import ConchError, InvalidArgumentError
 from conch.frontends.access_policy import parse_restricted_protocols
-from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
+from conch.frontends.grpc.guarded_rpcs import guard_streams, guard_unary
 from conch.frontends.header_forwarding import HeaderForwarder
 from conch.frontends.operations.operation_table import ENDPOINTS
 from conch.protocol import inference_pb2
@@ -73,10 +74,18 @@ class Call:
         self.metadata = metadata
         self.events: list[object] = []
 
-    def abort(self, status: int, details: str) -> None:
+    def header_values(self, name: str) -> list[str]:
+        return [value for key, value in self.metadata if key == name and isinstance(value, str)]
+
+    def abort(self, status: int, details: str, trailing: object) -> None:
         self.events.append((status, details))
 
     refuse = abort
+
+
+def not_logged(error: ConchError, call: object) -> None:
+    """Only refused inferences are logged."""
+    raise AssertionError("this is no inference")
 
 
 REFUSED = [(14, "This protocol is restricted, expecting header 'triton-grpc-protocol-key'")]
@@ -98,13 +107,15 @@ REFUSED = [(14, "This protocol is restricted, expecting header 'triton-grpc-prot
 )
 def test_restricted_calls(method: str, metadata: list[tuple[str, str | bytes]], events: list[object]) -> None:
     restrictions = parse_restricted_protocols(["health:key=value"])
+    text = "This protocol is restricted, expecting header '{key}'"
+    guard = AccessGuard(None, "grpc", PortRules(restrictions, text))
     path = method if method.startswith("/") else SERVICE + method
     call: Any = Call(metadata)
-    if all(admit(call) for admit in restrict([path], restrictions).values()):
+    if all(admit(call) for admit in guard_unary([path], guard, not_logged).values()):
         call.events.append("handled")
     assert call.events == events
     stream: Any = Call(metadata)
-    restrict_streams({path: lambda call: call.events.append("handled")}, restrictions)[path](stream)  # type: ignore[attr-defined]
+    guard_streams({path: lambda call: call.events.append("handled")}, guard, not_logged)[path](stream)  # type: ignore[attr-defined]
     assert stream.events == events
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.support.raw_http import head
 from tests.support.rest import Rest, Wire
 
+from conch.access.access_guard import AccessGuard, PortRules
 from conch.core.errors import NotFoundError, ResourceExhaustedError
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_routing import RouteTable, route
@@ -120,7 +121,11 @@ def test_a_target_with_a_host_or_a_fragment_has_a_path() -> None:
 
 
 def test_restricted_categories_need_their_header_before_all_else() -> None:
-    restricted = Rest(RouteTable(ROUTES, {"metadata": ("key", "secret"), "logging": ("other", "x")}))
+    rules = PortRules(
+        {"metadata": ("key", "secret"), "logging": ("other", "x")},
+        "This API is restricted, expecting header '{key}'",
+    )
+    restricted = Rest(RouteTable(ROUTES, AccessGuard(None, "http", rules)))
     assert restricted("GET", "/v2/models/a") == RESTRICTED
     assert restricted("DELETE", "/v2/models/a") == RESTRICTED
     assert restricted("GET", "/v2/models/a", headers={"key": "wrong"}) == RESTRICTED

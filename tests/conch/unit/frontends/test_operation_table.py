@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.rest import Agent, make_core, pools
 
-from conch.frontends.access_policy import LOCAL_UPLOADS
+from conch.access.access_guard import UNGUARDED
 from conch.frontends.grpc.operation_rpcs import operation_handlers
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes.api_routes import api_routes
@@ -60,7 +60,7 @@ def test_operations_that_mutate_are_posted_and_only_blocking_ones_leave_the_thre
 
 
 def test_grpc_handles_every_operation_with_an_rpc() -> None:
-    handlers = operation_handlers(make_core(Agent()), services(), OperationPools("test-table"), LOCAL_UPLOADS)
+    handlers = operation_handlers(make_core(Agent()), services(), OperationPools("test-table"), UNGUARDED)
     assert sorted(handlers) == sorted(each.grpc_method for each in OPERATIONS if each.rpc)
 
 

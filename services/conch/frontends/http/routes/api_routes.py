@@ -17,7 +17,7 @@ from pathlib import Path as FilePath
 from typing import Any
 from urllib.parse import quote
 
-from conch.access.access_guard import AccessGuard
+from conch.access.access_guard import UNGUARDED, AccessGuard
 from conch.access.principals import ANY
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
@@ -26,7 +26,7 @@ from conch.core.model_control import LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
-from conch.frontends.access_policy import LOCAL_UPLOADS, UploadRule, is_loopback
+from conch.frontends.access_policy import is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools, result_of
@@ -85,8 +85,7 @@ def api_routes(
     most_bytes: int = MOST_BYTES,
     clock: Clock = monotonic_ns,
     admission: Admission | None = None,
-    uploads: UploadRule = LOCAL_UPLOADS,
-    guard: AccessGuard | None = None,
+    guard: AccessGuard = UNGUARDED,
 ) -> list[Route]:
     """Returns all routes but that of infer; `most_bytes` is the largest body of JSON."""
     reply = document(core.version)
@@ -99,7 +98,7 @@ def api_routes(
         table.OPENAPI.name: openapi,
         table.DOCS_PAGE.name: docs_endpoint(pools),
     }
-    for form in _forms(core, services, pools, most_bytes, uploads):
+    for form in _forms(core, services, pools, most_bytes, guard):
         endpoints[form.operation.name] = _endpoint(form, core, services, pools, guard)
     return [*generate_routes(core, pools, most_bytes, clock, admission), *_routes(endpoints)]
 
@@ -134,7 +133,7 @@ def _routes(endpoints: Mapping[str, RouteHandler]) -> list[Route]:
 
 
 def _endpoint(
-    form: _Form, core: ServerState, services: Services, pools: Pools, guard: AccessGuard | None
+    form: _Form, core: ServerState, services: Services, pools: Pools, guard: AccessGuard
 ) -> RouteHandler:
     handler: Callable[[ServerState, Services, Any], Any] = form.operation.handler
     runs_on = form.operation.runs_on
@@ -143,11 +142,10 @@ def _endpoint(
         try:
             form.check(path)
         except ConchError as error:
-            if guard is not None:
-                audit_failure(form.operation, guard, exchange, path.get("model", ""), error)
+            audit_failure(form.operation, guard, exchange, path.get("model", ""), error)
             raise
         plain = await form.read(exchange, path)
-        run = handler if guard is None else checked(form.operation, guard, exchange)
+        run = checked(form.operation, guard, exchange) if guard.identifies else handler
         pool = pools.operations.choose(runs_on, core)
         if pool is None:
             return form.write(run(core, services, plain))
@@ -165,7 +163,7 @@ def _endpoint(
 
 
 def _forms(
-    core: ServerState, services: Services, pools: Pools, most_bytes: int, uploads: UploadRule
+    core: ServerState, services: Services, pools: Pools, most_bytes: int, guard: AccessGuard
 ) -> list[_Form]:
     async def body_of(exchange: HttpExchange, required: bool = False) -> Any:
         return await read_settings(exchange, pools, most_bytes, required)
@@ -175,7 +173,7 @@ def _forms(
 
     async def load_model(exchange: HttpExchange, path: Path) -> LoadRequest:
         local = is_loopback(exchange.client.rpartition(":")[0])
-        may_upload = uploads.allows(local, (name.decode("latin-1") for name in exchange.fields))
+        may_upload = guard.may_upload(local, (name.decode("latin-1") for name in exchange.fields))
         body = await read_body(exchange, most_bytes)
         parameters = await parsed(exchange, pools, _load_parameters, body) if body else {}
         return LoadRequest(path["model"], parameters, may_upload)
