@@ -15,6 +15,7 @@ from conch.core.errors import ConchError
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.request_log import Caller, RequestLog
+from conch.core.responder_layers import ResponderLayer
 from conch.core.servable import InlineClaim, Servable
 from conch.core.server_stage import ServerStages
 
@@ -57,8 +58,7 @@ class MeteredAdmission(Admission):
         if caller is None or not isinstance(grant, Grant):
             return super().admit(request, may_claim, model, caller, bytes_in, parent=parent, single=single)
         place = _Place(self._guard.enter(caller, grant, request.model_name, "infer"))
-        # First, and so innermost: outputs are written to regions directly only if those are outermost.
-        request.wrap_responder(place.wrap)
+        request.wrap_responder(place.wrap, ResponderLayer.LIMIT)
         try:
             claim = super().admit(request, may_claim, model, caller, bytes_in, parent=parent, single=single)
         except BaseException:

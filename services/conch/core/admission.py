@@ -29,6 +29,7 @@ from conch.core.errors import (
 from conch.core.registry import Registry, parse_version
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.request_log import Caller, RequestLog
+from conch.core.responder_layers import ResponderLayer
 from conch.core.servable import ClosedError, InlineClaim, Servable
 from conch.core.server_stage import ServerStages, Stage
 
@@ -287,7 +288,7 @@ class Admission:
         def wrap(responder: Responder) -> Responder:
             return SingleResponse(responder, self.cancel, refusal)
 
-        request.wrap_responder(wrap, waits=True)
+        request.wrap_responder(wrap, ResponderLayer.SINGLE)
 
     def _log_failure(self, request: InferenceRequest, error: Exception) -> None:
         watch = request.watch

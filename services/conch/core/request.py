@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from conch.core.errors import ConchError
+from conch.core.responder_layers import ResponderLayer
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 
@@ -67,7 +68,13 @@ May block the threads of a decoupled model until a slow client has caught up.
 
 
 class MemoryBindings(Protocol):
-    """The shared-memory regions of a request; wraps its responder once attached."""
+    """The shared-memory regions of a request; wraps its responder once attached.
+
+    Attributes:
+        responder: The inner responder; set by `attach`.
+    """
+
+    responder: Responder
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Places the outputs of a response and passes it on."""
@@ -80,9 +87,6 @@ class MemoryBindings(Protocol):
 
     def device(self, name: str) -> DeviceMemory | None:
         """The device memory of an output; None if it goes elsewhere."""
-
-    def wrap_responder(self, between: Callable[[Responder], Responder]) -> None:
-        """Wraps the inner responder."""
 
     def release(self) -> None:
         """Releases the regions."""
@@ -364,10 +368,14 @@ class InferenceRequest:
         """The outermost responder."""
         return self._responder
 
-    def wrap_responder(self, between: Callable[[Responder], Responder], waits: bool = False) -> None:
-        """Wraps the responder; `waits` tells that the wrapper may hold responses, see `responses_wait`."""
-        self._responder = between(self._responder)
-        self.responses_wait |= waits
+    def wrap_responder(self, between: Callable[[Responder], Responder], layer: ResponderLayer) -> None:
+        """Wraps the responder; `ResponderLayer` has the order of the calls."""
+        bindings = self.region_bindings
+        if layer.inside_regions and bindings is not None:
+            bindings.responder = between(bindings.responder)
+        else:
+            self._responder = between(self._responder)
+        self.responses_wait |= layer.waits
 
     def discard(self) -> None:
         """Releases the regions of a request that was not admitted."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse, RequestModel, Responder, RunTimes
+from conch.core.responder_layers import ResponderLayer
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -155,9 +156,7 @@ class RequestLines:
             _described(request.inputs.values()),
             names,
         )
-        # Inside the regions: outputs are written to them directly only if they are outermost.
-        bindings = request.region_bindings
-        (request if bindings is None else bindings).wrap_responder(_Responses)
+        request.wrap_responder(_Responses, ResponderLayer.LINES)
 
     def execute(self, batch: Batch, spec: ModelSpec) -> None:
         """Logs a batch before it runs."""

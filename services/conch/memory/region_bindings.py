@@ -7,11 +7,11 @@ Threads and locks: the decoding thread, then the threads that respond, one at a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from conch.core.device import DeviceMemory
 from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.responder_layers import ResponderLayer
 from conch.core.response_errors import at_fault
 from conch.core.tensor import Tensor
 from conch.memory.region import Region, check_part
@@ -83,11 +83,7 @@ class RegionBindings:
         after the final one.
         """
         request.region_bindings = self
-        request.wrap_responder(self._before)
-
-    def wrap_responder(self, between: Callable[[Responder], Responder]) -> None:
-        """Wraps the inner responder, which gets responses without placed data; only after `attach`."""
-        self.responder = between(self.responder)
+        request.wrap_responder(self._before, ResponderLayer.REGIONS)
 
     def release(self) -> None:
         """Releases all regions, once: the request is answered, or was never submitted."""

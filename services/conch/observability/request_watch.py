@@ -21,6 +21,7 @@ from conch.core.request import (
     SpanRecord,
 )
 from conch.core.request_log import Caller
+from conch.core.responder_layers import ResponderLayer
 from conch.core.tensor import Tensor
 from conch.observability.logging.access_log import OK, AccessLog, AccessRecord
 from conch.observability.tracing.trace import MOST_SPANS, TensorRecord, Trace
@@ -137,9 +138,7 @@ class RequestWatch:
             trace.started_ns = self._watches.clock()
             if trace.setting.values.tensors:
                 trace.tensors += [_record(_QUEUED, tensor) for tensor in request.inputs.values()]
-        # Between model and regions: copying outputs to a region may fail, and needs the direct way.
-        bindings = request.region_bindings
-        (request if bindings is None else bindings).wrap_responder(self._before)
+        request.wrap_responder(self._before, ResponderLayer.WATCH)
 
     def _before(self, responder: Responder) -> Responder:
         self._responder = responder

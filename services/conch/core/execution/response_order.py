@@ -18,6 +18,7 @@ import threading
 from collections import deque
 
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.responder_layers import ResponderLayer
 from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class ResponseOrder:
                 self._places.append(place)
             return place
 
-        request.wrap_responder(place_for, waits=True)
+        request.wrap_responder(place_for, ResponderLayer.ORDER)
 
     def _add(self, place: _Place, kept: _Response) -> None:
         with self._lock:

@@ -17,6 +17,7 @@ from conch.core.errors import ConchError, DeadlineExceededError, UnavailableErro
 from conch.core.execution.runner_base import RunnerBase
 from conch.core.model_statistics import QUEUED, TIMEOUT, ModelStatistics, RequestEnd
 from conch.core.request import InferenceRequest, InferenceResponse, Kept, Responder
+from conch.core.responder_layers import ResponderLayer
 from conch.core.scheduling.scheduler import Batch
 from conch.core.statistics_snapshot import ResponseKind
 
@@ -59,7 +60,7 @@ class ResponseTracker:
 
         for request in batch.requests:
             if not request.filler:
-                request.wrap_responder(wrap)
+                request.wrap_responder(wrap, ResponderLayer.TRACKER)
         return execution
 
     def adopt(self, request: InferenceRequest, execution: ExecutionRecord) -> bool:
@@ -73,7 +74,7 @@ class ResponseTracker:
             tracked.responder = responder
             return tracked
 
-        request.wrap_responder(wrap)
+        request.wrap_responder(wrap, ResponderLayer.TRACKER)
         # Another thread may have completed it meanwhile, by the old responder or by the tracked one.
         if _is_completed(request) and tracked.claim():
             self.remove()

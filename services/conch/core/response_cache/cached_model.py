@@ -13,6 +13,7 @@ from enum import Enum
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.responder_layers import ResponderLayer
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.cache_entry import EntryError, decode_entry, encode_entry
 from conch.core.response_cache.cache_key import ORDER, KeyMaker
@@ -166,13 +167,12 @@ class CachedModel:
     ) -> InlineClaim | None:
         """Submits a request to the model, to store the response; `missed_ns` is the time of its lookup."""
         keeper = _Keeper(self, key, missed_ns)
-        request.wrap_responder(keeper.before)
+        request.wrap_responder(keeper.before, ResponderLayer.CACHE)
         try:
             return self.model.submit(request, may_claim)
         except BaseException:
-            request.wrap_responder(
-                lambda _: keeper.responder
-            )  # `Admission` may submit the request to a successor
+            # `Admission` may submit the request to a successor.
+            request.wrap_responder(lambda _: keeper.responder, ResponderLayer.CACHE)
             raise
 
     def _read(self, entry: bytes | bytearray | memoryview) -> InferenceResponse | None:

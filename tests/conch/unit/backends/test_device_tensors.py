@@ -19,6 +19,7 @@ from conch.backends.device_arrays import Places
 from conch.core.device import DeviceTensor, FetchedTensor
 from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement
+from conch.core.responder_layers import ResponderLayer
 from conch.core.spec import BatchInput, BatchOutput, ModelSpec, SequenceBatching
 from conch.core.tensor import Array, Tensor
 from conch.memory import cuda as memory
@@ -222,7 +223,7 @@ def test_outputs_that_are_not_as_clients_get_them_do_not_stay_on_the_device(
     assert list(plain.places([request], ("SUM", "DIFF"))) == ["SUM"]
     changed = device_arrays.DeviceGatherer(dataclasses.replace(spec, **changes), 1)
     assert changed.places([request], ("SUM", "DIFF")) == {}
-    request.wrap_responder(partial)
+    request.wrap_responder(partial, ResponderLayer.CACHE)
     assert plain.places([request], ("SUM",)) == {}  # somebody else looks at the response
     request.discard()
 

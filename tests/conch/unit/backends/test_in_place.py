@@ -17,6 +17,7 @@ from conch.backends.arrays import InPlaceOutputs
 from conch.core.backend import Backend
 from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.responder_layers import ResponderLayer
 from conch.core.tensor import Array
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
@@ -84,7 +85,7 @@ def ask(
     request = InferenceRequest("m", "", {"IN": tensor}, answer.respond, 0)
     uses.attach(request)
     if between is not None:
-        request.wrap_responder(between)
+        request.wrap_responder(between, ResponderLayer.CACHE)
     model.submit(request)
     answer.wait()
     return answer

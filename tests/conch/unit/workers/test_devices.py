@@ -23,6 +23,7 @@ from conch.core.bls import ServerCalls
 from conch.core.device import DeviceTensor
 from conch.core.errors import InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.responder_layers import ResponderLayer
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Array, Tensor
 from conch.memory.cuda import CudaDevices
@@ -312,7 +313,9 @@ def test_a_sent_response_comes_through_the_host(setting: Setting) -> None:
     running = setting.worker(body)
     request = setting.request(VALUES)
     answers: list[InferenceResponse | None] = []
-    request.wrap_responder(lambda _: lambda request, response, final: answers.append(response))
+    request.wrap_responder(
+        lambda _: lambda request, response, final: answers.append(response), ResponderLayer.CACHE
+    )
     running.run(request)
     eventually(lambda: bool(answers), "an answer")
     assert answers[0] is not None

@@ -25,6 +25,7 @@ from conch.core.errors import (
 from conch.core.execution.response_tracker import ResponseTracker
 from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.responder_layers import ResponderLayer
 from conch.core.spec import SequenceBatching
 from conch.testing.model_repository import Placement, Repository
 
@@ -122,7 +123,7 @@ def model(directory: Path, source: str, placement: Placement, more: str = "") ->
 def submit(served: Any, how: str) -> Reader:
     reader = Reader()
     request, _ = request_of(how, IN=np.ones(1, np.float32))
-    request.wrap_responder(lambda responder: reader)
+    request.wrap_responder(lambda responder: reader, ResponderLayer.CACHE)
     served.submit(request)
     return reader
 
@@ -164,7 +165,7 @@ def test_a_request_that_ends_while_it_waits_to_run_again_gets_its_responses_befo
     with worker(model_spec(tmp_path, MODEL + AGAIN, decoupled=True, sequence=sequence)) as running:
         reader = Reader()
         request, _ = request_of(IN=np.ones(1, np.float32))
-        request.wrap_responder(lambda responder: reader)
+        request.wrap_responder(lambda responder: reader, ResponderLayer.CACHE)
         try:
             running.run(request)
             assert request.rescheduled
