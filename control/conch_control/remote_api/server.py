@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from conch.access.access_guard import Access
-from conch.access.principals import EVERY_MODEL
+from conch.access.access_guard import Access, AccessGuard
+from conch.access.principals import ANY, EVERY_MODEL
 from conch.core.errors import (
     CancelledError,
     ConchError,
@@ -34,13 +34,12 @@ from conch.protocol import model_control_pb2 as pb
 from conch_control.port import AgentPort, is_transient
 from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, is_loopback
 from conch_control.remote_api.messages import (
-    TokenGuard,
     abort,
     description_message,
     index_message,
     load_parameters,
 )
-from conch_control.remote_api.port_access import CallAccess, OpenAccess, PolicyAccess, PortAccess
+from conch_control.remote_api.port_access import CallAccess, ContextPeer, control_guard
 from conch_control.remote_api.watch_stream import STOPPED, Watch
 
 log = logging.getLogger(__name__)
@@ -96,12 +95,12 @@ class ModelControl:
     def __init__(
         self,
         port: AgentPort,
+        guard: AccessGuard,
         watches: int = MOST_WATCHES,
         loads: int = MOST_LOADS,
-        access: PortAccess | None = None,
     ) -> None:
         self._port = port
-        self._access = access or OpenAccess()
+        self._guard = guard
         self._watches = ConcurrencyLimit(watches, "callers watch")
         self._loads = ConcurrencyLimit(loads, "loads go on")
         self._calls = ConcurrencyLimit(watches + loads + QUICK_THREADS, "calls go on")  # one for each thread
@@ -190,7 +189,7 @@ class ModelControl:
     ) -> Iterator[tuple[CallAccess, bytes]]:
         """Admits a call, and receives its message only then; raises ConchError."""
         with self._tracked():
-            caller = self._access.admit(context, name)
+            caller = CallAccess(self._guard, context, name)
             with self._calls.acquire(caller.principal):
                 try:
                     data = next(messages, None)
@@ -263,6 +262,24 @@ def _failed(error: Exception) -> ConchError:
     return InternalError(f"the request could not be answered: {error}")
 
 
+class _UnknownMethods:
+    """Handlers of all other methods, which callers without the token don't find to be unknown."""
+
+    def __init__(self, guard: AccessGuard) -> None:
+        self._guard = guard
+
+    def service(self, details: Any) -> Any:
+        """The handler of a call."""
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    def _refuse(self, messages: Iterator[bytes], context: Any) -> None:
+        try:
+            self._guard.open(ContextPeer(context), ANY, "unknown")
+        except ConchError as error:
+            abort(context, error)
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
+
 _MOST_CALLS = 512
 _ABORTS_S = 0.5
 _ARGUMENTS = (
@@ -298,8 +315,11 @@ class ControlPort:
     ) -> None:
         options.check()
         self._options = options
-        self._policy = None if access is None else PolicyAccess(access, options.token)
-        self._service = ModelControl(port, watches, loads, self._policy)
+        self._guard = control_guard(access, options.token)
+        self._service = ModelControl(port, self._guard, watches, loads)
+        self._handlers: list[Any] = [self._service.handlers()]
+        if options.token is not None and access is None:
+            self._handlers.append(_UnknownMethods(self._guard))
         self._threads = ThreadPoolExecutor(watches + loads + QUICK_THREADS, "conch-control-port")
         self._server: Any = None
 
@@ -310,17 +330,13 @@ class ControlPort:
             UnavailableError: The address or the certificates are unusable.
         """
         options = self._options
-        secret = options.token is not None or self._policy is not None
-        in_the_clear = secret and options.tls is None and not options.is_unix
+        in_the_clear = self._guard.identifies and options.tls is None and not options.is_unix
         if in_the_clear and not is_loopback(options.address):
             log.warning("the control port lets tokens travel in plain text: use --control-use-ssl")
-        handlers = self._service.handlers()
-        if options.token is not None and self._policy is None:
-            handlers = TokenGuard(handlers, options.token)
         connections = ("grpc.max_allowed_incoming_connections", most_descriptors(SMALL_PORT_SHARES))
         server = grpc.server(
             self._threads,
-            handlers=(handlers,),
+            handlers=self._handlers,
             options=(*_ARGUMENTS, connections),
             maximum_concurrent_rpcs=_MOST_CALLS,
         )

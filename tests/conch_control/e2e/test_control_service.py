@@ -187,6 +187,17 @@ def test_nothing_is_read_from_a_caller_without_the_token(agent: FakeAgent) -> No
             assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+def test_only_holders_of_the_token_find_a_method_unknown(agent: FakeAgent) -> None:
+    statuses = {}
+    with served(agent, ControlPortOptions(port=0, token="pearl")) as (_, target):
+        for token in ("pearl", "shell"):
+            with grpc.insecure_channel(target) as channel, pytest.raises(grpc.RpcError) as raised:
+                metadata = (("authorization", f"Bearer {token}"),)
+                channel.unary_unary(SERVICE + "Nothing")(b"", timeout=WAIT_S, metadata=metadata)
+            statuses[token] = raised.value.code()
+    assert statuses == {"pearl": grpc.StatusCode.UNIMPLEMENTED, "shell": grpc.StatusCode.UNAUTHENTICATED}
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "no.such.host.invalid", ""])
 def test_a_port_for_everybody_is_refused(agent: FakeAgent, address: str) -> None:
     with pytest.raises(
