@@ -10,7 +10,7 @@ gRPC, HTTP, the Python API, ensemble steps and BLS calls each hold an `Admission
 5. Cancel, if the client left before the version knew the request.
 6. On an error, release the regions and end the log line; the error is raised to the caller.
 
-Threads and locks: any thread; no locks.
+Threads and locks: any thread. Admission has no lock; each `SingleResponse` has one.
 """
 
 from __future__ import annotations

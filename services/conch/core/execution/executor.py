@@ -1,10 +1,13 @@
 """Executes one batch: starts it on its instance, and settles each of its requests once it has an outcome.
 
-`finish` is the same for all models. It goes through the requests twice: the first time it shapes the
-responses and notes how each request ends (`RequestEnd`), the second time it sends them. Between the two it
-counts all of them in one call: a client that has its response finds it in the statistics. A request without
-a response may run again, or its model responds later; a `ResponseTracker` counts it then, with its last
-response. All requests of a decoupled model are tracked so from the start.
+`finish` is the same for all models, in three steps: it settles the requests, counts them, and sends.
+
+1. Settling shapes the responses and notes how each request ends (`RequestEnd`). A request without a response
+   may run again, or its model responds later; a `ResponseTracker` counts it then, with its last response. All
+   requests of a decoupled model are tracked so from the start.
+2. Counting takes one call for all requests, before any is sent: a client that has its response finds it in
+   the statistics.
+3. Sending hands each response to its responder.
 
 Threads and locks: none of its own; batches of several instances run at the same time. The states of a batch
 are the runner's.
@@ -106,7 +109,7 @@ class Executor:
         )
 
     def run(self, instance: BackendInstance, batch: Batch) -> None:
-        """Runs a batch on an instance, waits for it and completes its requests; never raises."""
+        """Runs a batch on an instance and completes its requests; they fail if the model raises."""
         outcomes: list[Outcome] = []
         arrived = threading.Event()
 
@@ -121,7 +124,7 @@ class Executor:
             self.finish(batch, outcomes[0])
 
     def start(self, batch: Batch, done: Done) -> bool:
-        """Starts a batch on the instance that it runs on; never raises.
+        """Starts a batch on the instance that it runs on; its requests fail if the model raises.
 
         Args:
             batch: The batch, with its instance and start time.
@@ -185,7 +188,8 @@ class Executor:
                 self._end_execution(batch, execution, requests, ends)
             # Counted before they are sent: a client that has its response finds it in the statistics.
             self._statistics.record_batch(batch, ends, execution is None)
-            # The last responses of a decoupled model go behind those that are still being sent.
+            # The last responses of a decoupled model go behind those that are still being sent; a worker's
+            # `OutcomeHandler` has set `end` if there are such.
             send = None if batch.execution is None else getattr(batch, "end", None)
             for request, response in zip(requests, responses, strict=True):
                 if response is not None:
@@ -274,19 +278,24 @@ class Executor:
         requests: Sequence[InferenceRequest],
         ends: dict[InferenceRequest, RequestEnd],
     ) -> None:
-        """Ends the execution of a batch whose requests end apart from it, unless one of them is to."""
-        now = batch.compute_end_ns
+        """Counts the execution of a batch whose requests are counted apart from it, now or not yet."""
         if execution is batch.execution:
+            # A decoupled model: the execution ends with the batch, and the tracked responder of each request
+            # counts the request.
             for request in requests:
                 if ends.get(request) is not RequestEnd.RUNS_AGAIN:
-                    ends[request] = RequestEnd.OPEN  # its tracked responder counts it
-            execution.end(now)
-            return
-        # Without a time at which outputs began, the execution lasts until the model's first response.
-        goes_on = (RequestEnd.OPEN,) if not batch.compute_output_start_ns else ()
-        lost = (RequestEnd.FAILED, RequestEnd.CANCELLED, *goes_on)
-        if any(ends.get(request) not in lost for request in requests):
-            execution.end(now)
+                    ends[request] = RequestEnd.OPEN
+            execution.end(batch.compute_end_ns)
+        else:
+            # Any other model that has left requests without a response: the execution ends with the batch if
+            # a request has succeeded (it is not in `ends`) or runs again. With open requests alone it also
+            # does if their outputs began; otherwise the first response of one of them ends it. If all
+            # requests failed or were cancelled, it is not counted.
+            ending: tuple[RequestEnd | None, ...] = (None, RequestEnd.RUNS_AGAIN)
+            if batch.compute_output_start_ns:
+                ending += (RequestEnd.OPEN,)
+            if any(ends.get(request) in ending for request in requests):
+                execution.end(batch.compute_end_ns)
 
     def notify_cancelled(self, request: InferenceRequest) -> None:
         """Notifies the instance that runs a request of its cancellation."""

@@ -33,31 +33,45 @@ pulls the next batch; after an AWAITED batch the claimant pulls.
 The first outcome counts (`Batch.settled`), whatever the instance does after it. An outcome that comes while
 its thread finishes another batch waits until that is done: chains of short batches do not grow the stack.
 
-The claim says which thread runs the next batches; while it exists no other thread is woken:
+A claim is the promise of a thread to run the next batches soon. While it exists, no other thread is woken for
+a batch that is due; a thread that receives an outcome still pulls. The claim is one flag (`_claimed`) without
+an owner: any thread may end it.
 
-    ========  ================================  ===========================================
-    claim     event                             effect
-    ========  ================================  ===========================================
-    none      `submit(may_claim=True)`, idle    claimed; the caller gets True
-    claimed   another `submit`                  queued; no thread is woken
-    claimed   `run_inline` takes a batch        none
-    none      its budget is used up, work left  claimed; the caller gets True again
-    claimed   `release`                         none; the model's threads run what is due
-    ========  ================================  ===========================================
+    ========  =====================================  =====================================================
+    claim     event                                  effect
+    ========  =====================================  =====================================================
+    none      `submit`, no instance is idle          none; the next idle instance pulls
+    none      `submit(may_claim=True)`, one is idle  claimed, and the caller gets True; only if the
+                                                     instances run inline (`InstanceSet.allow_inline`)
+    none      any other `submit`, one is idle        none; if the instances block, a thread of the model
+                                                     is woken, otherwise the caller starts what is due
+    claimed   `submit`                               claimed; no thread is woken
+    claimed   `submit` within `bypassing_claims`,    as `release`; also without a claim, if no instance is
+              instances that do not block            idle and an outcome is awaited (see below)
+    any       `run_inline` or `run_batch_inline`     none, even if there is no batch to take
+              begins
+    any       the budget of `run_inline` is used up  claimed, and the caller gets True; only if an idle
+              (that of `run_batch_inline` is 0)      instance has a batch that is due
+    any       `run_inline` has waited for an         none; the caller goes on with what is due
+              outcome
+    any       `release`                              none; if the instances block, a thread of the model
+                                                     is woken, otherwise the caller starts what is due
+    ========  =====================================  =====================================================
 
 A claimant may also receive the outcome of a batch that it has started, while the batches of the instances are
 short: waking another thread, which competes for the interpreter, takes longer than such a batch.
 
-    1. `submit` gives thread A the claim. A calls `run_inline`, which starts a batch that may be waited for,
-       makes it AWAITED, and returns True: there is more to run.
+    1. `submit` gives thread A the claim. A calls `run_inline`, which ends the claim, starts a batch that may
+       be waited for, makes it AWAITED, and returns True: A is to run inline again. This is no claim. Other
+       threads may claim meanwhile, or start batches on other instances.
     2. A takes in other events. Meanwhile thread B may call `release`: the batch is STARTED again, and its
        outcome comes to another thread.
     3. Otherwise A calls `run_inline` again: it starts what is due on other instances, waits for the outcome,
        and starts the next batch.
 
-Guarantees: while an instance is idle and a batch is due, a claim exists or a thread of the model is awake; an
-instance gets a batch when the one before is finished and its `start` has returned.
-Assumes: each claim is run or released soon.
+Guarantees: while an instance is idle and a batch is due, a claim exists, an outcome is awaited, or a thread
+that pulls is awake; an instance gets a batch when the one before is finished and its `start` has returned.
+Assumes: a thread that has a claim or awaits an outcome runs or releases it soon.
 Locks: one for each runner. Models, responders and other models' limits are called without it.
 """
 
@@ -238,7 +252,8 @@ class Runner(RunnerBase):
                 if self._expiries.next_ns < self.expiry.wakes_ns:
                     self.expiry.wake()
                 if self._claimed or not self._idle:
-                    # Pulled by the claimant, or by the next instance that is idle.
+                    # Pulled by the claimant, or by the next instance that is idle. A thread that bypasses
+                    # claims can't wait for a claimant: it ends the claim below.
                     if self._blocks or not (self._claimed or self._awaited) or not _thread.bypasses:
                         return False
                 elif may_claim and self.instances.allow_inline:
@@ -254,7 +269,7 @@ class Runner(RunnerBase):
         except (ResourceExhaustedError, UnavailableError) as error:
             self._executor.refuse(request, error, self.pending, self._mean_ns, self.instances.count)
             raise
-        if batch is None:
+        if batch is None:  # bypassing
             self.release()
         else:
             self._drive(batch, None)
@@ -284,8 +299,8 @@ class Runner(RunnerBase):
     def run_inline(self, budget_ns: int | None = None) -> bool:
         """Runs claimed batches on the calling thread until nothing is ready.
 
-        After `budget_ns` no further batch starts. True if work is left then, or if an outcome is to be
-        received: the caller has the claim again.
+        After `budget_ns` no further batch starts. True if the caller is to call this or `release` again soon:
+        it has the claim again because a batch is due, or it awaits an outcome, without the claim.
         """
         while True:
             with self.lock:
@@ -304,14 +319,14 @@ class Runner(RunnerBase):
                 return more
 
     def run_batch_inline(self) -> bool:
-        """Runs one claimed batch, waking a thread for what else is ready; True if claimed again."""
+        """Runs one claimed batch, waking a thread for others; True if a batch is due then: claimed again."""
         with self.lock:
             self._claimed = False
             batch = self._take(self.clock(), True)
         return batch is not None and self._drive(batch, 0)
 
     def release(self) -> None:
-        """Releases a claim: the model's own threads run the batches, or this one starts them."""
+        """Ends the claim and the wait for an outcome; the model's threads or this one run what is due."""
         batch: Batch | None = None
         reader: OutcomeReader | None = None
         with self.lock:
@@ -346,7 +361,7 @@ class Runner(RunnerBase):
             self.limits.settle()
 
     def check_drained(self) -> bool:
-        """Whether the runner closes and is drained: then all that wait for it end; with the lock held."""
+        """See `Closing.check`; for the parts, which know only a `RunnerBase`."""
         return self.closing.check()
 
     def check_open(self) -> None:
@@ -418,22 +433,27 @@ class Runner(RunnerBase):
         """Runs or starts a batch, then what else is ready.
 
         After `end` no other batch starts. With `may_wait` the caller may receive the outcome of one batch.
-        Returns whether the caller is to run inline again: for that outcome, or because time is up.
+        Returns whether the caller is to run inline again: for that outcome, without the claim, or with the
+        claim, because time is up.
         """
         more = False
         while batch is not None:
             if self.limits is not None:
                 self.limits.settle()
+            # 1. May this thread receive the outcome? Of short batches, one at a time.
             if may_wait and not more and 0 < self._computed_ns < FAST_NS and not self.tracker.decoupled:
                 batch.wait = OutcomeWait()
             ran = self._executor.start(batch, self._done)
             unread: OutcomeReader | None = None
             with self.lock:
                 now = self.clock()
+                # 2. Is the batch done, here or on another thread? Then this thread is the later one.
                 if ran or batch.state is _FINISHED:
                     self._release_batch(batch, now)
                 else:
                     batch.state = _STARTED
+                # 3. If the instance lets this thread receive: is the outcome awaited? Not if it has come, or
+                # if another thread awaits one; then the instance receives it (`detach`).
                 if batch.wait is not None and batch.wait.reader is not None:
                     if batch.state is _STARTED and self._awaited is None:
                         batch.state = _AWAITED
@@ -441,11 +461,13 @@ class Runner(RunnerBase):
                         more = True
                     else:
                         unread = batch.wait.reader
+                # 4. Is the next batch left to the caller, who has the claim then, as time is up?
                 if end is not None and now >= end and self._is_due(now):
                     self._claimed = more = True
                     batch = None
                 else:
                     batch = self._take(now, end is None)
+                # 5. If nothing follows: was this the last batch of a runner that closes?
                 if batch is None and self.closing.begun:
                     self.closing.check()
             if unread is not None:

@@ -29,7 +29,9 @@ class InferHandler:
     """Handles ModelInfer calls.
 
     Args:
+        core: Makes the admission; has the request log.
         queue_inline: Takes claims of models that the polling thread may run inline.
+        encoder: Encodes responses.
         clock: Monotonic time in nanoseconds.
         decoding: Decodes long messages, off the polling threads.
         prepare: Completes or refuses each decoded request, or None.

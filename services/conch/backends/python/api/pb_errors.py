@@ -83,6 +83,7 @@ _ERRORS: dict[int, type[ConchError]] = {
 def as_core_error(error: object) -> ConchError:
     """A model's error as a core error with the same message."""
     if isinstance(error, TritonError):
+        # The constructor checks codes, but a subclass in a model may have its own `code`.
         return _ERRORS.get(error.code(), InternalError)(error.message())
     return InternalError(message_of(error))
 

@@ -118,15 +118,13 @@ class OpenCalls:
     operation is started on a queue after its shutdown.
 
     Attributes:
-        unary: The unary calls.
-        add: Adds a unary call; atomic, without a lock.
+        unary: The unary calls; each adds itself, atomic and without a lock.
         unread: What the clients of all streams have yet to read.
     """
 
     def __init__(self) -> None:
         self.unread = UnreadBytes()
         self.unary: set[UnaryCall] = set()
-        self.add = self.unary.add
         self._streams: set[StreamCall] = set()
         self._changed = threading.Condition()
         self._awaited = False
@@ -243,7 +241,7 @@ class UnaryCall(Call):
         self._waited = False
         self.watched = False
         self._close_due = True  # deleted by the thread that receives the close
-        open_calls.add(self)
+        open_calls.unary.add(self)
         if admit is None or admit(self):
             event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_message)
 
@@ -334,6 +332,13 @@ class StreamCall(Call):
     Flow control: no message is read while more than `_MAX_UNSENT_BYTES` are unsent, or fewer if all streams
     together have too many. A thread that sends many messages should call `wait_for_reader` after each.
 
+    State, guarded by the lock; the fields are independent:
+
+    - `_writing`: headers or a message are being sent; further messages wait in `_outbox`.
+    - `_paused`: `read_next` was called while the client was behind; the read starts once it has caught up.
+    - `_closing`: the status that follows `_outbox`; set by `close`, after which `write` drops messages.
+    - `_finished`: the call has ended for the C core; no operation starts after that.
+
     Args:
         event: The event with the call.
         open_calls: Holds the call while operations may be started on it.
@@ -372,7 +377,7 @@ class StreamCall(Call):
         self._outbox: deque[bytes] = deque()
         self._unsent = 0
         self._paused = False
-        self._writing = True
+        self._writing = True  # until the headers, which `start` sends, are out
         self._closing: tuple[int, str, Metadata | None] | None = None
         self._finished = False
         self._on_cancel: Callable[[], None] | None = None

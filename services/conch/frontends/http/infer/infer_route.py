@@ -1,6 +1,13 @@
 """The infer route: decodes a request, submits it to admission, encodes its response.
 
-Threads and locks: event loop, except `_on_pool` (parsing pool) and `_respond` (any thread).
+Steps of a request, by thread; no locks:
+
+1. Event loop: `InferRoute.__call__` checks the headers. `_on_body` submits a short request (`_submit`), and
+   gives a long one to the parsing pool.
+2. Parsing pool, if needed: `_on_pool` submits the long request, or encodes a long response (`_long`).
+3. Any thread: `_respond` encodes the response, or leaves it to the pool if it is long.
+4. Event loop: `InferCall.deliver` takes what 2 and 3 put into the `ResponseMailbox`. It sends a response,
+   gives a long one to the pool, or keeps a submitted request, to cancel it after a disconnect.
 """
 
 from __future__ import annotations
@@ -96,7 +103,7 @@ class InferCall:
         self.request: InferenceRequest | None = None
 
     def deliver(self, item: Answer | InferenceRequest) -> None:
-        """Handles a response, a function that builds it, or the request once it is submitted."""
+        """Sends a response, has the pool build a long one, or keeps a request that the pool has submitted."""
         if isinstance(item, Reply):
             # Breaks a reference cycle that would keep the tensors until garbage collection.
             self.request = None
@@ -104,9 +111,9 @@ class InferCall:
                 self.exchange.respond(*item)
         elif not isinstance(item, InferenceRequest):
             self._route.run_on_pool(self, item)
-        elif self.exchange.lost:
+        elif self.exchange.lost:  # while the pool submitted it
             self._route.cancel(item)
-        elif not self.exchange.began:
+        elif not self.exchange.began:  # its response may have come first
             self.request = item
 
     def abandon(self) -> None:
@@ -200,6 +207,7 @@ class InferRoute:
             if HEAD_LENGTH in fields:
                 call.head = head_length(fields[HEAD_LENGTH])
             length, most = exchange.length, self._most_bytes
+            # Refused before the body is read, if its decoded length is known; other bodies in `_submit`.
             if length is not None and not call.packed and (call.head is not None or length > most):
                 check_head(call.head, length, most)
             accept = fields.get(b"accept-encoding")
@@ -209,22 +217,24 @@ class InferRoute:
             call.deliver(self._failed(call, None, error))
             return
         exchange.on_disconnect = call.abandon
-        # A body whose length is not known is not kept beyond what could be taken of it.
-        limited = call.packed or call.head is None or call.head <= 0
-        exchange.read_body(self._most_bytes if limited else sys.maxsize, partial(self._on_body, call))
+        # For bodies whose length is not known. Binary tensors behind JSON have no limit.
+        has_binary = not call.packed and call.head is not None and call.head > 0
+        exchange.read_body(sys.maxsize if has_binary else self._most_bytes, partial(self._on_body, call))
 
     def _on_body(self, call: InferCall) -> None:
-        """Executes a request with its body; may respond before it returns."""
+        """Submits a short request with its body, or has the pool do so; may respond before it returns."""
         exchange = call.exchange
         if exchange.unread:
             call.deliver(self._failed(call, None, self._unread_error(call)))
             return
         body, head, size = exchange.take_body(), call.head, exchange.size
-        if size <= _QUICK_BODY and (size if head is None else head) <= QUICK_BYTES and not call.packed:
+        json_size = size if head is None else head
+        is_short = size <= _QUICK_BODY and json_size <= QUICK_BYTES and not call.packed
+        if is_short:
             try:
                 done = self._submit(call, body, _QUICK_BODY)
             except (LargeBindingsError, SlowTextError):
-                pass
+                pass  # it takes long though it is short
             else:
                 if isinstance(done, Reply):
                     call.deliver(done)
@@ -266,6 +276,7 @@ class InferRoute:
             done = failure(error)
         except Exception as error:  # boundary: the top of the pool's work
             log.exception("a request or response of model '%s' could not be handled", call.model_name)
+            # With the text of the error, unlike other answers: clients know it so, and test_infer_route.
             done = failure(InternalError(f"the request or its response could not be handled: {error}"))
         self._mailbox.put(call, done)
 
