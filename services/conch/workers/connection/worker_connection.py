@@ -95,7 +95,7 @@ class WorkerConnection:
         self.explain = explain
         self._lock = threading.Lock()
         self._notes = ConfigNotes() if notes is None else notes
-        self._load_done: Callable[[ConchError | None], None] | None = None
+        self._load_done: Callable[[ConchError | None], None] | None = None  # while the model loads
         self._expected_end = False  # closed or failed to load
         self.stream = MessageStream(channel, in_worker=False)
         self.socket_reader = SocketReader(channel, self.stream)
@@ -117,7 +117,7 @@ class WorkerConnection:
             {
                 Kind.DONE: self._results.done,
                 Kind.RESPONSE: self._results.response,
-                Kind.UNREACHABLE: self.unreachable,
+                Kind.UNREACHABLE: self.on_unreachable,
                 Kind.CALL: self._caller.call,
                 Kind.CALL_CANCEL: lambda number, received: self._caller.cancel(number),
                 Kind.QUERY: json_fields(self._caller.query),
@@ -135,20 +135,20 @@ class WorkerConnection:
 
     # --- to the worker -------------------------------------------------------------------------------------
 
-    def load(self, placement: Placement, on_loaded: Callable[[ConchError | None], None]) -> None:
+    def load(self, placement: Placement, done: Callable[[ConchError | None], None]) -> None:
         """Loads the model in the worker.
 
         Args:
             placement: Device of the instance.
-            on_loaded: Called once, on the reader or the calling thread: with None when the model is ready,
-                with the error if the load failed or the worker is lost.
+            done: Called once, with None when the model is ready, with the error if the load failed or
+                the worker is lost; on the reader thread, or the one that calls `load`, `close` or `lose`.
         """
         with self._lock:
             lost = self.lost
             if not lost:
-                self._load_done = on_loaded
+                self._load_done = done
         if lost:
-            on_loaded(self._loss.error())
+            done(self._loss.error())
             return
         self._reader.start()
         fields = {
@@ -242,28 +242,6 @@ class WorkerConnection:
             if request.cancelled:
                 self._cancel(sent.number_at(index))
 
-    def unreachable(self, number: int, received: ReceivedMessage) -> None:
-        """Resends, once, a batch whose tensors the worker could not open.
-
-        If GPU memory was involved, the worker gets copies in host memory from then on.
-
-        Raises:
-            WireError: There is no such batch.
-        """
-        sent = self.table.batches.get(number)
-        if sent is None:
-            raise WireError(f"batch {number} is out of reach, but has not begun")
-        if sent.resent:
-            self._results.fail(sent, unmapped_error("the worker can't open further files"))
-            for each in sent.numbers:
-                self.notify(Kind.FORGET, each)
-            return
-        sent.resent = True
-        if self.devices is not None and self.devices.lends:
-            self.devices.lends = False
-            log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
-        self._send(sent)
-
     def _cancel(self, number: int) -> None:
         """Cancels an open request."""
         if self.table.request(number) is not None:
@@ -312,7 +290,29 @@ class WorkerConnection:
         if facts.get("readiness") is True:
             self.readiness = WorkerReadiness(self.checks.ask)
         self.concurrent = facts.get("concurrent") is True
-        self._loaded(None)
+        self._finish_load(None)
+
+    def on_unreachable(self, number: int, received: ReceivedMessage) -> None:
+        """Resends, once, a batch whose tensors the worker could not open.
+
+        If GPU memory was involved, the worker gets copies in host memory from then on.
+
+        Raises:
+            WireError: There is no such batch.
+        """
+        sent = self.table.batches.get(number)
+        if sent is None:
+            raise WireError(f"batch {number} is out of reach, but has not begun")
+        if sent.resent:
+            self._results.fail(sent, unmapped_error("the worker can't open further files"))
+            for each in sent.numbers:
+                self.notify(Kind.FORGET, each)
+            return
+        sent.resent = True
+        if self.devices is not None and self.devices.lends:
+            self.devices.lends = False
+            log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
+        self._send(sent)
 
     def _on_note(self, subject: int, fields: dict[str, Any]) -> None:
         text = fields.get("text")
@@ -341,14 +341,14 @@ class WorkerConnection:
 
     def _on_failed(self, subject: int, received: ReceivedMessage) -> None:
         self._expected_end = True
-        self._loaded(codec.decode_error(received.fields))
+        self._finish_load(codec.decode_error(received.fields))
 
-    def _loaded(self, error: ConchError | None) -> None:
+    def _finish_load(self, error: ConchError | None) -> None:
         with self._lock:
-            on_loaded, self._load_done = self._load_done, None
-        if on_loaded is None:
+            load_done, self._load_done = self._load_done, None
+        if load_done is None:
             raise WireError("it has said before what came of its load")
-        on_loaded(error)
+        load_done(error)
 
     # --- the end -------------------------------------------------------------------------------------------
 
@@ -378,14 +378,14 @@ class WorkerConnection:
         batches, opened = self.table.close()
         checks = self.checks.close()
         with self._lock:
-            on_loaded, self._load_done = self._load_done, None
+            load_done, self._load_done = self._load_done, None
         self.channel.shut_down()
         explain = None if self._expected_end else self.explain
         batches += self._loss.explained(None if explain is None else explain(reason))
         for check in checks:
             check.complete(False)
-        if on_loaded is not None:
-            on_loaded(self._loss.error())
+        if load_done is not None:
+            load_done(self._loss.error())
         for sent in batches:
             self._results.fail(sent, self._loss.error(), opened)
         for entry in opened.values():  # their batches are done, the model responds later

@@ -67,7 +67,7 @@ class Host:
         self._backup_reader = BackupReader(self._reader)
         self._calls = ServerClient(self._stream, self._reader, self._backup_reader)
         self._families = RemoteFamilies(self)
-        self._todo: deque[tuple[int, Batch] | None] = deque()
+        self._todo: deque[tuple[int, Batch] | None] = deque()  # batches; None: the server has sent CLOSE
         self._load: tuple[ModelSpec, Placement] | None = None
         self._writer: ResponseWriter | None = None
         self._instance: PythonInstance | None = None
@@ -154,7 +154,7 @@ class Host:
         return True
 
     def _serve(self) -> None:
-        todo, reader, watch = self._todo, self._reader, self._backup_reader
+        todo, reader, backup_reader = self._todo, self._reader, self._backup_reader
         instance, writer = self._instance, self._writer
         assert instance is not None and writer is not None, "it has been loaded"
 
@@ -166,12 +166,12 @@ class Host:
             if not todo:
                 busy_poll.wait()
             reader.until(todo.__len__)
-            watch.begin()
-            if todo[0] is None:
+            backup_reader.begin()
+            if todo[0] is None:  # CLOSE
                 break
             busy_poll.record_arrival(len(todo[0][1].requests), since_ns)
             self._execute(instance, writer)
-            watch.end()
+            backup_reader.end()
         instance.close()
         self._families.flush()
         if self._stream.devices is not None:

@@ -1,4 +1,4 @@
-"""What messages between server and worker say: requests, responses, errors, facts in JSON.
+"""What messages between server and worker say: HELLO, requests, responses, errors, facts in JSON, credit.
 
 Packets, their header and their texts are the channel's, tensors and blocks those of `tensors`. Integers are
 little-endian; nothing is pickled. Every decoder accepts any bytes, and returns a valid value or raises
@@ -14,7 +14,7 @@ response of a sender and a reply, differ in their number and flags only.
     numbers, if any            fields       for each: its former number if it runs again, or 0; for a call:
                                             that of the request it is made for
     tensors                    fields       see `tensors`
-    options                    texts        JSON: one for all requests, or one for each
+    options                    texts        JSON, empty for none: one for all requests, or one for each
     layouts                    texts        see `tensors`
     =========================  ===========  ==================================================================
 
@@ -25,12 +25,19 @@ response of a sender and a reply, differ in their number and flags only.
     flags, if not all plain    fields        for each: one byte
     tensors                    fields        of the responses that have some
     error of the whole batch   texts         JSON, instead of everything else
-    texts, if there are any    texts         for each: its error or its parameters as JSON
+    texts, if there are any    texts         for each: its error or its parameters as JSON, empty for none
     layouts                    texts         of the responses that have some
     =========================  ============  =================================================================
 
 A plain response has tensors, and nothing else. A request's number is made from that of its batch and its
 index, see `number_of`, so neither side keeps a table of requests; one that runs again keeps its number.
+
+The decoders here and `ReceivedMessage.lists` share a cursor. A decoder sets `position`, where the tensors
+begin in the fields, and `used`, how many texts come before the layouts. Then `lists` reads the tensors, which
+must end where the fields and the texts end. `decode_responses` calls it; after `decode_requests` the caller
+does.
+
+The module also has the policy of flow control: how many units a response takes, and when more are granted.
 """
 
 from __future__ import annotations
@@ -334,7 +341,7 @@ def decode_requests(received: ReceivedMessage) -> RequestColumns:
     if columns & _OPTIONS:
         options = [_read_options(text) for text in texts[:count]]
     else:
-        known = texts[0].options
+        known = texts[0].options  # as `_read_options` begins, without its call; tested in test_wire.py
         options = repeat(known if isinstance(known, Options) else _read_options(texts[0]), count)
     return RequestColumns(size, instance, start_ns, rows, ids, options, numbers)
 

@@ -479,11 +479,11 @@ def test_a_worker_gets_a_batch_without_tensors_on_gpus_once(tmp_path: Path) -> N
         link, nothing = running.link, cast(ReceivedMessage, None)
         (number,) = running.link.table.batches
         link.devices = cast(ServerDevices, SimpleNamespace(lends=True))
-        link.unreachable(number, nothing)
+        link.on_unreachable(number, nothing)
         assert not link.devices.lends
-        link.unreachable(number, nothing)
+        link.on_unreachable(number, nothing)
         with pytest.raises(UnavailableError, match="the worker can't open further files"):
             begun.result()
         with pytest.raises(WireError, match="has not begun"):
-            link.unreachable(number, nothing)
+            link.on_unreachable(number, nothing)
         os.kill(running.process.pid, signal.SIGKILL)
