@@ -16,8 +16,8 @@ from typing import Any
 
 from conch.core.clock import monotonic_ns
 from conch.core.scheduling.scheduler import Batch
-from conch.workers.connection.busy_poll import BusyPoll
 from conch.workers.protocol import codec
+from conch.workers.protocol.busy_poll import BusyPoll
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
 

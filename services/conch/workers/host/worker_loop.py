@@ -27,13 +27,13 @@ from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
-from conch.workers.connection.busy_poll import BusyPoll
 from conch.workers.host.host_reader import BackupReader, HostReader
 from conch.workers.host.hosted_metrics import RemoteFamilies
 from conch.workers.host.hosted_requests import HostedRequests
 from conch.workers.host.response_writer import ResponseWriter
 from conch.workers.host.server_client import ServerClient
 from conch.workers.protocol import codec
+from conch.workers.protocol.busy_poll import BusyPoll
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
 from conch.workers.protocol.codec import decode_credit
 from conch.workers.protocol.spec_json import placement_from_json, spec_from_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.workers.connection.busy_poll import (
+from conch.workers.protocol.busy_poll import (
     ALONE_AFTER,
     ALONE_LATE_NS,
     ALONE_MOST_NS,
