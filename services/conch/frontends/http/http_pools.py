@@ -3,7 +3,8 @@
 Two bodies are parsed at a time. Long work yields its slot regularly, so that short work waits only
 milliseconds. One client has at most half of the threads. Work aborts at its next yield after a disconnect.
 
-Threads and locks: `submit_for` runs on any thread; no lock is held while work runs.
+Threads and locks: `submit_for` runs on any thread; no lock is held while work runs. The pool's own lock is
+taken before that of `ThreadPool`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class FairSemaphore:
 
     def rotate(self) -> None:
         """Releases and reacquires the permit if a thread waits."""
-        if self._waiting:
+        if self._waiting:  # without the lock: a thread that comes just now gets the next rotation
             self.release()
             self.acquire()
 
@@ -73,7 +74,7 @@ class ParsingPool(ThreadPool):
         self._lock = threading.Lock()
         self._queues: dict[str, deque[_Job]] = {}
         self._threads_of: Counter[str] = Counter()
-        self._closed = False
+        self._refusing = False
 
     def submit_for(
         self, client: str, gone: Callable[[], bool], work: Callable[..., T], *arguments: Any
@@ -90,24 +91,24 @@ class ParsingPool(ThreadPool):
             The result, or an `AbandonedError` after a disconnect.
 
         Raises:
-            RuntimeError: The pool is closed.
+            RuntimeError: The pool is closed, or no thread can be started.
         """
         job = _Job(self._slots, gone, lambda: work(*arguments))
         host = client.rpartition(":")[0]
         with self._lock:
-            if self._closed:
+            if self._refusing:
                 raise RuntimeError("the pool is closed")
+            if self._threads_of[host] < _OF_ONE_CLIENT:
+                # Before the job is queued and the thread counts: this may raise. `_serve` waits for the lock.
+                self.submit(self._serve, host)
+                self._threads_of[host] += 1
             self._queues.setdefault(host, deque()).append(job)
-            if self._threads_of[host] >= _OF_ONE_CLIENT:
-                return job.future
-            self._threads_of[host] += 1
-        self.submit(self._serve, host)
         return job.future
 
     def close(self, timeout_s: float) -> bool:
         """Cancels queued work and waits for running work; returns whether all has ended in time."""
         with self._lock:
-            self._closed = True
+            self._refusing = True
             for jobs in self._queues.values():
                 for job in jobs:
                     job.future.cancel()
@@ -121,7 +122,7 @@ class ParsingPool(ThreadPool):
         if job is not None:
             job.run()
         with self._lock:
-            if self._queues[host] and not self._closed:
+            if self._queues[host] and not self._refusing:
                 again = True
             else:
                 again = False

@@ -119,3 +119,21 @@ def test_a_thread_that_finds_its_job_taken_ends(pool: ParsingPool, monkeypatch: 
                 queued.pop(0)()
             assert [future.result(0) for future in futures] == [7, 7]
     assert pool.submit_for("10.0.0.1:1", lambda: False, lambda: 7).result(WAIT_S) == 7
+
+
+def test_work_that_gets_no_thread_is_neither_queued_nor_counted(
+    pool: ParsingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the client would have no thread left after some failures, and old work would run later."""
+    ran: list[int] = []
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        for number in range(8):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                pool.submit_for("10.0.0.1:1", lambda: False, ran.append, number)
+    assert pool.submit_for("10.0.0.1:1", lambda: False, lambda: 7).result(WAIT_S) == 7
+    assert ran == []
