@@ -1,9 +1,10 @@
 """Repository agents: hooks named in a model's config that run when the model is loaded and unloaded.
 
 `RepositoryHook` is their base class, also for other packages; `Checksum` is the built-in agent. `AgentChain`
-runs the agents of one load: in order for ``load`` and ``unload``, in reverse for completion.
+runs the agents of one load: in order for ``load`` and ``unload``, in reverse for the other hooks.
 
-Locks: a chain holds its lock while hooks run, so that they never overlap.
+Threads and locks: hooks of a chain never overlap. `AgentChain.load` runs before other threads have the chain,
+without its lock; the other hooks may be due on several threads, and run with the lock held.
 """
 
 from __future__ import annotations
@@ -176,19 +177,29 @@ def find_hook(name: str) -> HookClass:
     return hook
 
 
+_FOLLOWING: Mapping[str, Sequence[str]] = {
+    "load": ("load_complete", "load_failed"),
+    "load_complete": ("unload",),
+    "load_failed": (),
+    "unload": ("unload_complete",),
+    "unload_complete": (),
+}
+"""Hooks that may run after each hook."""
+
+
 class AgentChain:
     """The agents of one load of a model.
 
-    Each hook runs at most once and only in the order load, complete or failed, unload, unload complete.
-    Errors after the load are logged.
+    Each hook runs at most once and only in the order of `_FOLLOWING`; a call out of order is ignored. Errors
+    after the load are logged.
     """
 
     def __init__(self, model: str = "", hooks: Sequence[tuple[str, RepositoryHook]] = ()) -> None:
         self._model = model
         self._hooks = hooks
-        self._lock = threading.RLock()  # held while hooks run
+        self._lock = threading.RLock()  # held while hooks run; reentrant, as these are others' code
         self._loaded: list[tuple[str, RepositoryHook]] = []  # agents whose load hook has succeeded
-        self._next: list[str] = []  # steps still allowed
+        self._next: Sequence[str] = ()  # the hooks that may run now
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
@@ -199,7 +210,7 @@ class AgentChain:
         Raises:
             ConchError: An agent refuses; the ones before it have been notified.
         """
-        self._next = ["completed"]
+        self._next = _FOLLOWING["load"]
         for name, hook in self._hooks:
             try:
                 directory = Path(hook.load(directory))
@@ -209,45 +220,44 @@ class AgentChain:
                         f"which is not a directory"
                     )
             except BaseException as error:  # boundary: the agent's code
-                self.completed(False)
+                self.load_failed()
                 if not isinstance(error, ConchError):
                     log.exception("repository agent '%s' failed for model '%s'", name, self._model)
                 raise as_conch_error(error) from error
             self._loaded.append((name, hook))
         return directory
 
-    def completed(self, ok: bool) -> None:
-        """Notifies the agents of the result, in reverse order."""
+    def load_complete(self) -> None:
+        """Notifies the agents, in reverse order, that the model is ready."""
         with self._lock:
-            if self._take("completed"):
-                self._call("load_complete" if ok else "load_failed", self._loaded[::-1])
-                self._next = ["unload", "unloaded"] if ok else []
+            self._run("load_complete", self._loaded[::-1])
+
+    def load_failed(self) -> None:
+        """Notifies the agents, in reverse order, that the load failed."""
+        with self._lock:
+            self._run("load_failed", self._loaded[::-1])
 
     def unload(self) -> None:
         """Notifies the agents that the model accepts no more requests."""
         with self._lock:
-            if self._take("unload"):
-                self._call("unload", self._loaded)
+            self._run("unload", self._loaded)
 
-    def unloaded(self) -> None:
-        """Notifies the agents, in reverse order, that the model is gone."""
+    def unload_complete(self) -> None:
+        """Notifies the agents, in reverse order, that the model is gone; before, if due, runs `unload`."""
         with self._lock:
-            self.unload()
-            if self._take("unloaded"):
-                self._call("unload_complete", self._loaded[::-1])
+            self._run("unload", self._loaded)
+            self._run("unload_complete", self._loaded[::-1])
 
-    def _take(self, step: str) -> bool:
-        if step not in self._next:
-            return False
-        self._next.remove(step)
-        return True
-
-    def _call(self, method: str, hooks: Sequence[tuple[str, RepositoryHook]]) -> None:
+    def _run(self, method: str, hooks: Sequence[tuple[str, RepositoryHook]]) -> None:
+        if method not in self._next:
+            return
+        self._next = ()  # while the hooks run
         for name, hook in hooks:
             try:
                 getattr(hook, method)()
             except Exception:  # boundary: the agent's code
                 log.exception("repository agent '%s': %s failed for model '%s'", name, method, self._model)
+        self._next = _FOLLOWING[method]
 
 
 def make_chain(config: ModelConfig, model: str, find: FindHook = find_hook) -> AgentChain:

@@ -1,7 +1,15 @@
-"""Validates a normalised config; rules and texts are Triton's.
+"""Validates a normalised config; most rules and texts are Triton's, those of conch's own limits are conch's.
 
-`config_problems` needs only the config as written; `tensor_problems` runs after completion. Instance
-groups have their own rules (`instance_groups`). `check_supported` rejects features that conch lacks.
+The load of a model calls these in order:
+
+1. as `read_definition` reads the config: `config_problems`, which needs only what is written; then
+   `completed_problems` if configs must be complete (``strict_model_config``)
+2. before the backend is looked up: `check_supported`, for features that conch lacks; `completed_problems` if
+   there is no such backend
+3. once the backend has completed the config: `config_problems`, `tensor_problems` and `check_supported`
+
+The load of an ensemble calls the three of step 3. ``conch check`` lists features that conch lacks by
+`support_problems`.
 """
 
 from __future__ import annotations
@@ -70,8 +78,8 @@ def tensor_problems(config: ModelConfig) -> Problems:
             seen.add(tensor.name)
 
 
-def whole_problems(config: ModelConfig, devices: Devices) -> Problems:
-    """Problems of a complete config, independent of its backend."""
+def completed_problems(config: ModelConfig, devices: Devices) -> Problems:
+    """Problems of tensors and instance groups in a complete config, independent of its backend."""
     yield from tensor_problems(config)
     yield from ragged_problems(config)
     if not is_ensemble(config):
@@ -306,7 +314,7 @@ def support_problems(config: ModelConfig) -> Problems:
 
 
 def _unsupported(config: ModelConfig, namespaces: bool) -> Iterator[tuple[str, str]]:
-    """Paths and names of unsupported features, one for each feature."""
+    """Paths and names of unsupported features; for those of tensors, one for each tensor that has it."""
     for number, step in enumerate(config.ensemble_scheduling.step):
         if step.model_namespace and not namespaces:
             path = f"ensemble_scheduling.step[{number}].model_namespace"

@@ -17,7 +17,7 @@ from conch_control.config.json_format import parse_override
 from conch_control.config.parse import normalize, read_config
 from conch_control.config.platforms import filling_backend
 from conch_control.config.problems import raise_first
-from conch_control.config.validate import config_problems, whole_problems
+from conch_control.config.validate import completed_problems, config_problems
 from conch_control.control_options import ControlOptions
 from conch_control.repoagents import AgentChain, FindHook, find_hook, make_chain
 from conch_control.repository.layout import config_file, version_numbers
@@ -91,7 +91,7 @@ def read_definition(
                 config = _read_config(prepared, options, None, renamed)
             return _read(name, namespace, prepared, options, config, agents)
         except BaseException:
-            agents.completed(False)
+            agents.load_failed()
             raise
     except (ConchError, OSError) as error:
         reason = error.message if isinstance(error, ConchError) else str(error)
@@ -138,5 +138,5 @@ def _read(
     normalize(config)
     raise_first(config_problems(config))
     if options.strict_model_config:
-        raise_first(whole_problems(config, options.devices))  # else completion follows
+        raise_first(completed_problems(config, options.devices))  # else completion follows
     return Definition(identifier, directory, config, tuple(versions), written, agents, namespace)

@@ -236,15 +236,15 @@ class ModelLifecycle:
                 if isinstance(source, Namespaced):
                     definition = replace(definition, parts=source.identify(definition.config))
                 # The last release of the files ends the agents' life cycle.
-                lease.before_release(definition.agents.unloaded)
+                lease.before_release(definition.agents.unload_complete)
                 origin = Origin(source.location, lease.fingerprint, definition, queued.override is not None)
                 try:
                     self._loader.check(definition)
                     self._apply(queued, _Loaded(origin, lease))
                 except BaseException:
-                    definition.agents.completed(False)
+                    definition.agents.load_failed()
                     raise
-                definition.agents.completed(True)
+                definition.agents.load_complete()
                 if loaded is not None:
                     # Outside the lock: this may delete files.
                     loaded.origin.definition.agents.unload()

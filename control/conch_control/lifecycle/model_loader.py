@@ -31,7 +31,12 @@ from conch_control.config.parse import normalize
 from conch_control.config.platforms import checked_model_file, complete, is_ensemble, runtime_problems
 from conch_control.config.problems import raise_first, result_or_raise
 from conch_control.config.ragged import ragged_problems
-from conch_control.config.validate import check_supported, config_problems, tensor_problems, whole_problems
+from conch_control.config.validate import (
+    check_supported,
+    completed_problems,
+    config_problems,
+    tensor_problems,
+)
 from conch_control.config.warmup import read_warmup
 from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.cache_identity import cache_identity, wrap_in_cache
@@ -143,7 +148,7 @@ class ModelLoader:
             return self._get_backend(config.backend)
         except ConchError:
             if config.input and config.output:  # else completion might add them
-                raise_first(whole_problems(config, self._options.devices))
+                raise_first(completed_problems(config, self._options.devices))
             raise
 
     def _finish(

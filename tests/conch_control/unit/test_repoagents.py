@@ -97,7 +97,7 @@ def numbered(hook: str, *numbers: int) -> list[str]:
 
 @given(
     st.integers(0, 4),
-    st.lists(st.sampled_from(["completed", "failed", "unload", "unloaded"]), max_size=8),
+    st.lists(st.sampled_from(["load_complete", "load_failed", "unload", "unload_complete"]), max_size=8),
     st.integers(-1, 3),
 )
 def test_every_hook_is_called_in_its_order_and_once(count: int, steps: list[str], fails: int) -> None:
@@ -115,17 +115,16 @@ def test_every_hook_is_called_in_its_order_and_once(count: int, steps: list[str]
         assert not 0 <= fails < count
     up, down = range(count), range(count - 1, -1, -1)
     for step in steps:
-        if step in ("completed", "failed"):
-            chain.completed(step == "completed")
+        getattr(chain, step)()
+        if step in ("load_complete", "load_failed"):
             if state == "loaded":
-                expected += numbered("load_complete" if step == "completed" else "load_failed", *down)
-                state = "serves" if step == "completed" else "over"
+                expected += numbered(step, *down)
+                state = "serves" if step == "load_complete" else "over"
         else:
-            getattr(chain, step)()
             if state == "serves":
                 expected += numbered("unload", *up)
                 state = "leaving"
-            if state == "leaving" and step == "unloaded":
+            if state == "leaving" and step == "unload_complete":
                 expected += numbered("unload_complete", *down)
                 state = "over"
     assert expected == CALLS
@@ -137,8 +136,8 @@ def test_what_fails_later_is_logged_and_keeps_no_one_from_hearing(
 ) -> None:
     chain = chain_of({"id": "0"}, {"id": "1", "fails": hook}, {"id": "2"})
     chain.load(Path("/"))
-    chain.completed(hook != "load_failed")
-    chain.unloaded()
+    (chain.load_failed if hook == "load_failed" else chain.load_complete)()
+    chain.unload_complete()
     assert [call for call in CALLS if call.endswith(f":{hook}")] == numbered(
         hook, *((0, 1, 2) if hook == "unload" else (2, 1, 0))
     )
@@ -166,8 +165,8 @@ def test_what_an_agent_is_told() -> None:
     chain = make_chain(config, "m", lambda name: make)
     assert chain
     assert chain.load(Path("/")) == Path("/")
-    chain.completed(True)
-    chain.unloaded()
+    chain.load_complete()
+    chain.unload_complete()
     (context,) = seen
     assert (context.model, context.parameters) == ("m", {"a": "1", "b": "2"})
     assert context.config["max_batch_size"] == 3

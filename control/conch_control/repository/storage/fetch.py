@@ -18,16 +18,19 @@ from conch_control.repository.storage.stores import Store, StoredObject
 
 log = logging.getLogger(__name__)
 
-_BLOCK = 2 << 20
-_BLOCKS_AHEAD = 4
-_FILES = 8
-_BLOCKS = 16
-_TRIES = 3
-_LOOK_S = 0.1
+_BLOCK = 2 << 20  # bytes of one read
+_BLOCKS_AHEAD = 4  # of one file, in parallel
+_FILES = 8  # in parallel
+_BLOCKS = 16  # of all files, in parallel
+_TRIES = 3  # of a block that is too short, and of a file with a wrong MD5
+_LOOK_S = 0.1  # between looks at a file that another thread or server fetches
 
 
 class TruncatedError(OSError):
-    """An object repeatedly differs from its listed size: it changed, or a proxy cuts it."""
+    """An object is repeatedly too short, or its MD5 is another wrong one each time.
+
+    It changes meanwhile, or a proxy cuts or changes it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class Fetch:
             if found == expected:
                 await asyncio.to_thread(partial.sync)
                 return
+            # The same content twice is not a transfer error: the store's checksum is no MD5 of the content.
             if found == seen:
                 log.warning(
                     "checksums of model repository '%s' are not those of the contents, and not checked",
