@@ -79,7 +79,8 @@ class Agent:
         draining: The server drains or stops.
 
     Raises:
-        InvalidArgumentError: The options contradict each other.
+        InvalidArgumentError: The options contradict each other, or the location of a repository is malformed
+            or needs a package that is not installed.
     """
 
     def __init__(
@@ -241,6 +242,7 @@ class Agent:
 
         Raises:
             NotFoundError: There is no such model.
+            InvalidArgumentError: Several repositories have a model of this name.
         """
         found = [
             each for each in self.models().models if name in (each.name, self._registry.name_of(each.name))
@@ -259,11 +261,10 @@ class Agent:
 
     def drain(self) -> None:
         """Makes the server not ready; it still answers requests."""
-        log.info("draining: the server is not ready from now on, and goes on answering what comes")
         self._on_drain()
 
     def draining_began(self) -> None:
-        """Tells those who watch that the server drains, whatever has made it."""
+        """Shows in the index, and to its watchers, that the server drains: by `drain` or by a signal."""
         self.draining = True
         self.events.wake()
 
