@@ -50,7 +50,8 @@ from conch.parts.grpc_part import GrpcPart
 from conch.parts.http_part import HttpPart
 from conch.parts.metrics_part import MetricsPart
 from conch.parts.server_part import PartContext, ServerPart
-from conch.process.banner import Announcement, Endpoint, start_announcement
+from conch.process.banner import Announcement, start_announcement
+from conch.process.endpoint import Endpoint
 from conch.process.exposure import exposure, open_control_warning
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.start_diagnostics import SlowLoads, cause_line, repository_hint
@@ -85,7 +86,8 @@ class Server:
         models_at_failure: The index of a start that failed because of models; else empty.
 
     Raises:
-        ConchError: The options can't work, such as a repository that is not a directory.
+        ConchError: The options can't work, such as a malformed location of a repository. Repositories are
+            first accessed by `start`.
     """
 
     def __init__(
@@ -158,22 +160,22 @@ class Server:
         self._parts: list[ServerPart] = []
         meter = LoadMeter(self.registry)
         context = PartContext(
-            self.core,
-            self.agent,
-            control,
-            self._services,
-            self._access,
-            self._loop,
-            self._addresses,
-            self._parts,
-            LoadReports(meter, CustomMetrics(families).snapshot),
-            meter,
-            families,
-            tracing,
-            exemplars,
-            ring,
-            self._cache,
-            get_backend,
+            core=self.core,
+            agent=self.agent,
+            control=control,
+            services=self._services,
+            access=self._access,
+            loop=self._loop,
+            addresses=self._addresses,
+            parts=self._parts,
+            reports=LoadReports(meter, CustomMetrics(families).snapshot),
+            meter=meter,
+            families=families,
+            tracing=tracing,
+            exemplars=exemplars,
+            ring=ring,
+            cache=self._cache,
+            get_backend=get_backend,
         )
         self._parts += sorted(_open_parts(options, context), key=lambda part: not part.for_clients)
         self._slow_loads = SlowLoads(self.agent.unfinished)
@@ -184,7 +186,8 @@ class Server:
         """Loads the startup models, then listens; with `listen_while_loading` the other way round.
 
         Raises:
-            ConchError: A port is taken, a model failed with `exit_on_error`, or the server was stopped.
+            ConchError: A port is taken, a repository can't be read with `exit_without_repository`, a model
+                failed with `exit_on_error`, or the server was stopped.
         """
         with self._start_lock:
             try:
@@ -199,7 +202,7 @@ class Server:
         self.core.check_running()
         if self._warning:
             log.warning("%s", self._warning)
-        if self._policy is not None and self._access is not None:
+        if self._policy is not None and self._access is not None:  # both or neither
             self._policy.start(self._access)
         self._slow_loads.start()
         for part in self._parts:
@@ -288,10 +291,14 @@ class Server:
             part.refuse_changes()
         self._slow_loads.stop()
         self.agent.stop_loads()  # else a client's load would use up the time of open requests
+        # `start` holds the lock while it runs. Its loads are stopped by now; `agent.close` waits for them
+        # and unloads. `_start` then raises at its next `check_running`, or, past the last one, starts the
+        # parts. `start` closes nothing, as the stage is STOPPING, and frees the lock. `_close` closes the
+        # agent a second time, with nothing left to unload.
         if self._start_lock.locked():
             self.agent.close(_left(end))
         if not self._start_lock.acquire(timeout=_left(end)):
-            return False
+            return False  # the start hangs, such as in storage, and may still use what would be closed
         self._start_lock.release()
         if self._planner is not None:
             self._planner.stop(0.0)  # starts no more loads; the agent ends running ones

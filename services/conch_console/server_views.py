@@ -20,7 +20,7 @@ from conch.observability.logging.log_settings import LogControl
 from conch.observability.metrics.gpu_metrics import GpuMetrics
 from conch.observability.metrics.machine_metrics import CpuTimes, parse_cpu_times, parse_memory
 from conch.observability.tracing.trace_settings import TraceSettings
-from conch.process.banner import Endpoint
+from conch.process.endpoint import Endpoint
 from conch_console.console_options import ShownFlag
 
 _PROC = Path("/proc")

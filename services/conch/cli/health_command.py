@@ -17,7 +17,7 @@ from conch.cli.settings.settings_reader import read_flags
 from conch.core.option import FlagError, Settings
 from conch.core.timed_response import TimedResponse
 from conch.frontends.access_policy import parse_restricted_apis
-from conch.process.banner import local_address
+from conch.process.endpoint import local_address
 
 READY, NOT_READY = 0, 1
 """Exit codes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.parts.server_part import PartContext, Port
-from conch.process.banner import security
+from conch.process.endpoint import security
 
 
 class GrpcPart(Port):

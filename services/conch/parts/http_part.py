@@ -5,7 +5,7 @@ from __future__ import annotations
 from conch.frontends.http.http_options import HttpOptions
 from conch.frontends.http.http_server import HttpFrontEnd
 from conch.parts.server_part import PartContext, Port
-from conch.process.banner import security
+from conch.process.endpoint import security
 
 
 class HttpPart(Port):

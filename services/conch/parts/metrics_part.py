@@ -35,7 +35,7 @@ from conch.observability.metrics.server_metrics import (
     trace_families,
 )
 from conch.parts.server_part import PartContext, Port
-from conch.process.banner import Endpoint, security
+from conch.process.endpoint import Endpoint, security
 from conch.process.gpu_discovery import gpu_uuids
 
 _NS_PER_MS = 1_000_000

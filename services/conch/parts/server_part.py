@@ -3,7 +3,9 @@
 The server checks, starts and stops all parts in stages:
 
 1. ``check`` before models are loaded, so that a taken address is found at once
-2. ``start``, before the models are loaded for parts that show their loads, else after ``check_models``
+2. ``start``: before the models are loaded for parts that show their loads (``before_models``), and with
+   `listen_while_loading` for all parts; for the others after ``check_models``, which is left out if the
+   repositories can't be read and the server goes on without models
 3. at the stop: ``refuse_changes``; ``drain`` and ``disconnect``, each for all parts at once; ``flush``; the
    models are unloaded; ``close``
 
@@ -32,7 +34,7 @@ from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.load_meter import LoadMeter
 from conch.observability.tracing.open_tracing import Tracing
 from conch.observability.tracing.trace_ring import TraceRing
-from conch.process.banner import Endpoint, listening, local_address
+from conch.process.endpoint import Endpoint, listening, local_address
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.start_diagnostics import Address, check_free
 from conch_control.control_options import ControlOptions

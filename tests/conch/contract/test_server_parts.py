@@ -12,7 +12,7 @@ from tests.support.servers import copy_example
 from conch import server as composition
 from conch.core.errors import UnavailableError
 from conch.parts.server_part import PartContext, ServerPart
-from conch.process.banner import Endpoint
+from conch.process.endpoint import Endpoint
 from conch.server import Server
 from conch.server_options import AddOnOptions, Opening, PartOptions
 from conch_control.control_options import ControlOptions
