@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.option import FlagError, Settings, contents_of, nested, option, settings_of
+from conch.core.option import FlagError, Settings, nested, option, settings_of
+from conch.core.option_checks import contents_of
 from conch.core.value_types import BOOL, FILE, PORT, TEXT
 from conch.frontends.http.http_options import HttpTls, TlsFiles
 from conch.server_options import AddOnOptions, AddOnSettings, Opening, PartOptions

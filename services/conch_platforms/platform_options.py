@@ -106,7 +106,7 @@ class SageMakerSettings:
     # Where a multi-model endpoint gets its models; SageMaker's own path, so that only tests change it.
     models_root: Path = option("--sagemaker-models-root", DIRECTORY, Path("/opt/ml/models"), "", listed=False)
 
-    def platform(self) -> RouteProvider:
+    def routes(self) -> RouteProvider:
         """The routes. Raises FlagError: settings contradict each other."""
         from conch_platforms.sagemaker_routes import SageMakerPlatform
         from conch_platforms.sagemaker_sessions import SageMakerSessions
@@ -144,7 +144,7 @@ class VertexAiSettings:
     predict_route: str | None = option("--vertex-ai-predict-route", _ROUTE, None, "path of predictions")
     health_route: str | None = option("--vertex-ai-health-route", _ROUTE, None, "path of health checks")
 
-    def platform(self) -> RouteProvider:
+    def routes(self) -> RouteProvider:
         """The routes. Raises FlagError: one is not given."""
         from conch_platforms.vertex_ai_routes import VertexAiPlatform
 
@@ -185,8 +185,6 @@ class AzureMlSettings:
 
     def added_to(self, http: HttpOptions | None) -> HttpOptions | None:
         """The options of the REST port, with these paths if there are any. Raises FlagError: they clash."""
-        from conch_platforms.azureml_routes import AzureMlPlatform
-
         routes = (self.scoring_route, self.liveness_route, self.readiness_route)
         given = [each for each in routes if each]
         if not given:
@@ -197,6 +195,8 @@ class AzureMlSettings:
             raise FlagError("Azure ML's routes are further paths of REST: they need --allow-http")
         if len(set(given)) < len(given):
             raise FlagError("the routes of Azure ML must differ from each other")
+        from conch_platforms.azureml_routes import AzureMlPlatform
+
         return replace(http, platform=AzureMlPlatform(*routes, self.default_model))
 
 
@@ -269,7 +269,11 @@ class PlatformSettings(AddOnSettings):
         return Detected(found.title, defaults, notes, found.warnings)
 
     def check(self, settings: Settings) -> None:
-        """Checks the ports of other protocols. Raises FlagError: one is out of SageMaker's range."""
+        """Checks the ports of REST, gRPC, metrics and Vertex AI; console and control port may be anywhere.
+
+        Raises:
+            FlagError: One is out of SageMaker's safe range.
+        """
         safe = self.sagemaker.safe_ports
         for protocol in ("http", "grpc", "metrics", "vertex-ai"):
             port = settings[f"{protocol}-port"]
@@ -290,7 +294,7 @@ class PlatformSettings(AddOnSettings):
         ports = []
         for platform in (self.sagemaker, self.vertex_ai):
             if settings.is_on(type(platform)):
-                ports.append(replace(rest, port=platform.port, platform=platform.platform()))
+                ports.append(replace(rest, port=platform.port, platform=platform.routes()))
             else:
                 _refuse_unused(settings, type(platform))
         served = [each for each in (options.http, *ports) if each is not None and each.platform is not None]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.option import FlagError, contents_of, flag_of, option, refuse_without
+from conch.core.option import FlagError, flag_of, option
+from conch.core.option_checks import contents_of, refuse_without
 from conch.core.value_types import BOOL, FILE, PORT, TEXT
 
 DEFAULT_PORT = 8003

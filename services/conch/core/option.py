@@ -18,7 +18,6 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from conch.core.errors import InvalidArgumentError
@@ -54,7 +53,8 @@ class Setting(Generic[T]):
         scope: ``server``, or ``process`` for what `conch.Server` leaves to the program around it.
         replaced_by: Name of the setting to use instead of this deprecated one.
         secret: Pattern of what may be shown of a secret value; the rest is hidden. None if nothing is secret.
-        unsupported: Why conch ignores this Triton flag; its choices are the values without effect.
+        unsupported: Why this Triton flag has no effect in conch; empty if it has one. Its choices are
+            accepted in silence; other values raise NoEffectError.
         listed: Whether help and docs show it.
         group: Heading in the help; empty for that of its dataclass.
         alias: A deprecated setting with the same meaning; its value counts too.
@@ -118,7 +118,7 @@ class Setting(Generic[T]):
         return self.text(self.default)
 
     def text(self, value: Any) -> str:
-        """A resolved value for people, as the command line takes it, with secrets hidden."""
+        """A resolved value for people, with secrets hidden; several have semicolons between them."""
         if value is None:
             return ""
         if isinstance(value, bool):
@@ -165,20 +165,21 @@ def option(
         kind: Type of one value.
         default: The default of field and setting, before `Setting.convert`.
         help: Text for people, without type, unit, choices and default.
-        optional: Whether the setting has no default; the field's then holds where none is given.
+        optional: Whether only the field has the default, and the setting has none. With
+            ``route: str = option("--route", TEXT, "", optional=True)``, if none is given,
+            ``settings["route"]`` is None, help and docs show no default, and the field is ``""``.
         alias: Flag of a deprecated setting with the same meaning.
         more: Other attributes of `Setting`.
     """
     repeatable = more.get("repeatable", False)
     if repeatable and default is None:
         default = []
-    shown = None if optional else default
     other: Setting[Any] | None = None
     if alias:
         replaced = flag.removeprefix("--")
         common = {"repeatable": repeatable, "secret": more.get("secret")}
         other = Setting(alias, kind, [] if repeatable else None, replaced_by=replaced, **common)
-    declared = Setting(flag, kind, shown, help, alias=other, **more)
+    declared = Setting(flag, kind, None if optional else default, help, alias=other, **more)
     if declared.convert is None and not repeatable:
         return field(default=default, metadata={_SETTING: declared})
     return field(default_factory=lambda: _converted(declared, default), metadata={_SETTING: declared})
@@ -261,7 +262,7 @@ class Settings:
         return self.values[name.replace("-", "_")]
 
     def chosen(self, name: str) -> bool:
-        """Whether a setting has a value other than a default, and is not off."""
+        """Whether a setting is given, and is not off; a value equal to the default counts as given."""
         return bool(self[name]) and self.source(name).kind != DEFAULT.kind
 
     def source(self, name: str) -> Source:
@@ -300,21 +301,3 @@ def flag_of(options: Any, name: str) -> str:
     (found,) = (each for each in fields(options) if each.name == name)
     declared: Setting[Any] = found.metadata[_SETTING]
     return declared.flag
-
-
-def refuse_without(options: Any, switch: str, names: Iterable[str]) -> None:
-    """Refuses fields that have no effect unless a switch is on. Raises FlagError: one is given."""
-    for name in names:
-        if getattr(options, name) is not None:
-            raise FlagError(f"{flag_of(options, name)} needs {switch}")
-
-
-def contents_of(options: Any, name: str, service: str) -> bytes:
-    """The contents of the file that a field names. Raises FlagError: it is missing or can't be read."""
-    path: Path | None = getattr(options, name)
-    if path is None:
-        raise FlagError(f"{flag_of(options, name)} must be specified to serve {service} over TLS")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FlagError(f"{flag_of(options, name)}: {path} can't be read: {error.strerror}") from None

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from conch.core.option import Setting, Settings, contents_of, nested, option
+from conch.core.option import Setting, Settings, nested, option
+from conch.core.option_checks import contents_of
 from conch.core.value_types import ANY_PORT, BOOL, FILE, NATURAL, POSITIVE, TEXT, integer
 
 if TYPE_CHECKING:

@@ -14,15 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from conch.core.errors import UnavailableError
-from conch.core.option import (
-    FlagError,
-    Setting,
-    Settings,
-    contents_of,
-    flag_of,
-    option,
-    refuse_without,
-)
+from conch.core.option import FlagError, Setting, Settings, flag_of, option
+from conch.core.option_checks import contents_of, refuse_without
 from conch.core.value_types import (
     ANY_PORT,
     BOOL,
