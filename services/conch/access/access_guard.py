@@ -137,7 +137,7 @@ class PortRules:
     """
 
     restrictions: Restrictions = field(default_factory=dict)
-    refusal: str = "expecting header '{key}'"
+    refusal: str = "{key}"
     any_upload: bool = False
     token: OwnToken | None = None
 

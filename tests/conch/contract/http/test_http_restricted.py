@@ -32,7 +32,7 @@ def test_each_category_has_its_secret() -> None:
     restricted = ["health", "metadata", "inference", "shared-memory", "model-repository", "trace"]
     flags = [
         f"--http-restricted-api={','.join(restricted[:3])}:Key=secret",
-        f"--http-restricted-api={','.join(restricted[3:])}:other=o=o",
+        f"--http-restricted-api={','.join(restricted[3:])}:other=o=ö",
     ]
     with (
         serving(EXAMPLES, flags=flags) as server,
@@ -40,7 +40,7 @@ def test_each_category_has_its_secret() -> None:
     ):
         for category, paths in PATHS.items():
             first = category in restricted[:3]
-            header = {"key": "secret"} if first else {"other": "o=o"}
+            header = {"key": b"secret"} if first else {"other": "o=ö".encode()}
             for path in paths:
                 for method in ("GET", "POST", "DELETE"):
                     answer = client.request(method, path)
@@ -49,7 +49,7 @@ def test_each_category_has_its_secret() -> None:
                         continue
                     expected = f"This API is restricted, expecting header '{'key' if first else 'other'}'"
                     assert (answer.status_code, answer.json()) == (403, {"error": expected})
-                    wrong = client.request(method, path, headers=dict.fromkeys(header, "wrong"))
+                    wrong = client.request(method, path, headers=dict.fromkeys(header, b"wrong"))
                     assert wrong.status_code == 403
                     assert client.request(method, path, headers=header).status_code != 403
         with closing(triton.InferenceServerClient(server.http_address)) as triton_client:
