@@ -68,6 +68,8 @@ _MOST_LAYOUTS = 512
 _MOST_IN_FILE = 1 << 30
 """More bytes of tensors than this travel in a block, however many blocks are lent."""
 
+_NO_BLOCK = 0, 0, False
+
 _MOST_FIELDS = MOST_PACKET - MOST_INLINE
 """More bytes of fields and small tensors may have to travel in a file, once texts and padding are added."""
 
@@ -179,6 +181,9 @@ class Layout(NamedTuple):
     tensors: tuple[TensorLayout, ...]
     spans: tuple[Span, ...]
     nbytes: int
+
+
+_NO_TENSORS = Layout((), (), 0)
 
 
 class Description(NamedTuple):
@@ -473,36 +478,47 @@ class ReceivedMessage(Message):
         if described != count or flags > _COMMON + _PLACED:
             raise WireError(f"{described} lists of tensors are described, not {count}")
         self.position += _HEAD.size
-        texts, common, worker = self.texts[self.used :], flags & _COMMON, self.stream.in_worker
+        texts, common = self.texts[self.used :], flags & _COMMON
         if len(texts) != (1 if common else count):
             raise WireError(f"a message has {len(texts)} layouts for {count} lists of tensors")
-        lists: list[list[Tensor]] = []
-        data, at = self.data, 0
-        for index in range(count):
-            if not (common and index):
-                layout = read_layout(texts[index])
-            if flags & _PLACED:
-                lists.append(self._read_places(index, layout))
-                continue
-            _, spans, nbytes = layout
-            if nbytes < 0:
-                spans, nbytes = self._read_sizes(layout)
-            if at + nbytes > len(data):
-                raise WireError(f"tensors end at {at + nbytes}, but there are {len(data)} bytes")
-            tensors: list[Tensor] = []
-            for name, datatype, shape, start, size, dtype in spans:
-                first = at + start
-                if not worker:
-                    tensors.append(Tensor(name, datatype, shape, data[first : first + size]))
-                elif dtype is None:
-                    tensors.append(ReceivedTensor(name, datatype, shape, data[first : first + size]))
-                else:  # with its array: nearly every model uses it
-                    array: Array = np.ndarray(shape, dtype, data, first)
-                    tensors.append(ReceivedTensor(name, datatype, shape, None, array))
-            lists.append(tensors)
-            at += nbytes
+        layout = read_layout(texts[0]) if count else _NO_TENSORS
+        if common and layout.nbytes >= 0 and not flags & _PLACED:
+            lists = self._read_inline(count, layout.spans, layout.nbytes, 0)
+        else:
+            lists = []
+            at = 0
+            for index in range(count):
+                layout = layout if common else read_layout(texts[index])
+                if flags & _PLACED:
+                    lists.append(self._read_places(index, layout))
+                    continue
+                spans, nbytes = layout.spans, layout.nbytes
+                if nbytes < 0:
+                    spans, nbytes = self._read_sizes(layout)
+                lists += self._read_inline(1, spans, nbytes, at)
+                at += nbytes
         if self.position != len(self.fields):
             raise WireError(f"a message has {len(self.fields) - self.position} bytes too many")
+        return lists
+
+    def _read_inline(self, count: int, spans: Sequence[Span], nbytes: int, begin: int) -> list[list[Tensor]]:
+        """Reads lists with one layout, which lie in the message one after the other."""
+        data, end = self.data, begin + count * nbytes
+        if end > len(data):
+            raise WireError(f"tensors end at {end}, but there are {len(data)} bytes")
+        lists: list[list[Tensor]] = list(map(list, itertools.repeat((), count)))
+        worker = self.stream.in_worker
+        for name, datatype, shape, start, size, dtype in spans:
+            at = begin + start
+            for tensors in lists:
+                if not worker:
+                    tensors.append(Tensor(name, datatype, shape, data[at : at + size]))
+                elif dtype is None:
+                    tensors.append(ReceivedTensor(name, datatype, shape, data[at : at + size]))
+                else:  # with its array: nearly every model uses it
+                    array: Array = np.ndarray(shape, dtype, data, at)
+                    tensors.append(ReceivedTensor(name, datatype, shape, None, array))
+                at += nbytes
         return lists
 
     def _read_sizes(self, layout: Layout) -> tuple[tuple[Span, ...], int]:
@@ -710,7 +726,7 @@ class MessageStream:
                 # It may have to travel in a file, and who can't read that would not get them back.
                 channel.send([encode(Kind.RELEASE, released=released)])
                 released = []
-            place = (0, 0, False) if block is None else (block.number, block.size, block.fd >= 0)
+            place = _NO_BLOCK if block is None else (block.number, block.size, block.fd >= 0)
             if large or not all_texts:
                 packet = encode(kind, subject, fields, data, *place, released, encode_texts(all_texts))
                 self._post(packet, block)
@@ -725,11 +741,10 @@ class MessageStream:
                     encoded = sent.encoded.get(all_texts)
                     if encoded is None:
                         encoded = self._encode_new(all_texts, data)
-                    packet = encode(kind, subject, fields, data, *place, released, encoded)
                     if block is None:
-                        channel.send([packet])
+                        channel.send([encode(kind, subject, fields, data, 0, 0, False, released, encoded)])
                     else:
-                        self._post(packet, block)
+                        self._post(encode(kind, subject, fields, data, *place, released, encoded), block)
                 except BaseException:
                     sent.forget()
                     raise
