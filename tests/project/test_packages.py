@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from itertools import chain
 
+import pytest
 from tests.support.servers import ROOT
 
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -32,3 +35,14 @@ def test_the_server_writes_the_logs_of_all_packages() -> None:
         if any("getLogger(" in module.read_text() for module in (ROOT / path).rglob("*.py"))
     }
     assert logging - {"conch", "conch_control"} <= entries
+
+
+_OPTIONS = _PROJECT["project"]["entry-points"]["conch.options"].values()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("entry", _OPTIONS)
+def test_an_add_on_is_imported_before_the_server(entry: str) -> None:
+    """As its own tests do; the server finds it by an entry point, and they must not import each other."""
+    module = entry.partition(":")[0]
+    subprocess.run([sys.executable, "-c", f"import {module}, conch.server_settings"], check=True)

@@ -22,7 +22,7 @@ from conch.observability.logging.access_log import AccessLog
 from conch.observability.logging.audit_log import AuditLog
 from conch.process.gpu_discovery import find_gpus
 from conch.server import Server
-from conch.server_options import build_options
+from conch.server_settings import build_options
 from conch.workers.python_based import backends_within
 from conch_control.control_options import WILDCARD
 

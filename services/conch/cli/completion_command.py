@@ -8,7 +8,7 @@ from importlib import import_module
 
 from conch.cli.command import all_commands
 from conch.cli.command_parser import CommandParser, commands_of, flags_of
-from conch.server_options import SETTINGS
+from conch.server_settings import SETTINGS
 
 _SHELLS = ("bash", "zsh")
 _FREE = (" ",)

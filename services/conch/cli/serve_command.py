@@ -22,7 +22,8 @@ from conch.process.banner import models_announcement
 from conch.process.gpu_discovery import find_gpus
 from conch.process.main_thread import run_until_signal
 from conch.server import Server
-from conch.server_options import PartOptions, build_options
+from conch.server_options import PartOptions
+from conch.server_settings import build_options
 from conch.workers.python_based import backends_within
 
 log = logging.getLogger(__name__)

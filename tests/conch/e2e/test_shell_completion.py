@@ -8,7 +8,7 @@ import pytest
 from tests.support.servers import WAIT_S
 
 from conch.cli.completion_command import script
-from conch.server_options import SETTINGS
+from conch.server_settings import SETTINGS
 
 COMPLETE = """
 eval "$1"

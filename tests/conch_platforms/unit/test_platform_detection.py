@@ -10,7 +10,7 @@ import pytest
 
 from conch.cli.settings.settings_reader import read_flags
 from conch.core.option import FlagError, Settings, Source
-from conch.server_options import build_options
+from conch.server_settings import build_options
 from conch_platforms.platform_options import PlatformSettings
 
 

@@ -40,7 +40,7 @@ from tests.support.draining import SERVING, Client
 from tests.support.servers import ServerProcess, eventually, started
 
 from conch.cli.settings.settings_reader import read_flags
-from conch.server_options import SETTINGS
+from conch.server_settings import SETTINGS
 
 DEFAULTS: Object = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMAS = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from conch.cli.settings.settings_reader import add_flags
 from conch.core.option import DEFAULT, Setting, Settings
-from conch.server_options import GROUPS, SETTINGS
+from conch.server_settings import GROUPS, SETTINGS
 
 _HELP_COLUMN = 30
 _DOCS_HEAD = """\

@@ -40,7 +40,7 @@ def test_each_category_has_its_secret() -> None:
     ):
         for category, paths in PATHS.items():
             first = category in restricted[:3]
-            header = {"key": b"secret"} if first else {"other": "o=ö".encode()}
+            header = {b"key": b"secret"} if first else {b"other": "o=ö".encode()}
             for path in paths:
                 for method in ("GET", "POST", "DELETE"):
                     answer = client.request(method, path)

@@ -15,7 +15,7 @@ import pytest
 import conch
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.core.option import FlagError
-from conch.server_options import SETTINGS
+from conch.server_settings import SETTINGS
 
 
 @pytest.mark.process

@@ -21,7 +21,8 @@ from conch.core.option import FlagError
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.local_cache import LocalCache
 from conch.server import Server
-from conch.server_options import PartOptions, ServerOptions, build_options
+from conch.server_options import PartOptions, ServerOptions
+from conch.server_settings import build_options
 from conch_control.control_options import ControlOptions
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from conch.cli.settings.settings_reader import read_flags
 from conch.core.option import FlagError
-from conch.server_options import build_options
+from conch.server_settings import build_options
 from conch_control.remote_api.connection_options import ControlPortOptions
 
 

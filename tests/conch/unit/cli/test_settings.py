@@ -14,7 +14,7 @@ from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.core.option import DEFAULT, FlagError, Settings
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.core.value_types import integer, parse_bool
-from conch.server_options import SETTINGS, build_options
+from conch.server_settings import SETTINGS, build_options
 from conch_control.control_options import RateLimitOptions
 from conch_platforms.sagemaker_defaults import ADDITIONAL_ARGS
 

@@ -15,7 +15,8 @@ from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
 from conch.observability.logging.log_settings import LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
-from conch.server_options import SETTINGS, ServerOptions, build_options
+from conch.server_options import ServerOptions
+from conch.server_settings import SETTINGS, build_options
 
 ROOT = Path(__file__).resolve().parents[4]
 

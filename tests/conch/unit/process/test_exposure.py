@@ -8,7 +8,7 @@ import pytest
 
 from conch.cli.settings.settings_reader import read_flags
 from conch.process.exposure import exposure, open_control_warning
-from conch.server_options import build_options
+from conch.server_settings import build_options
 
 
 def said(*arguments: str) -> str:
