@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,4 +76,8 @@ def mapped(server: ServerProcess, memory: SharedObject) -> bool:
     process = Path(f"/proc/{server.process.pid}")
     if memory.key in (process / "maps").read_text():
         return True
-    return any(memory.key in str(link.readlink()) for link in (process / "fd").iterdir())
+    for link in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            if memory.key in str(link.readlink()):
+                return True
+    return False

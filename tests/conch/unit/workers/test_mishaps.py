@@ -163,7 +163,7 @@ def test_a_worker_that_can_not_handle_a_message_ends(
 
 INTERRUPTED = """
     def execute(self, requests):
-        from conch.workers.connection.packet_channel import PacketChannel
+        from conch.workers.protocol.channel import PacketChannel
         from conch.workers.host.host_reader import BackupReader
         for each in gc.get_objects():
             if type(each) is BackupReader:
