@@ -80,7 +80,7 @@ class RepositoryHook:
         """Called when the model is ready."""
 
     def load_failed(self) -> None:
-        """Called when the load failed after `load` succeeded."""
+        """Called when the load failed after `load` succeeded and gave a directory that exists."""
 
     def unload(self) -> None:
         """Called when the model accepts no more requests."""

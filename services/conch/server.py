@@ -183,7 +183,9 @@ class Server:
         self._start_lock = threading.Lock()  # held during the start
 
     def start(self) -> None:
-        """Loads the startup models, then listens; with `listen_while_loading` the other way round.
+        """Starts the parts that come before the models, loads these, then starts the rest.
+
+        With `listen_while_loading` all parts start before the models.
 
         Raises:
             ConchError: A port is taken, a repository can't be read with `exit_without_repository`, a model

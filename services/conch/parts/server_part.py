@@ -91,7 +91,10 @@ class PartContext:
 
 
 class ServerPart(ABC):
-    """A part of a server; the methods run on the threads that start and stop it.
+    """A part of a server.
+
+    `drain` and `disconnect` run on threads of their own, the other methods on those that start and stop the
+    server.
 
     Attributes:
         for_clients: Whether it serves requests to models; such parts come first in the table of ports.

@@ -131,7 +131,7 @@ class Executor:
             done: Takes the outcome if it comes later, and has the batch finished.
 
         Returns:
-            Whether the batch has run and its requests are complete.
+            Whether the batch has run; its requests are settled, and open where responses may follow.
         """
         if REQUESTS.on:
             REQUESTS.execute(batch, self._spec)

@@ -535,7 +535,7 @@ class Runner(RunnerBase):
             _thread.outcomes = None
 
     def finish(self, batch: Batch, outcome: Outcome) -> None:
-        """Completes the requests of a batch, and starts the next one of its instance."""
+        """Settles the requests of a batch, and starts what is due then."""
         self._executor.finish(batch, outcome)
         following: Batch | None = None
         with self.lock:
