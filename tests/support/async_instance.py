@@ -130,13 +130,13 @@ class Begins(BackendInstance):
             again()
 
     def forget(self) -> None:
-        """Does not tell that it is available again, as nobody is to be told any more."""
+        """Drops the callback for its return."""
         with self._lock:
             self._again = None
 
     @property
     def set_aside(self) -> bool:
-        """Whether somebody waits for it to come back."""
+        """Whether there is a callback for its return."""
         return self._again is not None
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The checks of calls: `Access` is the access policy of a server, and each port has an `AccessGuard`.
 
-A guard compiles what protects its port into one set of rules: the access policy, restricted protocols and
-APIs, a token of the port's own, and which clients may bring files of models. A port asks it once for each
-call. Without any rules `AccessGuard.checks` is False, and a port then asks nothing per request.
+A guard holds what protects its port: the access policy, restricted protocols and APIs, a token of the port's
+own, and which clients may bring files of models. A port asks it when a call arrives, and again once it knows
+the model. Without any rules `AccessGuard.checks` is False, and a port then asks nothing per request.
 
 Owns: the state of the policy in effect, the limiters and the counts of refusals.
 Threads and locks: calls on any thread; `Access` swaps the whole state at once, and has a lock for its counts.
@@ -231,7 +231,7 @@ class AccessGuard:
         rules: What else protects the port.
 
     Attributes:
-        identifies: Whether callers of calls with roles need credentials.
+        identifies: Whether callers of calls with roles are identified, by credentials or as anonymous.
         restricted: Categories whose calls need a key.
     """
 

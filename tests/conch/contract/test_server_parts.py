@@ -27,7 +27,7 @@ class Options(AddOnOptions):
     calls: list[str] = field(default_factory=list)
 
     def openings(self, options: PartOptions) -> Sequence[Opening]:
-        return [Opening("the test", "nobody but tests")]
+        return [Opening("the test", "tests alone")]
 
 
 class Part(ServerPart):
@@ -99,7 +99,7 @@ STOP = ["refuse_changes simple", "drain simple", "disconnect simple", "flush sim
 
 def test_the_stages_come_in_order(models: Path) -> None:
     server = serving(models, options := Options())
-    assert server.exposure == "open: the test to nobody but tests"
+    assert server.exposure == "open: the test to tests alone"
     server.start()
     assert [each.service for each in server.endpoints] == ["Test"]
     assert (server.port("Test"), server.url("Test")) == (7, "test://")

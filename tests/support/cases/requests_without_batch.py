@@ -1,4 +1,4 @@
-"""What is said of a request whose first dim is not the batch."""
+"""Errors for requests whose first dim is not the batch."""
 
 from __future__ import annotations
 

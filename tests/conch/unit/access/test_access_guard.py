@@ -39,7 +39,7 @@ class Caller:
 
 
 def policy() -> Access:
-    """A policy that knows nobody."""
+    """A policy without principals."""
     return Access(PolicyState(Policy(())))
 
 
