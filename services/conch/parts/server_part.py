@@ -1,5 +1,9 @@
 """`ServerPart`: a port, or another part of a server with a life of its own.
 
+Parts have one order (`in_order`), in which stages that do not run at once call them, and the table of ports
+lists them: first the ports for requests to models (`for_clients`), which are gRPC, HTTP and those of
+platforms; then metrics, the control port and other parts of add-ons, such as the console.
+
 The server checks, starts and stops all parts in stages:
 
 1. ``check`` before models are loaded, so that a taken address is found at once
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,7 +59,7 @@ class PartContext:
         access: The access policy; None without one.
         loop: The event loop that HTTP ports share.
         addresses: The addresses that the server listens on, which forks close.
-        parts: All parts of the server, in the order of its table of ports.
+        parts: All parts of the server, in their order.
         reports: Load reports for clients.
         meter: Measures the load of models.
         families: Metrics that models define.
@@ -89,6 +93,10 @@ class PartContext:
         """The open ports and sockets of all parts."""
         return [each for part in self.parts for each in part.endpoints()]
 
+    def url(self, service: str) -> str:
+        """The address of a service for clients on this machine; empty while it is not open."""
+        return next((each.url for each in self.endpoints() if each.service == service), "")
+
 
 class ServerPart(ABC):
     """A part of a server.
@@ -97,7 +105,7 @@ class ServerPart(ABC):
     server.
 
     Attributes:
-        for_clients: Whether it serves requests to models; such parts come first in the table of ports.
+        for_clients: Whether it serves requests to models; such parts come first.
         before_models: Whether it starts before the models are loaded.
     """
 
@@ -138,6 +146,11 @@ class ServerPart(ABC):
         Also called for parts that have not been started.
         """
         return True
+
+
+def in_order(parts: Iterable[ServerPart]) -> list[ServerPart]:
+    """The parts with those for clients first, else in the order given."""
+    return sorted(parts, key=lambda part: not part.for_clients)
 
 
 class Port(ServerPart):

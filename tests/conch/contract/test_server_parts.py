@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.support.servers import copy_example
+from tests.support.servers import WAIT_S, copy_example, eventually
 
-from conch import server as composition
+from conch import server_components
 from conch.core.errors import UnavailableError
 from conch.parts.server_part import PartContext, ServerPart
 from conch.process.endpoint import Endpoint
@@ -24,6 +26,7 @@ class Options(AddOnOptions):
 
     before: bool = False
     taken: bool = False
+    hold: threading.Event | None = None
     calls: list[str] = field(default_factory=list)
 
     def openings(self, options: PartOptions) -> Sequence[Opening]:
@@ -45,6 +48,8 @@ class Part(ServerPart):
         self._record("check")
         if self._options.taken:
             raise UnavailableError("it is taken")
+        if self._options.hold is not None:
+            assert self._options.hold.wait(WAIT_S)
 
     def check_models(self) -> None:
         self._record("check_models")
@@ -85,7 +90,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert (group, name) == ("conch.parts", "test")
         return lambda options, context: [(EarlyPart if options.before else Part)(options, context)]
 
-    monkeypatch.setattr(composition, "load_add_on", load_add_on)
+    monkeypatch.setattr(server_components, "load_add_on", load_add_on)
     copy_example(tmp_path, "simple")
     return tmp_path
 
@@ -119,3 +124,27 @@ def test_a_start_that_fails_closes_the_part(models: Path) -> None:
     with pytest.raises(UnavailableError, match="it is taken"):
         server.start()
     assert options.calls == ["check", "drain", "disconnect", "flush", "close"]
+
+
+def test_a_stopped_server_does_not_start(models: Path) -> None:
+    server = serving(models, options := Options())
+    server.stop()
+    with pytest.raises(UnavailableError, match="Server exiting"):
+        server.start()
+    assert options.calls == ["refuse_changes", "drain", "disconnect", "flush", "close"]
+
+
+def test_a_stop_cancels_a_start_and_closes_once(models: Path) -> None:
+    server = serving(models, options := Options(hold=threading.Event()))
+    with ThreadPoolExecutor(2) as threads:
+        start = threads.submit(server.start)
+        eventually(lambda: options.calls == ["check"], "the start to check the part")
+        stop = threads.submit(server.stop)
+        eventually(lambda: options.calls[-1] == "refuse_changes", "the stop to begin")
+        assert not stop.done()
+        assert options.hold is not None
+        options.hold.set()
+        with pytest.raises(UnavailableError, match="Server exiting"):
+            start.result(WAIT_S)
+        stop.result(WAIT_S)
+    assert options.calls == ["check", "refuse_changes", "drain", "disconnect", "flush", "close"]
