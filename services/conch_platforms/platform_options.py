@@ -6,7 +6,7 @@ Imports little: the routes are imported where a platform is served.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -60,6 +60,13 @@ def _route(text: str) -> str:
 
 
 _ROUTE = ValueType("path", _route)
+_SAFE_PORTS = {
+    "http-port": "allow-http",
+    "grpc-port": "allow-grpc",
+    "metrics-port": "allow-metrics",
+    "vertex-ai-port": "allow-vertex-ai",
+}
+"""Ports that lie in SageMaker's safe range, and the switches that open them."""
 _THREADS = "1, or Triton's default 8, which is taken for it: one thread serves all connections"
 
 
@@ -275,19 +282,33 @@ class PlatformSettings(AddOnSettings):
             FlagError: One is out of SageMaker's safe range.
         """
         safe = self.sagemaker.safe_ports
-        for protocol in ("http", "grpc", "metrics", "vertex-ai"):
-            port = settings[f"{protocol}-port"]
-            if safe is not None and settings[f"allow-{protocol}"] and port not in safe:
+        if safe is None:
+            return
+        for name, switch in _SAFE_PORTS.items():
+            if settings[switch] and settings[name] not in safe:
                 raise FlagError(
-                    f"--{protocol}-port: {port} is not in the safe port range of SageMaker, {safe}"
+                    f"--{name}: {settings[name]} is not in the safe port range of SageMaker, {safe}"
                 )
 
     def add_to(self, options: PartOptions, settings: Settings) -> PartOptions:
-        """Adds Azure ML's paths to the REST port, and the ports of SageMaker and Vertex AI.
-
-        These share limits and access rules with REST, whether its port is open or not.
-        """
+        """Adds Azure ML's paths to the REST port, and the ports of SageMaker and Vertex AI."""
         options = replace(options, http=self.azureml.added_to(options.http))
+        ports = self._ports(settings)
+        loads = settings.is_on(SageMakerSettings) and self.sagemaker.multi_model
+        if options.server.access_policy is not None:
+            _refuse_policy(filter(None, (options.http, *ports)))
+        if loads and options.control.mode != "explicit":
+            raise FlagError("--sagemaker-multi-model needs --model-control-mode=explicit")
+        if not ports:
+            return options
+        return replace(options, add_ons={**options.add_ons, "platforms": PlatformOptions(ports, loads)})
+
+    def _ports(self, settings: Settings) -> tuple[HttpOptions, ...]:
+        """The ports that are on, with the limits and access rules of REST, whether its port is on or not.
+
+        Raises:
+            FlagError: A setting is wrong, or of a platform that is not served.
+        """
         rest = replace(
             HttpOptions.from_settings(settings), tls=None, reuse_port=False, cors_origins=frozenset()
         )
@@ -297,20 +318,17 @@ class PlatformSettings(AddOnSettings):
                 ports.append(replace(rest, port=platform.port, platform=platform.routes()))
             else:
                 _refuse_unused(settings, type(platform))
-        served = [each for each in (options.http, *ports) if each is not None and each.platform is not None]
-        if options.server.access_policy is not None and served:
-            hosts = " and ".join(each.title for each in served)
-            raise FlagError(
-                f"--access-policy does not hold for the routes of {hosts}, whose platform decides who may "
-                f"call: leave it out, or turn these routes off"
-            )
-        if not ports:
-            return options
-        loads = settings.is_on(SageMakerSettings) and self.sagemaker.multi_model
-        if loads and options.control.mode != "explicit":
-            raise FlagError("--sagemaker-multi-model needs --model-control-mode=explicit")
-        add_on = PlatformOptions(tuple(ports), loads)
-        return replace(options, add_ons={**options.add_ons, "platforms": add_on})
+        return tuple(ports)
+
+
+def _refuse_policy(ports: Iterable[HttpOptions]) -> None:
+    """Refuses an access policy beside routes of platforms. Raises FlagError: a port has some."""
+    hosts = " and ".join(each.title for each in ports if each.platform is not None)
+    if hosts:
+        raise FlagError(
+            f"--access-policy does not hold for the routes of {hosts}, whose platform decides who may "
+            f"call: leave it out, or turn these routes off"
+        )
 
 
 def _refuse_unused(settings: Settings, cls: type[SageMakerSettings | VertexAiSettings]) -> None:
