@@ -1,4 +1,7 @@
-"""Options of the control plane and of its planner, as plain data; the server's settings fill them in."""
+"""Options of the control plane and of its planner, as plain data; the server's settings fill them in.
+
+Imports little: `conch config` and `conch health` read settings without the planes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from conch.core.execution.placement import Devices
 from conch.core.option import SECRET_OPTION, FlagError, nested, option
-from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.core.value_types import (
     BOOL,
     DIRECTORY,
@@ -22,6 +23,10 @@ from conch.core.value_types import (
     TEXT,
     ValueType,
 )
+
+if TYPE_CHECKING:
+    from conch.core.execution.placement import Devices
+    from conch.core.scheduling.resource_scheduler import ResourceLimit
 
 MOST_CONFIG_BYTES = 1 << 20
 """Default of `ControlOptions.max_config_bytes`."""
@@ -47,6 +52,12 @@ def _config_name(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("Error: empty argument for --model-config-name")
     return text
+
+
+def _no_devices() -> Devices:
+    from conch.core.execution.placement import Devices
+
+    return Devices()
 
 
 def backend_options(specifications: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
@@ -234,7 +245,7 @@ class ControlOptions:
         group=_LOADING,
         convert=backend_options,
     )
-    devices: Devices = field(default_factory=Devices)
+    devices: Devices = field(default_factory=_no_devices)
     rate_limits: tuple[ResourceLimit, ...] | None = None
     keep_latencies: bool = False
     keep_first_responses: bool = False
@@ -246,6 +257,8 @@ class ControlOptions:
 
 
 def _resource_limit(text: str) -> ResourceLimit:
+    from conch.core.scheduling.resource_scheduler import ResourceLimit
+
     found = re.fullmatch(r"([^:]+):([0-9]{1,9})(?::([0-9]{1,9}))?", text)
     if found is None:
         raise FlagError(

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conch.access.policy_file import read_policy
 from conch.core.add_ons import load_add_ons
 from conch.core.errors import InvalidArgumentError
 from conch.core.option import FlagError, Setting, Settings, settings_of
@@ -189,6 +188,8 @@ def _check_policy(options: PartOptions) -> None:
                 "--audit-log logs what the access policy refuses and allows: it needs --access-policy"
             )
         return
+    from conch.access.policy_file import read_policy
+
     try:
         policy = read_policy(path)
     except InvalidArgumentError as error:

@@ -6,7 +6,6 @@ import argparse
 import difflib
 import os
 import shlex
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -163,6 +162,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _parsed_flags(arguments: Sequence[str], ignored: list[str] | None) -> dict[str, Any]:
+    if not arguments:  # the parser takes longer to make than all else here
+        return {}
     parser = _Parser(prog="conch serve", add_help=False)
     add_flags(parser, SETTINGS, ignored)
     known, unknown = parser.parse_known_args(list(arguments))
@@ -229,6 +230,8 @@ def _from_environment(environment: Mapping[str, str]) -> _Given:
 def _from_file(path: Path | None) -> _Given:
     if path is None:
         return {}
+    import tomllib
+
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:

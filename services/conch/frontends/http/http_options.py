@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -29,6 +28,8 @@ from conch.core.value_types import (
 )
 
 if TYPE_CHECKING:
+    import ssl
+
     from conch.access.access_guard import Restrictions
     from conch.frontends.http.route_provider import RouteProvider
 
@@ -69,6 +70,8 @@ class HttpTls:
 
     def context(self) -> ssl.SSLContext:
         """Loads the files into a TLS context. Raises UnavailableError: one can't be used."""
+        import ssl
+
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.private_key)

@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch.core.option import option
 from conch.core.value_types import BOOL, FILE, NATURAL, TEXT
-from conch.observability.exporters import LOGS, Exporter, ExportOptions, LogItem, read_export
+
+if TYPE_CHECKING:
+    from conch.observability.exporters import Exporter, ExportOptions, LogItem
 
 Setting = bool | int | str
 """A value of a setting."""
@@ -24,6 +26,12 @@ _MOST_VERBOSE = 2**32 - 1
 
 FORMATS = ("default", "ISO8601")
 """The time formats of text lines."""
+
+
+def _log_export(url: str) -> ExportOptions:
+    from conch.observability.exporters import LOGS, read_export
+
+    return read_export(LOGS, [("url", url)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class LogOptions:
         None,
         "OpenTelemetry collector to send the log to as well, such as http://localhost:4318/v1/logs",
         scope="process",
-        convert=lambda url: read_export(LOGS, [("url", url)]),
+        convert=_log_export,
     )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from ssl import SSLContext
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.option import Setting, option
 from conch.core.value_types import ANY_PORT, BOOL, POSITIVE, TEXT
-from conch.observability.exporters import METRICS, ExportOptions, read_export
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from conch.observability.exporters import ExportOptions
 
 _BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _COUNTERS = "counter_latencies"
@@ -86,6 +89,12 @@ def _leading_number(text: str) -> float:
     return -1.0 if found is None else float(found[0])
 
 
+def _metrics_export(url: str) -> ExportOptions:
+    from conch.observability.exporters import METRICS, read_export
+
+    return read_export(METRICS, [("url", url)])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsOptions:
     """Options of the metrics port.
@@ -137,7 +146,7 @@ class MetricsOptions:
         None,
         "OpenTelemetry collector to send metrics to as well, such as http://localhost:4318/v1/metrics; every "
         "60 s, or as OTEL_METRIC_EXPORT_INTERVAL says",
-        convert=lambda url: read_export(METRICS, [("url", url)]),
+        convert=_metrics_export,
     )
     latencies: LatencyMetrics = option(
         "--metrics-config",

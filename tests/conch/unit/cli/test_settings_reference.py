@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,17 @@ def test_defaults_of_settings_are_those_of_the_options() -> None:
     assert options.metrics == MetricsOptions()
     assert options.log == LogOptions()
     assert (options.planner, options.control_port, options.access_log) == (None, None, None)
+
+
+@pytest.mark.process
+def test_settings_are_shown_without_importing_what_they_configure() -> None:
+    heavy = ("numpy", "grpc", "ssl", "tomllib", "conch.access.", "conch.core.execution", "conch.core.spec")
+    script = (
+        "import sys; from conch.cli import main; main(['config', '--grpc-port=1']); "
+        f"print([m for m in sys.modules if m.startswith({heavy})])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.endswith("\n[]\n") and "--grpc-port" in found.stdout
 
 
 def test_each_value_has_a_source(tmp_path: Path) -> None:
