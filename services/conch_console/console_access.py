@@ -210,7 +210,7 @@ class ConsoleAccess:
         if not model or need in (Need.READ, Need.SETTINGS):
             model = EVERY_MODEL
         try:
-            user = _user(peer, self._guard.admit(peer, need.roles, action, size, model))
+            user = _user(peer, self._guard.admit(peer, need.roles, action, model, size=size))
         except UnauthenticatedError:
             if peer.ambiguous:
                 raise
@@ -230,9 +230,7 @@ class ConsoleAccess:
         """The user of a live stream that goes on. Raises ConchError: the user may not read any more."""
         if user.peer.credential and self._session(visitor.fields) is None:
             raise UnauthenticatedError("the session has ended")
-        grant = self._guard.renew(user.peer, user.grant, READS, READING)
-        self._guard.check(user.peer, grant, READS, EVERY_MODEL, READING)
-        return user._replace(grant=grant)
+        return user._replace(grant=self._guard.renew(user.peer, user.grant, READS, READING, EVERY_MODEL))
 
     def changed(self, user: User, action: str, model: str, error: ConchError | None) -> None:
         """Audits a change that was admitted, with its error if it failed; any thread."""

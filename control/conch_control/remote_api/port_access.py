@@ -58,7 +58,7 @@ class CallAccess:
 
     def check(self, model: str) -> None:
         """Raises PermissionDeniedError: it may not read the model."""
-        self._guard.check(self._peer, self._grant, self._roles, model, self._action)
+        self._guard.check(self._peer, self._grant, self._roles, self._action, model)
 
     def sees(self, model: str) -> bool:
         """Whether it may see a model."""

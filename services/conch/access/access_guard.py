@@ -1,8 +1,23 @@
 """The checks of calls: `Access` is the access policy of a server, and each port has an `AccessGuard`.
 
 A guard holds what protects its port: the access policy, restricted protocols and APIs, a token of the port's
-own, and which clients may bring files of models. A port asks it when a call arrives, and again once it knows
-the model. Without any rules `AccessGuard.checks` is False, and a port then asks nothing per request.
+own, and which clients may bring files of models. Most ports ask it twice: a message is received from admitted
+callers only, so that others can't fill the server's memory, and often only the message names the model.
+
+    =======  =====================================  ==========================================================
+    port     when the headers have arrived          when the message is decoded
+    =======  =====================================  ==========================================================
+    gRPC     `admit`                                `check`; for each request of a stream `next`
+    HTTP     `check_key`; `admit` for the model in  `check`, for operations only: some bodies tell which role
+             the path, if any                       is needed, or that all models are meant
+    control  `admit`                                `check`; before each message of a watch `renew`
+    console  `admit` for the model in the path, or  nothing; before each event of a live page `renew`
+             for all
+    metrics  `admit` for all models                 nothing
+    =======  =====================================  ==========================================================
+
+`MeteredAdmission` calls `enter` for each inference request. After a change, also one that failed, the port
+calls `changed`. Without any rules a port asks nothing per request.
 
 Owns: the state of the policy in effect, the limiters and the counts of refusals.
 Threads and locks: calls on any thread; `Access` swaps the whole state at once, and has a lock for its counts.
@@ -210,20 +225,19 @@ class Access:
 class AccessGuard:
     """The checks of the calls of one port; any thread.
 
-    A port calls `admit` when a call arrives, before it reads more than its headers, and keeps the grant. Once
-    it knows the model that the call names, it calls `check`. After a change it calls `changed`, also if the
-    change failed. `Grant.principal.allows` tells which entries of a listing the caller may see:
+    A port keeps the grant of a call until it ends; `Grant.principal.allows` tells which entries of a listing
+    the caller may see:
 
-        guard = AccessGuard(access, "console")
-        grant = guard.admit(peer, CONTROLS, "load_model", size)
-        guard.check(peer, grant, CONTROLS, "digits", "load_model")
+        guard = AccessGuard(access, "grpc")
+        grant = guard.admit(peer, CONTROLS, "load_model")
+        guard.check(peer, grant, CONTROLS, "load_model", "digits")
         guard.changed(peer, grant, "load_model", "digits", None)
 
-    For all methods: `roles` are those of which one suffices, from the table of operations; `action` is the
-    operation's name, for the audit log; `model` is its name, `EVERY_MODEL`, or empty if any model's role
-    suffices. Refusals by the policy are counted and audited. They are errors of `conch.core.errors`, with
-    gRPC and HTTP status and, over a limit, the time to wait; `http.json_body.error_reply` makes a response
-    of one.
+    All methods have their arguments in one order: the client, its grant, the roles of which one suffices, the
+    name of the operation, for the audit log, and the model's name: `EVERY_MODEL` for all, empty if the role
+    for any model suffices. Refusals by the policy are counted and audited. They are errors of
+    `conch.core.errors`, with gRPC and HTTP status and, over a limit, the time to wait;
+    `http.json_body.error_reply` makes a response of one.
 
     Args:
         access: The server's access policy; None for none.
@@ -300,14 +314,15 @@ class AccessGuard:
         peer: Peer,
         roles: Roles,
         action: str,
-        size: int | None = 0,
         model: str = "",
+        *,
+        size: int | None = 0,
         category: str = "",
     ) -> Grant:
         """As `open` and `check_key`, and applies the rates; `size` is in bytes, None if it is not known yet.
 
-        For a stream it is called as it opens, without a size: that counts as the first request. `category`
-        is the call's access category, or empty if the port has checked its key.
+        For a stream it is called as it opens, with None as its size: that counts as the first request.
+        `category` is the call's access category, or empty if the port has checked its key.
 
         Raises:
             ResourceExhaustedError: The principal is over a limit.
@@ -322,7 +337,7 @@ class AccessGuard:
             self.check_key(peer, category)
         return grant
 
-    def check(self, peer: Client, grant: Grant, roles: Roles, model: str, action: str) -> None:
+    def check(self, peer: Client, grant: Grant, roles: Roles, action: str, model: str) -> None:
         """Checks the role for a model. Raises PermissionDeniedError: the caller lacks it."""
         try:
             grant.check(roles, model)
@@ -330,15 +345,15 @@ class AccessGuard:
             self._refuse(peer, grant, action, model, error)
             raise
 
-    def renew(self, peer: Peer, grant: Grant, roles: Roles, action: str) -> Grant:
+    def renew(self, peer: Peer, grant: Grant, roles: Roles, action: str, model: str = "") -> Grant:
         """The grant of a caller whose call goes on; as `open` where policy or credentials have ended."""
         access = self._access
         # Without an epoch no policy has given it, and none takes it back.
         if access is None or grant.epoch is None or access.holds(grant):
             return grant
-        return self.open(peer, roles, action)
+        return self.open(peer, roles, action, model)
 
-    def next(self, peer: Peer, grant: Grant, roles: Roles, model: str, action: str, size: int) -> Grant:
+    def next(self, peer: Peer, grant: Grant, roles: Roles, action: str, model: str, size: int) -> Grant:
         """As `admit` and `check`, for a further request of a stream; returns its grant."""
         grant = self.renew(peer, grant, roles, action)
         if grant.unsized:
@@ -346,10 +361,10 @@ class AccessGuard:
             grant = replace(grant, unsized=False)
         else:
             self._take(peer, grant, action, model, size)
-        self.check(peer, grant, roles, model, action)
+        self.check(peer, grant, roles, action, model)
         return grant
 
-    def enter(self, peer: Client, grant: Grant, model: str, action: str) -> Limiter:
+    def enter(self, peer: Client, grant: Grant, action: str, model: str) -> Limiter:
         """Counts an inference request in flight; `Limiter.leave` must follow.
 
         Raises:

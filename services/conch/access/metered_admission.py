@@ -57,7 +57,7 @@ class MeteredAdmission(Admission):
         grant = None if caller is None else caller.access
         if caller is None or not isinstance(grant, Grant):
             return super().admit(request, may_claim, model, caller, bytes_in, parent=parent, single=single)
-        place = _Place(self._guard.enter(caller, grant, request.model_name, "infer"))
+        place = _Place(self._guard.enter(caller, grant, "infer", request.model_name))
         request.wrap_responder(place.wrap, ResponderLayer.LIMIT)
         try:
             claim = super().admit(request, may_claim, model, caller, bytes_in, parent=parent, single=single)

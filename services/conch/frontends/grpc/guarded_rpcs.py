@@ -63,7 +63,7 @@ def guard_streams(
 
         def handle(call: StreamRpc) -> None:
             try:
-                call.access = guard.admit(call, roles, action, None, category=category)
+                call.access = guard.admit(call, roles, action, size=None, category=category)
             except ConchError as error:
                 call.refuse(error.grpc_status, error.message, retry_metadata(error))
                 if category == INFER.access:
@@ -124,7 +124,7 @@ def preparation(forward: HeaderForwarder | None, guard: AccessGuard, stream: boo
 
 def _unary_check(guard: AccessGuard) -> PrepareRequest:
     def check(request: InferenceRequest, call: RpcCall, size: int) -> None:
-        guard.check(call, _grant(call), INFERS, request.model_name, INFER.name)
+        guard.check(call, _grant(call), INFERS, INFER.name, request.model_name)
 
     return check
 
@@ -133,7 +133,7 @@ def _stream_check(guard: AccessGuard) -> PrepareRequest:
     """Each further request is charged, and its caller identified anew after a change of the policy."""
 
     def check(request: InferenceRequest, call: RpcCall, size: int) -> None:
-        call.access = guard.next(call, _grant(call), INFERS, request.model_name, STREAM_INFER.name, size)
+        call.access = guard.next(call, _grant(call), INFERS, STREAM_INFER.name, request.model_name, size)
 
     return check
 

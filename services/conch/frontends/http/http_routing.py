@@ -185,7 +185,7 @@ def admit(exchange: HttpExchange, guard: AccessGuard, roles: Roles, action: str,
     """Identifies the caller of a request before its body is read; raises as `AccessGuard.admit`."""
     if roles:
         size = None if b"transfer-encoding" in exchange.fields else exchange.length or 0
-        exchange.access = guard.admit(exchange, roles, action, size, model)
+        exchange.access = guard.admit(exchange, roles, action, model, size=size)
 
 
 async def _answer(exchange: HttpExchange, work: Coroutine[Any, Any, Reply | None]) -> None:

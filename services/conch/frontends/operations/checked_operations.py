@@ -31,7 +31,7 @@ def checked(
 
     def handle(core: ServerState, services: Services, request: RequestT) -> ResultT:
         roles, model = operation.roles_for(request), operation.model_of(request)
-        guard.check(caller, grant, roles, model, operation.name)
+        guard.check(caller, grant, roles, operation.name, model)
         try:
             result = operation.handler(core, services, request)
         except BaseException as error:

@@ -46,7 +46,7 @@ def policy() -> Access:
 def test_a_port_without_rules_checks_nothing() -> None:
     assert not UNGUARDED.identifies and not UNGUARDED.checks(CONTROLS, "model-repository")
     grant = UNGUARDED.admit(Caller(), CONTROLS, "load_model", category="model-repository")
-    UNGUARDED.check(Caller(), grant, CONTROLS, EVERY_MODEL, "load_model")
+    UNGUARDED.check(Caller(), grant, CONTROLS, "load_model", EVERY_MODEL)
     assert grant is EVERYTHING
 
 

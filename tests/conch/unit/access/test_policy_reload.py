@@ -136,22 +136,22 @@ def test_a_broken_policy_changes_nothing_and_is_told(
 
 def test_limits_and_requests_in_flight_outlive_a_reload(place: Place) -> None:
     grant = place.guard.admit(Caller(FIRST), INFERS, "infer")
-    place.guard.enter(Caller(FIRST), grant, "m", "infer")
+    place.guard.enter(Caller(FIRST), grant, "infer", "m")
     place.path.write_text(policy(more="concurrent = 1\n"))
     place.looks(2)
-    renewed = place.guard.next(Caller(FIRST), grant, INFERS, "m", "infer", 0)
+    renewed = place.guard.next(Caller(FIRST), grant, INFERS, "infer", "m", 0)
     assert renewed.epoch is place.access.state
     with pytest.raises(ResourceExhaustedError):
-        place.guard.enter(Caller(FIRST), renewed, "m", "infer")
+        place.guard.enter(Caller(FIRST), renewed, "infer", "m")
 
 
 def test_an_open_call_ends_with_its_key(place: Place) -> None:
     grant = place.guard.open(Caller(FIRST), INFERS, "stream_infer")
-    assert place.guard.next(Caller(FIRST), grant, INFERS, "m", "stream_infer", 0) is grant
+    assert place.guard.next(Caller(FIRST), grant, INFERS, "stream_infer", "m", 0) is grant
     place.key.write_text(SECOND)
     place.looks(2)
     with pytest.raises(UnauthenticatedError):
-        place.guard.next(Caller(FIRST), grant, INFERS, "m", "stream_infer", 0)
+        place.guard.next(Caller(FIRST), grant, INFERS, "stream_infer", "m", 0)
 
 
 class Jwks:
