@@ -16,7 +16,8 @@ from conch.core.tensor import Tensor
 from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
 from conch.workers.connection.worker_responses import OpenRequest
 from conch.workers.protocol.channel import WireError
-from conch.workers.protocol.codec import FAILED, FINAL, RESCHEDULED, decode_responses, units
+from conch.workers.protocol.codec import FAILED, FINAL, RESCHEDULED, decode_responses
+from conch.workers.protocol.response_credit import units
 from conch.workers.protocol.tensors import ReceivedMessage, ReturnedTensor, UnreachableError
 
 

@@ -35,8 +35,9 @@ from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import OpenRequest, OpenRequests, ResponseDispatcher
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
-from conch.workers.protocol.codec import MOST_REQUESTS, encode_credit, encode_requests, span_from_json
+from conch.workers.protocol.codec import MOST_REQUESTS, encode_requests, span_from_json
 from conch.workers.protocol.devices import ServerDevices, use_on_server
+from conch.workers.protocol.response_credit import encode_credit
 from conch.workers.protocol.spec_json import placement_to_json, spec_to_json
 from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage, unmapped_error
 from conch.workers.protocol.worker_log import WorkerLog

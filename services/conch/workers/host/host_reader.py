@@ -87,9 +87,9 @@ class HostReader:
 class BackupReader:
     """A thread that reads while the main thread executes for long.
 
-    1. The main thread calls `begin`; the backup thread ticks every `_TICK_S`.
-    2. If one execution spans a whole tick, the backup thread reads until `end`.
-    3. After `_IDLE_TICKS` without an execution it sleeps; `begin` wakes it.
+    1. The main thread calls `arm`; the backup thread ticks every `_TICK_S`.
+    2. If one execution spans a whole tick, the backup thread reads until `disarm`.
+    3. After `_IDLE_TICKS` without an execution it sleeps; `arm` wakes it.
     4. `read_now` makes it read at once, for a coroutine that waits for a reply.
     """
 
@@ -103,16 +103,16 @@ class BackupReader:
         self._wake.acquire()
         threading.Thread(target=self._run, name="conch-backup-reader", daemon=True).start()
 
-    def begin(self) -> None:
-        """The main thread starts to execute."""
+    def arm(self) -> None:
+        """Called as the main thread begins to execute: the backup thread reads if that takes long."""
         self._count += 1
         self._executing = True
         if self._asleep:
             self._asleep = False
             self._wake_up()
 
-    def end(self) -> None:
-        """The main thread will read again."""
+    def disarm(self) -> None:
+        """Called before the main thread reads again."""
         self._executing = False
 
     def read_now(self) -> None:

@@ -19,12 +19,12 @@ from conch.workers.protocol.codec import (
     NO_DEADLINE,
     SEQUENCE_END,
     SEQUENCE_START,
-    WINDOW,
     Options,
     batch_of,
     decode_requests,
     number_of,
 )
+from conch.workers.protocol.response_credit import WINDOW
 from conch.workers.protocol.tensors import ReceivedMessage
 
 

@@ -26,8 +26,8 @@ from conch.workers.protocol.codec import (
     encode_responses,
     flags_of,
     text_of,
-    units,
 )
+from conch.workers.protocol.response_credit import units
 from conch.workers.protocol.tensors import MessageStream, Payload
 
 Responses = Sequence[InferenceResponse | None]

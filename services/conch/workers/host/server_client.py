@@ -52,10 +52,10 @@ class _Reply:
 class ServerClient:
     """Sends calls and queries, and matches replies to them."""
 
-    def __init__(self, stream: MessageStream, reader: HostReader, watch: BackupReader) -> None:
+    def __init__(self, stream: MessageStream, reader: HostReader, backup_reader: BackupReader) -> None:
         self._stream = stream
         self._reader = reader
-        self._backup_reader = watch
+        self._backup_reader = backup_reader
         self._numbers = itertools.count(1)
         self._open: dict[int, InferenceRequest] = {}
         self._by_request: dict[int, int] = {}

@@ -35,7 +35,7 @@ from conch.workers.host.server_client import ServerClient
 from conch.workers.protocol import codec
 from conch.workers.protocol.busy_poll import BusyPoll
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
-from conch.workers.protocol.codec import decode_credit
+from conch.workers.protocol.response_credit import decode_credit
 from conch.workers.protocol.spec_json import placement_from_json, spec_from_json
 from conch.workers.protocol.tensors import MessageStream, ReceivedMessage, UnreachableError, unmapped_error
 from conch.workers.protocol.worker_log import log_to_server
@@ -63,7 +63,7 @@ class Host:
     def __init__(self, channel: PacketChannel) -> None:
         self._channel = channel
         self._stream = MessageStream(channel, in_worker=True)
-        self._reader = HostReader(self._step, channel.ready)
+        self._reader = HostReader(self._handle_next, channel.ready)
         self._backup_reader = BackupReader(self._reader)
         self._calls = ServerClient(self._stream, self._reader, self._backup_reader)
         self._families = RemoteFamilies(self)
@@ -133,7 +133,7 @@ class Host:
         settings = Settings.of(spec)
         if settings.memory_limit_mb is not None:
             limit_memory(settings.memory_limit_mb)
-        self._backup_reader.begin()  # `initialize` may take long and query the server
+        self._backup_reader.arm()  # `initialize` may take long and query the server
         try:
             instance = open_instance(spec, placement, self._calls, self._note)
         except ConchError as error:
@@ -142,7 +142,7 @@ class Host:
             self._stream.send(Kind.FAILED, 0, codec.encode_error(error))
             return False
         finally:
-            self._backup_reader.end()
+            self._backup_reader.disarm()
         instance.leave_shaping(spec)
         self._instance = instance
         self._writer = ResponseWriter(spec, self._stream, self._reader)
@@ -166,12 +166,12 @@ class Host:
             if not todo:
                 busy_poll.wait()
             reader.until(todo.__len__)
-            backup_reader.begin()
+            backup_reader.arm()
             if todo[0] is None:  # CLOSE
                 break
             busy_poll.record_arrival(len(todo[0][1].requests), since_ns)
             self._execute(instance, writer)
-            backup_reader.end()
+            backup_reader.disarm()
         instance.close()
         self._families.flush()
         if self._stream.devices is not None:
@@ -197,7 +197,7 @@ class Host:
 
     # --- on the thread that reads -------------------------------------------------------------------------
 
-    def _step(self) -> None:
+    def _handle_next(self) -> None:
         """Receives and handles one message."""
         received = None
         try:
@@ -230,7 +230,7 @@ class Host:
 
     def _on_execute(self, subject: int, received: ReceivedMessage) -> None:
         try:
-            batch = self._received.batch(subject, received)
+            batch = self._open_requests.batch(subject, received)
         except UnreachableError as error:
             sys.stderr.write(f"conch worker: {error.message}\n")
             self._stream.send(Kind.UNREACHABLE, subject)  # the server resends it
@@ -262,22 +262,22 @@ class Host:
             raise WireError("a message was lost that can't be done without")
 
     def _on_credit(self, subject: int, received: ReceivedMessage) -> None:
-        request = self._received.get(subject)
+        request = self._open_requests.get(subject)
         if request is not None:
             request.granted += decode_credit(received.fields)
 
     def _on_cancel(self, subject: int, received: ReceivedMessage) -> None:
-        request = self._received.get(subject)
+        request = self._open_requests.get(subject)
         if request is not None:
             request.cancelled = True
             request.notify_cancelled()
 
     def _on_forget(self, subject: int, received: ReceivedMessage) -> None:
-        request = self._received.get(subject)
+        request = self._open_requests.get(subject)
         if request is not None:
             request.completed = True
             request.kept = None
-            self._received.remove(request)
+            self._open_requests.remove(request)
 
     def _on_ready(self, subject: int, received: ReceivedMessage) -> None:
         try:
@@ -308,7 +308,7 @@ class Host:
             logging.getLogger().setLevel(level)
 
     @property
-    def _received(self) -> HostedRequests:
+    def _open_requests(self) -> HostedRequests:
         if self._writer is None:
             raise WireError("there is no model yet")
         return self._writer.requests

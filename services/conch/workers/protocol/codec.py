@@ -1,4 +1,4 @@
-"""What messages between server and worker say: HELLO, requests, responses, errors, facts in JSON, credit.
+"""What messages between server and worker say: HELLO, requests, responses, errors, facts in JSON.
 
 Packets, their header and their texts are the channel's, tensors and blocks those of `tensors`. Integers are
 little-endian; nothing is pickled. Every decoder accepts any bytes, and returns a valid value or raises
@@ -32,12 +32,9 @@ response of a sender and a reply, differ in their number and flags only.
 A plain response has tensors, and nothing else. A request's number is made from that of its batch and its
 index, see `number_of`, so neither side keeps a table of requests; one that runs again keeps its number.
 
-The decoders here and `ReceivedMessage.lists` share a cursor. A decoder sets `position`, where the tensors
-begin in the fields, and `used`, how many texts come before the layouts. Then `lists` reads the tensors, which
-must end where the fields and the texts end. `decode_responses` calls it; after `decode_requests` the caller
-does.
-
-The module also has the policy of flow control: how many units a response takes, and when more are granted.
+A decoder reads its part of a message, and moves the message's cursor behind it with `ReceivedMessage.seek`;
+`ReceivedMessage.lists` then reads the tensors. `decode_responses` calls it; callers of `decode_requests` call
+it themselves.
 """
 
 from __future__ import annotations
@@ -51,8 +48,8 @@ from typing import Any, NamedTuple
 
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
-from conch.core.tensor import Buffer, Tensor
-from conch.workers.protocol.channel import MOST_FACTS, MOST_INLINE, Text, WireError
+from conch.core.tensor import Buffer
+from conch.workers.protocol.channel import MOST_FACTS, Text, WireError
 from conch.workers.protocol.tensors import ReceivedMessage
 
 VERSION = 5
@@ -333,10 +330,10 @@ def decode_requests(received: ReceivedMessage) -> RequestColumns:
             position += 8 * count
     except struct.error as error:
         raise WireError(f"a message ends too early: {error}") from None
-    received.position = position
-    received.used = count if columns & _OPTIONS else 1
-    if len(texts) < received.used:
+    described = count if columns & _OPTIONS else 1
+    if len(texts) < described:
         raise WireError(f"{count} requests have {len(texts)} options")
+    received.seek(position, described)
     options: Iterable[Options]
     if columns & _OPTIONS:
         options = [_read_options(text) for text in texts[:count]]
@@ -512,7 +509,6 @@ def decode_responses(received: ReceivedMessage, expected: int) -> ResponseColumn
     except struct.error as error:
         raise WireError(f"a message ends too early: {error}") from None
     times = ready_ns, done_ns, copied
-    received.position = _RESPONSES.size
     if columns == _ERROR:
         if len(received.texts) != 1 or len(received.fields) != _RESPONSES.size:
             raise WireError("the error of a batch is one text")
@@ -522,13 +518,15 @@ def decode_responses(received: ReceivedMessage, expected: int) -> ResponseColumn
     flags = None
     responses: list[InferenceResponse | None]
     if not columns:
+        received.seek(_RESPONSES.size, 0)
         responses = list(map(InferenceResponse, received.lists(count)))
     else:
+        position = _RESPONSES.size
         flags = bytes([PRESENT]) * count
         if columns & _FLAGS:
-            start, received.position = received.position, received.position + count
-            flags = bytes(received.fields[start : received.position])
-        responses = _with_texts(received, flags, columns & _TEXTS != 0)
+            position += count
+            flags = bytes(received.fields[_RESPONSES.size : position])
+        responses = _with_texts(received, position, flags, columns & _TEXTS != 0)
     if received.unreachable:
         present = [response for response in responses if response is not None and response.error is None]
         for index, failure in received.unreachable.items():
@@ -536,13 +534,15 @@ def decode_responses(received: ReceivedMessage, expected: int) -> ResponseColumn
     return ResponseColumns(times, None, responses, flags)
 
 
-def _with_texts(received: ReceivedMessage, flags: bytes, has_texts: bool) -> list[InferenceResponse | None]:
-    """Responses of which some are errors, have parameters, or are absent."""
+def _with_texts(
+    received: ReceivedMessage, position: int, flags: bytes, has_texts: bool
+) -> list[InferenceResponse | None]:
+    """Responses of which some are errors, have parameters, or are absent; tensors begin at `position`."""
     count = len(flags)
     texts = [text.content for text in received.texts[:count]] if has_texts else [b""] * count
-    received.used = count if has_texts else 0
     if len(texts) != count:
         raise WireError(f"{count} responses have {len(texts)} texts")
+    received.seek(position, count if has_texts else 0)
     has_tensors = [each & _HAS_TENSORS[0] == _HAS_TENSORS[1] for each in flags]
     lists = iter(received.lists(sum(has_tensors)))
     responses: list[InferenceResponse | None] = []
@@ -555,42 +555,3 @@ def _with_texts(received: ReceivedMessage, flags: bytes, has_texts: bool) -> lis
         else:
             responses.append(None)
     return responses
-
-
-# --- flow control ----------------------------------------------------------------------------------------
-
-WINDOW = 96
-"""Units that a worker may send for one request of a decoupled model before the server grants more."""
-
-CREDIT_AT = WINDOW // 4
-"""Units after whose delivery the server grants them again."""
-
-_UNIT_BYTES = 64 * 1024
-_BLOCK_UNITS = 12
-"""At most eight blocks of a request are in flight at a time; each takes a descriptor."""
-
-_CREDIT = struct.Struct("<I")
-
-
-def units(tensors: Sequence[Tensor]) -> int:
-    """Units that a response takes: one if it is small, more if it needs a block."""
-    nbytes = 0
-    for tensor in tensors:
-        nbytes += tensor.nbytes
-    return 1 if nbytes <= MOST_INLINE else _BLOCK_UNITS + nbytes // _UNIT_BYTES
-
-
-def encode_credit(units: int) -> bytes:
-    """Encodes the units that the worker may send in addition."""
-    return _CREDIT.pack(units)
-
-
-def decode_credit(fields: memoryview) -> int:
-    """The units that the worker may send in addition.
-
-    Raises:
-        WireError: The fields are malformed.
-    """
-    if len(fields) != _CREDIT.size:
-        raise WireError(f"a credit has {len(fields)} bytes")
-    return int(_CREDIT.unpack(fields)[0])

@@ -443,27 +443,34 @@ def _write(tensor: Tensor, memory: Array, offset: int) -> int:
 class ReceivedMessage(Message):
     """A message whose tensors are read on demand, by one thread; made by `MessageStream.receive`.
 
+    A cursor separates what is read from what is not: `seek` moves it behind what a decoder has read, and
+    `lists` reads the tensors, with which fields and texts must end.
+
     Attributes:
         stream: The receiver.
         texts: Its texts.
-        position: Where the fields go on that are not read yet.
-        used: How many texts are read.
+        position: The cursor in the fields.
+        texts_read: The cursor in the texts.
         placed: Whether the tensors that were read lie in blocks or on GPUs.
         unreachable: Why lists of tensors, by index, can't be opened here; None if all can.
         root: The memory of the block that came with it.
         unmapped: The reason that this block is missing, or None.
     """
 
-    __slots__ = ("placed", "position", "root", "stream", "texts", "unmapped", "unreachable", "used")
+    __slots__ = ("placed", "position", "root", "stream", "texts", "texts_read", "unmapped", "unreachable")
 
     stream: MessageStream
     texts: Sequence[Text]
     position: int
-    used: int
+    texts_read: int
     placed: bool
     unreachable: dict[int, UnreachableError] | None
     root: Array | None
     unmapped: UnmappedError | None
+
+    def seek(self, position: int, texts_read: int) -> None:
+        """Moves the cursor behind so many bytes of the fields and so many texts."""
+        self.position, self.texts_read = position, texts_read
 
     def lists(self, count: int) -> list[list[Tensor]]:
         """Reads `count` lists of tensors, which end the message; `unreachable` ones stay empty.
@@ -478,7 +485,7 @@ class ReceivedMessage(Message):
         if described != count or flags > _COMMON + _PLACED:
             raise WireError(f"{described} lists of tensors are described, not {count}")
         self.position += _HEAD.size
-        texts, common = self.texts[self.used :], flags & _COMMON
+        texts, common = self.texts[self.texts_read :], flags & _COMMON
         if len(texts) != (1 if common else count):
             raise WireError(f"a message has {len(texts)} layouts for {count} lists of tensors")
         layout = read_layout(texts[0]) if count else _NO_TENSORS
@@ -845,7 +852,7 @@ class MessageStream:
                 self.mark_handled()
                 continue
             message.stream, message.unmapped, message.unreachable = self, failure, None
-            message.position = message.used = 0
+            message.position = message.texts_read = 0
             message.placed = False
             message.root = None
             if failure is not None:

@@ -167,7 +167,7 @@ INTERRUPTED = """
         from conch.workers.host.host_reader import BackupReader
         for each in gc.get_objects():
             if type(each) is BackupReader:
-                each.end()  # so that this thread reads
+                each.disarm()  # so that this thread reads
         real = PacketChannel.receive
         class Alarm(Exception):
             pass

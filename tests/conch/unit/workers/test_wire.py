@@ -30,7 +30,6 @@ from conch.workers.protocol.codec import (
     MOST_REQUESTS,
     NO_DEADLINE,
     batch_of,
-    decode_credit,
     decode_requests,
     decode_responses,
     encode_failure,
@@ -38,6 +37,7 @@ from conch.workers.protocol.codec import (
     encode_responses,
     number_of,
 )
+from conch.workers.protocol.response_credit import decode_credit
 from conch.workers.protocol.tensors import Place, ReceivedMessage, describe_layout, read_layout
 
 U32 = st.integers(0, 2**32 - 1)
@@ -136,7 +136,7 @@ def test_requests_come_back_with_the_types_that_values_have(
     encoded, texts = encode_requests(requests, 33, instance, 44, numbers, 0, model)
     message = arrived(encode(Kind.EXECUTE, fields=encoded, texts=encode_texts(texts)))
     read = decode_requests(message)
-    assert (message.position, message.used) == (len(encoded), len(texts))
+    assert (message.position, message.texts_read) == (len(encoded), len(texts))
     assert (read.size, read.instance, read.start_ns) == (33, instance, 44)
     assert read.numbers is None if numbers is None else list(read.numbers or ()) == numbers
     for sent, row, name, options in zip(fields, read.rows, read.ids, read.options, strict=False):
