@@ -39,7 +39,8 @@ from conch.process.exposure import exposure
 from conch.server_components import build_components
 from conch.server_lifecycle import Lifecycle
 from conch.server_options import PartOptions
-from conch_control.lifecycle.agent import Agent, LoadFailure
+from conch_control.lifecycle.agent import Agent
+from conch_control.lifecycle.startup_models import LoadFailure
 from conch_control.repository.source import Repository
 
 

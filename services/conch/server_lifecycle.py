@@ -36,7 +36,7 @@ from conch.process.exposure import open_control_warning
 from conch.process.start_diagnostics import SlowLoads, cause_line, repository_hint
 from conch.server_components import Components
 from conch.server_options import PartOptions
-from conch_control.lifecycle.agent import LoadFailure
+from conch_control.lifecycle.startup_models import LoadFailure
 
 log = logging.getLogger(__name__)
 

@@ -1,35 +1,30 @@
 """The agent: composes the control plane of one server and implements its API.
 
+Loads and unloads go to `ensemble_dependencies`, views to `model_index`. Both begin with a scan of the
+repositories; the agent keeps the last one for what may not access storage.
+
 Owns: repositories, event log, version states, load statistics. Threads: none of its own; any thread may
 call it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from conch.core.bls import Calls
 from conch.core.clock import wall_seconds
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import (
-    ConchError,
     InvalidArgumentError,
-    NotFoundError,
     UnsupportedError,
     as_conch_error,
 )
-from conch.core.execution.placement import devices_of
 from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
-from conch.core.spec import ModelSpec
-from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.parse import CONFIG_FILE, OVERRIDE, config_origins
-from conch_control.control_options import WILDCARD, ControlOptions
+from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies
@@ -37,37 +32,17 @@ from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides
 from conch_control.lifecycle.model_archives import ModelArchives
 from conch_control.lifecycle.model_definition import PollError
+from conch_control.lifecycle.model_index import ModelIndex
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import GetBackend, ModelLoader
-from conch_control.lifecycle.version_diff import STALE
-from conch_control.lifecycle.version_states import UNFINISHED, VersionStates
-from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
+from conch_control.lifecycle.startup_models import LoadFailure, check_startup_options, startup_names
+from conch_control.lifecycle.version_states import VersionStates
+from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.repository.repositories import open_repositories
-from conch_control.repository.source import DUPLICATE, ModelSource, Repository, Scan, without_incomplete
+from conch_control.repository.source import Repository, Scan
 from conch_control.repository.uploads import remove_abandoned
 
 log = logging.getLogger(__name__)
-
-
-_NO_DEVICE = -1
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailure:
-    """A model that could not be loaded at the start."""
-
-    name: str
-    error: ConchError
-
-    @property
-    def reason(self) -> str:
-        """The error for operators."""
-        if isinstance(self.error, PollError | EnsembleError):
-            return self.error.reason
-        return self.error.message
-
-    def __str__(self) -> str:
-        return f"failed to load '{self.name}': {self.reason}"
 
 
 class Agent:
@@ -94,7 +69,7 @@ class Agent:
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
     ) -> None:
-        _check_options(options)
+        check_startup_options(options)
         self._registry = registry
         self._options = options
         self.repositories = open_repositories(options, repositories)
@@ -114,9 +89,8 @@ class Agent:
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)
-        # Result of the last scan:
-        self._seen: Mapping[str, ModelSource] = {}
-        self._identifiers: Mapping[str, tuple[str, ...]] = {}
+        self._index = ModelIndex(registry, self._states, self.events, self.lifecycle)
+        self._last_scan = Scan({})
 
     def start(self) -> list[LoadFailure]:
         """Loads the startup models, several at a time; returns those that failed.
@@ -127,7 +101,7 @@ class Agent:
         self.repositories.check()
         remove_abandoned()
         scan = self._remember(self.repositories.scan())
-        names = self._startup_names(scan)
+        names = startup_names(self._options, scan)
         if not names:
             return []
         errors = self._dependencies.load(names, scan)
@@ -138,18 +112,7 @@ class Agent:
 
         A repository that does not answer contributes the models of its last listing.
         """
-        scan = self._remember(self.repositories.list_available())
-        failures = self._states.failures
-        published = self._registry.entries
-        shown = self._registry.name_of
-        lines: list[IndexEntry] = []
-        names = {*scan.models, *scan.duplicates, *scan.remembered}
-        for name in sorted(names, key=lambda each: (shown(each), each)):
-            if name in scan.duplicates:
-                lines.append(IndexEntry(name, state="UNAVAILABLE", reason=DUPLICATE))
-            else:
-                lines.extend(_lines(shown(name), published.get(name, Entry()), failures.get(name)))
-        return [line for line in lines if line.state == "READY"] if ready_only else lines
+        return self._index.entries(self._remember(self.repositories.list_available()), ready_only)
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """Loads or reloads a model and returns when it is ready.
@@ -195,47 +158,21 @@ class Agent:
             name: Model name (all models of that name with namespaces), or an identifier.
             unload_dependents: Also unload the composing models that were loaded only for this ensemble.
         """
-        known = dict.fromkeys((*self._registry.identifiers(name), *self._identifiers.get(name, ())))
+        known = dict.fromkeys((*self._registry.identifiers(name), *self._last_scan.identifiers.get(name, ())))
         for identifier in known or (name,):
             self._dependencies.unload(identifier, unload_dependents)
 
     def models(self) -> Index:
         """All models with their states, by name."""
-        scan = self._remember(self.repositories.list_available())
-        known = self._states.snapshot()
-        sources = {**scan.remembered, **scan.models}
-        found = []
-        for name in sorted({*sources, *scan.duplicates, *known.versions, *known.failures}):
-            source = None if name in scan.duplicates else sources.get(name)
-            reason = DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
-            versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
-            found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
-        return Index(self.events.epoch, known.revision, tuple(found), self.draining)
+        return self._index.statuses(self._remember(self.repositories.list_available()), self.draining)
 
     def unfinished(self) -> list[ModelStatus]:
         """Models with versions that are being loaded, by name; does not access storage."""
-        known = self._states.snapshot().versions
-        return self.progress(
-            [
-                name
-                for name, versions in known.items()
-                if any(status.phase in UNFINISHED for status in versions.values())
-            ]
-        )
+        return self._index.unfinished(self._last_scan)
 
     def progress(self, names: Collection[str]) -> list[ModelStatus]:
         """Staging progress of some models, by name; does not access storage."""
-        known, seen = self._states.snapshot(), self._seen
-        return [
-            ModelStatus(
-                name,
-                seen[name].location if name in seen else "",
-                tuple(status for _, status in sorted(known.versions[name].items())),
-                known.failures.get(name, ""),
-            )
-            for name in sorted(names)
-            if name in known.versions
-        ]
+        return self._index.progress(self._last_scan, names)
 
     def describe(self, name: str) -> ModelDescription:
         """Status, effective config and instances of one model.
@@ -244,20 +181,7 @@ class Agent:
             NotFoundError: There is no such model.
             InvalidArgumentError: Several repositories have a model of this name.
         """
-        found = [
-            each for each in self.models().models if name in (each.name, self._registry.name_of(each.name))
-        ]
-        if not found:
-            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-        if len(found) > 1:
-            names = ", ".join(each.name for each in found)
-            raise InvalidArgumentError(f"several repositories have a model '{name}': name one of {names}")
-        (status,) = found
-        newest = self._registry.entries.get(status.name, Entry()).latest
-        if newest is None:
-            return ModelDescription(status, "", {}, ())
-        spec = newest.spec
-        return ModelDescription(status, json.dumps(spec.config), self._origins(spec), _instances(spec))
+        return self._index.describe(self.models(), name)
 
     def drain(self) -> None:
         """Makes the server not ready; it still answers requests."""
@@ -269,9 +193,9 @@ class Agent:
         self.events.wake()
 
     def ready(self) -> bool:
-        """True if every model counts as ready; see `counts_as_ready`.
+        """True if no model keeps the server from being ready; see `counts_as_ready`.
 
-        As in Triton, a model whose definition could not be read does not count; one without versions does.
+        As in Triton, a definition that could not be read does not: the registry has no version of it.
         """
         return all(map(counts_as_ready, self._registry.entries.values()))
 
@@ -288,26 +212,8 @@ class Agent:
             self.repositories.close()
 
     def _remember(self, scan: Scan) -> Scan:
-        self._seen, self._identifiers = {**scan.remembered, **scan.models}, scan.identifiers
+        self._last_scan = scan
         return scan
-
-    def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
-        origin = self.lifecycle.origin(spec.identifier)
-        if origin is None:
-            return {}
-        effective = ModelConfig.FromString(spec.config_message)
-        completed = ModelConfig.FromString(spec.config_message)
-        del completed.instance_group[:]  # the server chooses what is not written
-        source = OVERRIDE if origin.override else CONFIG_FILE
-        return config_origins(origin.definition.written, completed, effective, source)
-
-    def _startup_names(self, scan: Scan) -> list[str]:
-        startup = self._options.startup_models
-        if self._options.mode != "explicit" or WILDCARD in startup:
-            names = sorted({*scan.models, *scan.duplicates})
-            # The planner loads incomplete ones when they are complete.
-            return names if self._options.mode in ("none", "explicit") else without_incomplete(names, scan)
-        return list(dict.fromkeys(each for name in startup for each in scan.identified(name)))
 
     def _failure(self, name: str, error: Exception) -> LoadFailure:
         shown = as_conch_error(error)
@@ -343,44 +249,6 @@ class _ModelFacingAgent:
         self._agent.unload(name, unload_dependents)
 
 
-def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
-    if entry.states:
-        # For a ready model the failure is that of a newer load.
-        stale = "" if failure is None else STALE + failure
-        return [
-            IndexEntry(name, str(version), state.state, state.reason or _remarks(entry, version, stale))
-            for version, state in sorted(entry.states.items())
-        ]
-    return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]
-
-
-def _remarks(entry: Entry, version: int, stale: str) -> str:
-    """Remarks of the index about a version that serves."""
-    model = entry.ready.get(version)
-    return "" if model is None else "; ".join([*filter(None, (stale,)), *model.notes])
-
-
-def _check_options(options: ControlOptions) -> None:
-    if options.startup_models and options.mode != "explicit":
-        raise InvalidArgumentError(
-            "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
-        )
-    if WILDCARD in options.startup_models and len(options.startup_models) > 1:
-        raise InvalidArgumentError(
-            f"Wildcard model name '{WILDCARD}' must be the ONLY startup model if specified at all."
-        )
-
-
-def _instances(spec: ModelSpec) -> tuple[InstanceStatus, ...]:
-    return tuple(
-        InstanceStatus(
-            group.name, f"KIND_{group.kind}", device if group.kind == "GPU" else _NO_DEVICE, group.count
-        )
-        for group in spec.instance_groups
-        for device in devices_of(group)
-    )
-
-
 def _check_name(name: str) -> None:
     trimmed = name.strip()
     if not trimmed:
@@ -392,7 +260,7 @@ def _check_name(name: str) -> None:
 
 
 def counts_as_ready(entry: Entry) -> bool:
-    """True if a model does not keep the server from being ready.
+    """True if a model does not keep the server from being ready; one without a version to load does.
 
     Triton requires every version to be ready. Here one serving version is enough, and unloading models
     count as ready: otherwise a broken update would make all replicas of a storage not ready at once.

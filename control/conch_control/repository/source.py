@@ -139,6 +139,10 @@ class Scan:
     age_ns: int = 0
     identifiers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def source(self, name: str) -> ModelSource | None:
+        """A model, of a late repository as at its last listing."""
+        return self.models.get(name, self.remembered.get(name))
+
     def identified(self, name: str) -> tuple[str, ...]:
         """Identifiers for a name or identifier; several only with namespaces."""
         return (name,) if name in self.models else self.identifiers.get(name, (name,))
