@@ -9,11 +9,13 @@ Threads and locks: event loop; `respond` runs on any thread.
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from conch.core.admission import Admission
@@ -23,6 +25,7 @@ from conch.core.request import InferenceRequest, InferenceResponse, RequestModel
 from conch.core.request_log import Caller, RequestLog
 from conch.core.response_errors import unsendable
 from conch.core.server_state import ServerState
+from conch.core.tensor import Array, Tensor, decode_bytes, float_array
 from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
 from conch.frontends.http.http_exchange import Headers, HttpExchange
 from conch.frontends.http.http_pools import result_of
@@ -32,7 +35,6 @@ from conch.frontends.http.json_body import read_body
 from conch.frontends.thread_pool import ThreadPool
 from conch.frontends.unread_bytes import UnreadBytes
 from conch.memory.regions import Regions
-from conch_console.try_outputs import response_object
 
 EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 NOT_KEPT: Final = (b"cache-control", b"no-store")
@@ -41,6 +43,9 @@ MOST_TRIES: Final = 32
 """Requests of one principal that run at a time."""
 
 _MOST_RESPONSES: Final = 100_000
+_MOST_ELEMENTS: Final = 200_000
+"""Of a tensor whose values are sent; of a larger one a summary. They are made on the model's thread."""
+_MOST_TEXT_BYTES: Final = 1 << 20
 
 _PROTOCOL = "http"
 """Of the page's requests in access log and traces; the audit log names the console's port."""
@@ -135,7 +140,7 @@ class TryCall:
         body = None
         if response is not None:
             try:
-                found = response_object(response)
+                found = _response_object(response)
             except Exception as error:  # of the model's outputs, which may be anything
                 found = {"error": unsendable(request.model_name, response, error).message, "code": "INTERNAL"}
             found["at_us"] = (now - request.received_ns) / 1000
@@ -275,3 +280,70 @@ def timing(request: InferenceRequest, now_ns: int) -> dict[str, Any]:
     ]
     found["batch"] = {"rows": times.size, "requests": times.requests}
     return found
+
+
+# --- outputs as JSON ---------------------------------------------------------------------------------------
+
+
+def _response_object(response: InferenceResponse) -> dict[str, Any]:
+    """One response: its outputs and parameters, or its error."""
+    if response.error is not None:
+        return {"error": response.error.message, "code": response.error.code}
+    return {
+        "outputs": [_output(tensor) for tensor in response.outputs],
+        "parameters": {key: value for key, value in (response.parameters or {}).items()},
+    }
+
+
+def _output(tensor: Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    tensor.fetch()
+    if tensor.datatype == "BYTES":
+        return found | _texts(decode_bytes(tensor.data))
+    array = float_array(tensor.data, tensor.shape) if tensor.datatype == "BF16" else tensor.numpy()
+    flat = array.reshape(-1)
+    if flat.size > _MOST_ELEMENTS:
+        return found | {"data": None, "summary": _summary(flat)}
+    return found | {"data": _numbers(flat)}
+
+
+def _numbers(flat: Array) -> list[Any]:
+    if flat.dtype.kind == "f":
+        finite = np.isfinite(flat)
+        # JSON has no words for these.
+        return [
+            value if known else str(value)
+            for value, known in zip(flat.tolist(), finite.tolist(), strict=True)
+        ]
+    if flat.dtype.itemsize == 8 and flat.dtype.kind in "iu":
+        return [value if abs(value) < 2**53 else str(value) for value in flat.tolist()]  # of JavaScript
+    values: list[Any] = flat.tolist()
+    return values
+
+
+def _texts(elements: Array) -> dict[str, Any]:
+    """Elements as text where they are, and else as base64."""
+    data: list[Any] = []
+    left = _MOST_TEXT_BYTES
+    for element in elements[:_MOST_ELEMENTS]:
+        left -= len(element)
+        if left < 0:
+            break
+        try:
+            data.append(element.decode())
+        except UnicodeDecodeError:
+            data.append({"base64": base64.b64encode(element).decode()})
+    return {"data": data, "left_out": len(elements) - len(data)}
+
+
+def _summary(flat: Array) -> dict[str, Any]:
+    if flat.dtype.kind == "b":
+        return {"true": int(flat.sum()), "elements": int(flat.size)}
+    values = flat.astype(np.float64)
+    return {
+        "elements": int(flat.size),
+        "least": float(np.nanmin(values)),
+        "mean": float(np.nanmean(values)),
+        "most": float(np.nanmax(values)),
+        "first": _numbers(flat[:100]),
+    }

@@ -7,9 +7,13 @@ Threads and locks: the end is reported on any thread; timers run on the monitor'
 from __future__ import annotations
 
 import logging
+import os
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from conch.backends.python.python_settings import Settings
@@ -27,7 +31,6 @@ from conch.workers.environments import Environment
 from conch.workers.protocol.channel import PacketChannel
 from conch.workers.supervision.child_process import start_worker
 from conch.workers.supervision.crash_report import crash_report, crashed, in_flight_error, sentence
-from conch.workers.supervision.process_limit import ProcessLimit
 from conch.workers.supervision.process_monitor import ProcessMonitor, Timer
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,12 @@ _WELL = "exited with status 0"
 
 _ABORT_NS = 1_000_000_000
 """Time after an abort at which a process is killed."""
+
+_COUNT_NS = 200_000_000
+"""Time between two counts of processes; one reads a file for each process of the machine, 15 µs each."""
+
+_SESSION_FIELD = 3
+"""Field of ``/proc/PID/stat`` behind the command's name, see proc(5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,7 @@ class WorkerProcess:
         self._loaded = threading.Event()
         self._error: ConchError | None = None
         most = launch.settings.process_limit
-        self._limit = None if most is None else ProcessLimit(launch.monitor, most, self._too_many)
+        self._limit = None if most is None else _ProcessLimit(launch.monitor, most, self._too_many)
         self.process, sock = start_worker(
             launch.monitor, self._name, launch.environment, "serve", self._process_ended
         )
@@ -235,3 +244,55 @@ class WorkerProcess:
     def _link_lost(self, reason: str) -> None:
         self.over = True
         self._owner.lost(self)
+
+
+class _ProcessLimit:
+    """Counts the processes of one worker until it is closed.
+
+    RLIMIT_NPROC counts all processes of a user and does not bind root, and a cgroup needs rights that a
+    server seldom has. So the processes of the worker's session are counted, often enough to stop a fork bomb
+    while it is small. A process that begins a session of its own is not counted.
+
+    Args:
+        monitor: Runs the timer; held by the worker meanwhile.
+        most: Most processes, the worker included.
+        on_beyond: Called once, on the monitor's thread, with the number of processes beyond the limit.
+    """
+
+    def __init__(self, monitor: ProcessMonitor, most: int, on_beyond: Callable[[int], None]) -> None:
+        self._monitor = monitor
+        self._most = most
+        self._on_beyond = on_beyond
+        self._timer: Timer | None = None
+        self._session = 0
+
+    def watch(self, session: int) -> None:
+        """Starts counting the processes of a session."""
+        self._session = session
+        self._timer = self._monitor.at(self._monitor.clock() + _COUNT_NS, self._count)
+
+    def close(self) -> None:
+        """Stops counting; on the monitor's thread."""
+        self._session = 0
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _count(self) -> None:
+        if not self._session:
+            return
+        count = _count_processes(self._session)
+        if count > self._most:
+            self._on_beyond(count)
+        elif count:
+            self.watch(self._session)
+
+
+def _count_processes(session: int) -> int:
+    """Number of processes in a session."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):  # it has just ended
+                fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
+                count += int(fields[_SESSION_FIELD]) == session
+    return count

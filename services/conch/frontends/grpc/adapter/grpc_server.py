@@ -6,11 +6,15 @@ Owns: completion queue, pollers, watcher and open calls.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,7 +26,6 @@ from conch.frontends.grpc.adapter.batch_operations import (
     metadata_bytes,
 )
 from conch.frontends.grpc.adapter.calls import OpenCalls, StreamCall, UnaryCall, Watcher
-from conch.frontends.grpc.adapter.connections import disconnect
 from conch.frontends.grpc.adapter.library import check_grpcio, cygrpc, grpc
 from conch.frontends.grpc.pollers import Pollers
 
@@ -34,9 +37,9 @@ StreamHandler = Callable[[StreamCall], None]
 
 _OUTSTANDING_CALLS = 64
 _MIN_WAIT_S = 0.5
-_FEW_ENTRIES = (
-    16  # of metadata: without references to the connection's table these are as long as what was sent
-)
+# Of metadata: without references to the connection's table these are as long as what was sent.
+_FEW_ENTRIES = 16
+_DESCRIPTORS = Path("/proc/self/fd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Server:
 
     Attributes:
         pollers: The polling threads.
-        watcher: Ticks, and looks for cancelled calls.
+        watcher: Ticks, and has cancellations reported.
     """
 
     def __init__(
@@ -215,7 +218,7 @@ class Server:
         text = f"received metadata size exceeds the limit of {self._max_metadata_bytes} bytes"
         abort(call, RESOURCE_EXHAUSTED, text)
         peer = unquote(call.peer().decode(errors="replace"))
-        if disconnect(peer, frozenset(self._ports)):
+        if _disconnect(peer, frozenset(self._ports)):
             log.warning("%s was disconnected: %s", peer, text)
 
     def _may_wait(self) -> bool:
@@ -224,3 +227,32 @@ class Server:
 
     def _on_stopped(self, event: Any) -> None:
         self._stopped.set()
+
+
+def _disconnect(peer: str, ports: frozenset[int]) -> bool:
+    """Shuts down a client's connection; the C core then drops its calls. Returns whether it was connected.
+
+    The C core hides its connections, so all descriptors of the process are scanned: for harmful clients only.
+
+    Args:
+        peer: The client, as in `Call.client`; clients on Unix sockets have no address and stay connected.
+        ports: Ports that the server listens on.
+    """
+    kind, _, address = peer.partition(":")
+    host, _, port = address.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not _DESCRIPTORS.is_dir():
+        return False
+    wanted = host.strip("[]"), int(port)
+    for name in os.listdir(_DESCRIPTORS):
+        with suppress(OSError):
+            if not os.readlink(_DESCRIPTORS / name).startswith("socket:"):
+                continue
+            with closing(socket.socket(fileno=os.dup(int(name)))) as connection:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                there = connection.getpeername()
+                mapped = there[0].removeprefix("::ffff:")  # of IPv4 on a socket for both
+                if (mapped, there[1]) == wanted and connection.getsockname()[1] in ports:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return True
+    return False
