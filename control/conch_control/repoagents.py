@@ -190,14 +190,15 @@ _FOLLOWING: Mapping[str, Sequence[str]] = {
 class AgentChain:
     """The agents of one load of a model.
 
-    Each hook runs at most once and only in the order of `_FOLLOWING`; a call out of order is ignored. Errors
-    after the load are logged.
+    `load` is called first, once. The other hooks run at most once each and only in the order of `_FOLLOWING`;
+    a call out of order is ignored. Errors after the load are logged.
     """
 
     def __init__(self, model: str = "", hooks: Sequence[tuple[str, RepositoryHook]] = ()) -> None:
         self._model = model
         self._hooks = hooks
-        self._lock = threading.RLock()  # held while hooks run; reentrant, as these are others' code
+        # Held while hooks other than `load` run; reentrant, as these are others' code.
+        self._lock = threading.RLock()
         self._loaded: list[tuple[str, RepositoryHook]] = []  # agents whose load hook has succeeded
         self._next: Sequence[str] = ()  # the hooks that may run now
 

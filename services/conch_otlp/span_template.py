@@ -1,8 +1,8 @@
 """`SpanTemplate`: spans that differ in ids and times only, as bytes with places for these.
 
-The generated class makes such a span once, with a mark in each place; each further span is one formatting of
-bytes, where building the message costs ten times as much. What only few spans have is appended to the bytes:
-protobuf merges messages that follow each other.
+A template makes one such message, with a mark in each place, and serializes it once; each span is then one
+formatting of bytes, where building the message costs ten times as much. What only few spans have is appended
+to the bytes: protobuf merges messages that follow each other.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class SpanTemplate:
             return made
 
         def time(place: int) -> int:
+            # Times are fixed64, which protobuf serializes as these eight bytes.
             return int.from_bytes(mark(TIMES + place), "little")
 
         marked = Span()
         marked.CopyFrom(span)
         marked.trace_id = mark(TRACE_ID)
-        marked.trace_id += bytes(8)
+        marked.trace_id += bytes(8)  # it has 16 bytes, a mark has eight
         marked.span_id = mark(SPAN_ID)
         if has_parent:
             marked.parent_span_id = mark(PARENT_ID)

@@ -4,12 +4,13 @@ The load of a model calls these in order:
 
 1. as `read_definition` reads the config: `config_problems`, which needs only what is written; then
    `completed_problems` if configs must be complete (``strict_model_config``)
-2. before the backend is looked up: `check_supported`, for features that conch lacks; `completed_problems` if
-   there is no such backend
+2. before the backend is looked up: `check_supported`, for features that conch lacks; if there is no such
+   backend, `completed_problems` of a config that has inputs and outputs
 3. once the backend has completed the config: `config_problems`, `tensor_problems` and `check_supported`
 
-The load of an ensemble calls the three of step 3. ``conch check`` lists features that conch lacks by
-`support_problems`.
+The load of an ensemble calls the three of step 3, `check_supported` first, and `config_problems` again once
+the steps tell whether it is decoupled. A change of instances calls `check_supported`. ``conch check`` lists
+features that conch lacks by `support_problems`.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 Loads of one model run one at a time, loads of different models in parallel up to a limit. Tickets order
 calls: a call takes one on arrival (`requested_ticket`) and one before it reads the files
 (`scanned_ticket`); a later scan is newer however long it takes. `submit` compares a load with the newest
-one of its model:
+one of its model; the first line that fits counts:
 
 | newest load of the model              | new load      | result                         |
 |---------------------------------------|---------------|--------------------------------|
 | none, or stopped                      | any           | runs                           |
 | same files, and same or no own config | any           | waits for the newest load      |
 | other config, requested later         | with a config | SupersededError for the new    |
-| other files, scanned later            | any           | scans again                    |
-| other files or config, older          | any           | stops the older one, then runs |
+| other files or config, scanned later  | any           | scans again                    |
+| other files or config, scanned before | any           | stops the older one, then runs |
 | (an unload came after the request)    | any           | SupersededError for the new    |
 
 Guarantees: a stopped load publishes nothing; an unload stops every load requested before it. `stopped` is
@@ -52,6 +52,7 @@ class QueuedLoad:
         override: Config in JSON that replaces the file, if any.
         stopped: Why the load must stop; set only under the queue's lock.
         finished: True once no part of it runs.
+        error: How it ended; None if it has succeeded.
     """
 
     name: str
@@ -83,6 +84,7 @@ class LoadQueue:
     Attributes:
         lock: Guards the queue and everything loads depend on. Re-entrant.
         nested_loads: Number of calls inside `extra_slot`.
+        newest: The newest load of each model that has not finished, without refreshes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -211,7 +213,7 @@ class LoadQueue:
             return load.error
 
     def fetched(self, load: QueuedLoad, state: Fingerprint, looked: int) -> None:
-        """Records the state of the staged files."""
+        """Records the state of the staged files, with a ticket taken before they were read."""
         with self.lock:
             load.state, load.scanned_ticket = state, looked
 

@@ -4,8 +4,9 @@ The only writer of version states. `change` does three steps under one lock: che
 (`version_phase`), publish the registry entry, append the events.
 
 Guarantees: the reader of an event finds the registry already updated; a snapshot equals the replay of all
-events up to its revision. Events of version 0 concern the whole model: ``FAILED`` (no version could be
-attempted) and ``UNLOADED`` (that failure is over). Staging progress changes without events.
+events up to its revision, without the models that `forget` has dropped. Events of version 0 concern the whole
+model: ``FAILED`` (no version could be attempted) and ``UNLOADED`` (that failure is over). Staging progress
+changes without events.
 
 Owns: statuses and model failures. Locks: `_lock` (re-entrant), taken inside the load queue's lock.
 """

@@ -1,4 +1,4 @@
-"""The backend ``xgboost``: XGBoost's own results by name."""
+"""The backend ``xgboost``: predictions, probabilities, margins, leaves and contributions of boosters."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def read_credential_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
     """Reads Triton's credential file: by scheme, by location prefix.
 
     Raises:
-        InvalidArgumentError: It is unreadable or malformed; the text has none of its content.
+        InvalidArgumentError: It is unreadable or malformed; of its content the text has a scheme at most.
     """
     where = f"{CREDENTIAL_FILE}: '{path}'"
     try:

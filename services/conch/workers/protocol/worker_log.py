@@ -63,7 +63,7 @@ def log_to_server(send: Callable[[bytes], None], level: int) -> None:
 
 
 class WorkerLog:
-    """Logs one worker's records on the server, under the model's name."""
+    """Logs one worker's records on the server: those of conch by their own loggers, others by the model's."""
 
     def __init__(self, model: str) -> None:
         self._log = logging.getLogger(f"{_MODEL_LOGGERS}.{model}")

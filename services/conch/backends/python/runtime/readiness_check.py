@@ -1,7 +1,7 @@
 """Calls a model's `is_ready` with a time limit.
 
-Threads: ``conch-<instance>-ready`` runs one check at a time. Locks: `_lock` guards the thread and the last
-answer.
+Threads: ``conch-<instance>-ready`` runs one check at a time. Locks: `_lock` guards the start of the thread
+and what was logged last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Unary calls and bidirectional streams on the C core.
 
-Owns: the set of open calls, and the watcher thread that polls for cancelled ones.
-Threads and locks: events come on polling threads, answers from any thread. Unary calls take no lock; each
-stream has one.
+Owns: the set of open calls; the watcher thread, which has cancellations of calls that wait reported.
+Threads and locks: events come on polling threads, answers from any thread. Unary calls take no lock until the
+server stops; each stream has one.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class OpenCalls:
             stream.on_drain(*self._drain)
 
     def discard(self, call: UnaryCall) -> None:
-        """Removes a call that has ended; takes a lock only if `wait_until_none` runs."""
+        """Removes a call that has ended; takes a lock only once the server waits for the end of calls."""
         self.unary.discard(call)
         if self._awaited:
             self._notify()
@@ -174,7 +174,7 @@ class OpenCalls:
 
 
 class Watcher:
-    """Watches calls that have waited for a while, for cancellation; calls `on_tick` every tick.
+    """Has the C core report the cancellation of calls that wait for long; calls `on_tick` every tick.
 
     After a second in which no tick has seen a call, ticks are rarer, as each wakes the process.
     """
