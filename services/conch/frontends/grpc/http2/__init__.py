@@ -1,0 +1,1 @@
+"""HTTP/2 without input and output: bytes in, events out."""

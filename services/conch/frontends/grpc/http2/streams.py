@@ -1,0 +1,73 @@
+"""One stream of a connection: which sides are open, its windows, and data that waits for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from conch.frontends.grpc.http2.field_rules import Pairs
+
+Buffer = bytes | bytearray | memoryview
+
+
+class SendQueue:
+    """What a stream is to send once windows allow it."""
+
+    __slots__ = ("buffers", "count", "end", "trailers")
+
+    def __init__(self) -> None:
+        self.buffers: deque[Buffer] = deque()
+        self.count = 0
+        # END_STREAM on the last DATA frame, or trailers with it.
+        self.end = False
+        self.trailers: Pairs | None = None
+
+    def put(self, buffers: Sequence[Buffer], count: int) -> None:
+        """Adds data, which is not copied."""
+        self.buffers.extend(one for one in buffers if len(one))
+        self.count += count
+
+    def cut(self, count: int) -> list[Buffer]:
+        """Takes the first `count` bytes."""
+        self.count -= count
+        buffers, taken = self.buffers, []
+        while count:
+            first = buffers.popleft()
+            if len(first) > count:
+                whole = memoryview(first)
+                buffers.appendleft(whole[count:])
+                first = whole[:count]
+            count -= len(first)
+            taken.append(first)
+        return taken
+
+
+class Stream:
+    """A stream that is open (both sides), half-closed (remote: only sending; local: only receiving)."""
+
+    __slots__ = (
+        "content_left",
+        "freed",
+        "headed",
+        "id",
+        "queue",
+        "receiving",
+        "send_used",
+        "sending",
+        "unread",
+    )
+
+    def __init__(self, stream_id: int, headed: bool, receiving: bool, content_left: int) -> None:
+        self.id = stream_id
+        self.receiving = receiving
+        self.sending = True
+        # The head of the peer's message was received, so that what follows it are trailers.
+        self.headed = headed
+        # Of the peer's content-length, -1 without one.
+        self.content_left = content_left
+        # Sent less granted since: with the peer's SETTINGS_INITIAL_WINDOW_SIZE it makes the window, which so
+        # follows each change of that setting, below zero where need be (section 6.9.2).
+        self.send_used = 0
+        # Received and not consumed; consumed and not granted again yet.
+        self.unread = self.freed = 0
+        self.queue: SendQueue | None = None
