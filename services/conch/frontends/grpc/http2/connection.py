@@ -379,7 +379,7 @@ class Http2Connection:
             self._data_left, self._padding_left = stop - start, padding
             self._continue_data(data, start, events)
         elif stream is not None:
-            if stream.content_left >= 0:
+            if stream.content_left is not None:
                 stream.content_left -= stop - start
             if ends:
                 self._finish_data(stream, data, start, stop, events)
@@ -412,7 +412,7 @@ class Http2Connection:
         self._padding_left -= after - stop
         stream = self._data_stream
         if stream is not None:
-            if stream.content_left >= 0:
+            if stream.content_left is not None:
                 stream.content_left -= stop - start
             if self._data_left or self._padding_left or not self._data_ends:
                 if stop > start:
@@ -428,7 +428,7 @@ class Http2Connection:
 
     def _end_receiving(self, stream: Stream, events: list[Event]) -> bool:
         """Ends the peer's side of a stream; False if its content-length was wrong."""
-        if stream.content_left > 0 or stream.content_left < -1:
+        if stream.content_left:
             self._reset_for_error(stream.id, ErrorCode.PROTOCOL_ERROR, events)
             return False
         stream.receiving = False
@@ -449,7 +449,7 @@ class Http2Connection:
         stream = self._data_stream
         self._data_left -= count
         if stream is not None:
-            if stream.content_left >= 0:
+            if stream.content_left is not None:
                 stream.content_left -= count
             if self._data_ends and not self._data_left and not self._padding_left:
                 try:
@@ -565,7 +565,7 @@ class Http2Connection:
         if length == _MALFORMED or (ends and length > 0) or flags & _DEPENDS_ON_ITSELF:
             self._reset_for_error(stream_id, ErrorCode.PROTOCOL_ERROR, events)
             return
-        self._streams[stream_id] = Stream(stream_id, True, not ends, length)
+        self._streams[stream_id] = Stream(stream_id, True, not ends, length if length >= 0 else None)
         events.append(HeadersReceived(stream_id, headers, ends))
 
     def _head_length(self, headers: HeaderList) -> int:
@@ -613,7 +613,7 @@ class Http2Connection:
             ends = flags & END_STREAM == 1
             if length >= _NO_LENGTH:
                 stream.headed = True
-                stream.content_left = length
+                stream.content_left = length if length >= 0 else None
                 if not ends or self._end_receiving(stream, events):
                     events.append(HeadersReceived(stream.id, headers, ends))
                 return
@@ -719,10 +719,12 @@ class Http2Connection:
         if stream is None and self._is_idle(stream_id):
             raise _protocol_error("RST_STREAM on an idle stream")
         if stream is not None:
+            # Not what was answered already, nor what began long ago, of which there is little.
+            counts = stream.sending and stream_id >= self._recent.first_stream_id
             self._drop(stream)
             events.append(StreamReset(stream_id, unpack_word(payload)[0]))
-        if stream is None or stream_id >= self._recent.first_stream_id:
-            self._count_reset()
+            if counts:
+                self._count_reset()
 
     def _receive_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -842,7 +844,7 @@ class Http2Connection:
         if not self._client or not self.can_open:
             raise NoStreamError("no stream can be opened")
         stream_id = self._last_stream_id = self._last_stream_id + 2
-        self._streams[stream_id] = Stream(stream_id, False, True, -1)
+        self._streams[stream_id] = Stream(stream_id, False, True, None)
         self._recent.opened += 1
         return stream_id
 

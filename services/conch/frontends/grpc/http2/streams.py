@@ -57,13 +57,13 @@ class Stream:
         "unread",
     )
 
-    def __init__(self, stream_id: int, headed: bool, receiving: bool, content_left: int) -> None:
+    def __init__(self, stream_id: int, headed: bool, receiving: bool, content_left: int | None) -> None:
         self.id = stream_id
         self.receiving = receiving
         self.sending = True
         # The head of the peer's message was received, so that what follows it are trailers.
         self.headed = headed
-        # Of the peer's content-length, -1 without one.
+        # Of the peer's content-length, if it gave one.
         self.content_left = content_left
         # Sent less granted since: with the peer's SETTINGS_INITIAL_WINDOW_SIZE it makes the window, which so
         # follows each change of that setting, below zero where need be (section 6.9.2).
