@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -66,10 +67,9 @@ def frames(data: bytes) -> Iterator[Frame]:
         data = data[9 + length :]
 
 
-def block(pairs: Pairs, encoder: Encoder | None = None) -> bytes:
-    """A header block; without an encoder it leaves the dynamic table alone."""
-    if encoder is not None:
-        return encoder.encode(pairs)
+@lru_cache
+def block(pairs: Pairs) -> bytes:
+    """A header block that leaves the dynamic table alone."""
     return Encoder().encode([NeverIndexedHeaderTuple(*pair) for pair in pairs])
 
 

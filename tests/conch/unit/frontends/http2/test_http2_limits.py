@@ -1,0 +1,318 @@
+"""What a peer may cost: each limit closes the connection with its reason, and nothing legal reaches it."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+from tests.support.http2 import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PADDED,
+    PING,
+    REQUEST,
+    RESPONSE,
+    RST_STREAM,
+    SETTINGS,
+    TRAILERS,
+    Frame,
+    block,
+    data,
+    frames,
+    headers,
+    output,
+    reset,
+    server,
+    settings,
+    story,
+    window_update,
+)
+from tests.support.raw_http2 import PREFACE, frame
+
+from conch.frontends.grpc.http2.connection import Http2Connection
+from conch.frontends.grpc.http2.events import ConnectionClosed, Event, StreamReset, WindowOpened
+from conch.frontends.grpc.http2.frames import ErrorCode
+from conch.frontends.grpc.http2.limits import Limits, LocalSettings, Reason
+
+SECOND = 10**9
+POINTLESS = frame(PING, 0, 0, bytes(8))
+
+
+def reason(events: list[Event]) -> Reason | None:
+    """Why the connection was closed, if it was."""
+    for event in events:
+        if isinstance(event, ConnectionClosed):
+            assert event.code == ErrorCode.ENHANCE_YOUR_CALM
+            return event.reason
+    return None
+
+
+def feed(connection: Http2Connection, parts: Iterator[bytes], every_ns: int = 0) -> tuple[Reason | None, int]:
+    """Gives a connection parts, at intervals, until it closes: why it did, and after how many."""
+    count = 0
+    for count, part in enumerate(parts, 1):
+        if found := reason(connection.receive(part, count * every_ns)):
+            return found, count
+        output(connection)
+    return None, count
+
+
+def continued(count: int, each: bytes) -> bytes:
+    """A header block in a HEADERS frame and CONTINUATION frames."""
+    parts = [frame(HEADERS, END_STREAM, 1, block(REQUEST))]
+    parts += [
+        frame(CONTINUATION, END_HEADERS if last else 0, 1, each) for last in [False] * (count - 1) + [True]
+    ]
+    return b"".join(parts)
+
+
+def test_continuations() -> None:
+    assert len(server().receive(continued(8, b""), 0)) == 1
+    assert reason(server().receive(continued(9, b""), 0)) == Reason.CONTINUATIONS
+
+
+def test_bytes_of_a_header_block() -> None:
+    assert reason(server().receive(continued(8, bytes(9000)), 0)) == Reason.HEADER_BLOCK
+    # Before it is read, where a frame alone is too long.
+    for length in (65_536, 65_537):
+        start = frame(HEADERS, END_HEADERS, 1, bytes(length))[:9]
+        expected = Reason.HEADER_BLOCK if length > 65_536 else None
+        assert reason(server().receive(start, 0)) == expected
+    assert reason(server().receive(frame(HEADERS, END_HEADERS, 1, bytes(65_537)), 0)) == Reason.HEADER_BLOCK
+
+
+def test_header_lists() -> None:
+    many = server(LocalSettings(max_header_list_bytes=1000))
+    assert story(many.receive(headers(1, (*REQUEST, (b"x", b"y" * 2000)), end=True), 0))[-1] == ("end", 1)
+    assert reason(many.receive(headers(3, (*REQUEST, (b"x", b"y" * 4000))), 0)) == Reason.HEADER_LIST
+
+
+@pytest.mark.parametrize("kind", [SETTINGS, PING, 7])
+def test_control_frames_are_short(kind: int) -> None:
+    assert reason(server().receive(frame(kind, 0, 0, bytes(16_386))[:9], 0)) == Reason.CONTROL_FRAME
+    assert reason(server().receive(frame(kind, 0, 0, bytes(16_386)), 0)) == Reason.CONTROL_FRAME
+
+
+def test_concurrent_streams() -> None:
+    connection = server(LocalSettings(max_concurrent_streams=3))
+    connection.receive(b"".join(headers(number) for number in (1, 3, 5)), 0)
+    assert connection.receive(headers(7), 0) == []
+    refused = Frame(RST_STREAM, 0, 7, ErrorCode.REFUSED_STREAM.to_bytes(4, "big"))
+    assert list(frames(output(connection))) == [refused]
+    connection.receive(reset(1), 0)
+    assert len(connection.receive(headers(9), 0)) == 1
+
+
+def rapid_resets(from_id: int = 1) -> Iterator[bytes]:
+    for number in range(from_id, 10_000, 2):
+        yield headers(number) + reset(number)
+
+
+def made_resets() -> Iterator[bytes]:
+    """MadeYouReset: the peer errs, so that this side resets (CVE-2025-8671)."""
+    for number in range(1, 10_000, 2):
+        yield headers(number) + window_update(number, 0)
+
+
+def refused_streams() -> Iterator[bytes]:
+    for number in range(1, 10_000, 2):
+        yield headers(number, (*REQUEST, (b"connection", b"close")))
+
+
+def closed_streams() -> Iterator[bytes]:
+    for number in range(1, 10_000, 2):
+        yield headers(number, end=True) + data(number, b"x")
+
+
+@pytest.mark.parametrize("attack", [rapid_resets, made_resets, refused_streams, closed_streams])
+@pytest.mark.parametrize("interval", [0, SECOND // 100, SECOND // 25])
+def test_resets(attack: type[Iterator[bytes]], interval: int) -> None:
+    found, count = feed(server(), attack(), interval)
+    assert (found, count >= 201) == (Reason.RESETS, True)
+    assert count <= 202
+
+
+def test_slow_resets_are_no_attack() -> None:
+    assert feed(server(), rapid_resets(9_001), SECOND // 10) == (None, 500)
+
+
+def test_resets_of_half_of_the_streams_are_no_attack() -> None:
+    def calls() -> Iterator[bytes]:
+        for number in range(1, 6_000, 6):
+            yield headers(number) + headers(number + 2) + headers(number + 4) + reset(number)
+
+    connection = server(LocalSettings(max_concurrent_streams=10_000))
+    assert feed(connection, calls()) == (None, 1000)
+
+
+def test_resets_of_old_streams_are_no_attack() -> None:
+    """Deadlines of many calls pass at once, long after they began."""
+    connection = server()
+    connection.receive(b"".join(headers(number) for number in range(1, 1001, 2)), 0)
+    output(connection)
+    for seconds in (6, 12):
+        connection.receive(b"", seconds * SECOND)
+    events = connection.receive(b"".join(reset(number) for number in range(1, 1001, 2)), 18 * SECOND)
+    assert [type(event) for event in events] == [StreamReset] * 500
+
+
+def test_resets_after_the_answer_are_no_attack() -> None:
+    """A client ends its side by RST_STREAM where the answer came early."""
+    connection = server()
+    for number in range(1, 2001, 2):
+        connection.receive(headers(number), 0)
+        connection.send_headers(number, RESPONSE, end_stream=True)
+        assert connection.receive(reset(number), 0) == [StreamReset(number, 8)]
+        output(connection)
+
+
+def test_empty_data() -> None:
+    for empty in (data(1, b""), frame(DATA, PADDED, 1, b"\5" + bytes(5))):
+        connection = server()
+        connection.receive(headers(1), 0)
+        assert connection.receive((empty * 100 + data(1, b"x")) * 3, 0) != []
+        assert feed(connection, iter([empty] * 101)) == (Reason.EMPTY_DATA, 101)
+
+
+@pytest.mark.parametrize("what", [POINTLESS, settings()])
+def test_acknowledgements_that_are_not_sent(what: bytes) -> None:
+    connection = server()
+    assert reason(connection.receive(what * 100, 0)) is None
+    assert reason(connection.receive(what, 0)) == Reason.UNSENT_ACKS
+
+
+@pytest.mark.parametrize(("what", "found"), [(POINTLESS, Reason.PINGS), (settings(), Reason.SETTINGS)])
+def test_rates(what: bytes, found: Reason) -> None:
+    # The peer's first settings and their acknowledgement count, too.
+    first = 2 if found == Reason.SETTINGS else 0
+    assert feed(server(), iter([what] * 1000)) == (found, 201 - first)
+    assert feed(server(), iter([what] * 1000), SECOND // 19) == (None, 1000)
+    assert feed(server(), iter([what] * 1000), SECOND // 45)[0] == found
+
+
+def test_pings_that_measure_the_bandwidth_are_no_flood() -> None:
+    """Such as those of grpc-go: one for each round trip with data."""
+    connection = server()
+    connection.receive(headers(1), 0)
+    connection.send_headers(1, RESPONSE)
+    for _ in range(2000):
+        connection.send_data(1, [b"message"])
+        assert connection.receive(POINTLESS + window_update(1, 7) + window_update(0, 7), 0) == []
+        output(connection)
+
+
+def test_window_updates() -> None:
+    connection = server()
+    connection.receive(headers(1), 0)
+    assert feed(connection, iter([window_update(0, 1)] * 2000)) == (Reason.WINDOW_UPDATES, 1003)
+
+
+def test_a_setting_of_windows_is_linear() -> None:
+    """A frame that changes the windows of all streams thousands of times costs one look at each."""
+    connection = server()
+    connection.receive(b"".join(headers(number, end=True) for number in range(1, 2049, 2)), 0)
+    for number in range(1, 2049, 2):
+        connection.send_data(number, [bytes(100)])
+    many = settings(*[(4, number % 2 + 1) for number in range(2730)])
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        assert reason(connection.receive(many, 0)) is None
+    finally:
+        sys.setprofile(None)
+    assert calls < 20_000
+
+
+def test_what_is_kept_of_closed_streams_is_bounded() -> None:
+    connection = server(limits=Limits(resets=10**9))
+
+    def rounds() -> Iterator[bytes]:
+        for number in range(1, 20_000, 8):
+            yield headers(number) + window_update(number, 0)
+
+    feed(connection, rounds())
+    assert connection.open_streams == 0
+    few = size_of(connection)
+    feed(connection, (headers(number) + reset(number) for number in range(20_001, 60_000, 8)))
+    assert size_of(connection) <= few * 1.1
+
+
+def size_of(value: object, seen: set[int] | None = None) -> int:
+    """Memory of an object and what it holds, of containers and slots."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or isinstance(value, type):
+        return 0
+    seen.add(id(value))
+    held: list[object] = []
+    if isinstance(value, dict):
+        held += [*value, *value.values()]
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        held += value
+    else:
+        held += getattr(value, "__dict__", {}).values()
+        held += [getattr(value, name) for name in getattr(value, "__slots__", ()) if hasattr(value, name)]
+    return sys.getsizeof(value) + sum(size_of(one, seen) for one in held)
+
+
+def test_output_is_bounded_and_the_rest_is_unsent() -> None:
+    connection = server(None, Limits(output_bytes=100_000), (4, 2**31 - 1), (5, 2**14))
+    connection.receive(window_update(0, 2**30), 0)
+    connection.receive(headers(1, end=True), 0)
+    connection.send_headers(1, RESPONSE)
+    connection.send_data(1, [bytes(10**6)])
+    connection.send_trailers(1, TRAILERS)
+    assert connection.unsent(1) == 10**6
+    sizes = []
+    while taken := connection.take_output():
+        sizes.append(sum(map(len, taken)))
+        assert connection.take_events() == [WindowOpened(1)]
+        # Control frames do not wait behind all of it.
+        connection.ping(bytes(8))
+        if not connection.unsent(1):
+            break
+    assert max(sizes) < 100_000 + 2 * 2**14
+    assert sum(sizes) > 10**6
+    assert connection.open_streams == 0
+
+
+def test_small_messages_are_unsent_too_once_the_output_is_full() -> None:
+    connection = server(None, Limits(output_bytes=1000))
+    connection.receive(headers(1), 0)
+    for _ in range(20):
+        connection.send_data(1, [bytes(100)])
+    assert connection.unsent(1) == 1000
+    assert sum(len(one.payload) for one in frames(output(connection))) == 2000
+
+
+def test_windows_of_a_peer_that_sends_too_much() -> None:
+    connection = server(LocalSettings(initial_window=100_000, connection_window=150_000))
+    connection.receive(headers(1) + headers(3) + data(1, bytes(100_000)) + data(3, bytes(50_000)), 0)
+    assert story(connection.receive(data(1, b""), 0)) == []
+    events = connection.receive(data(3, b"x"), 0)
+    assert isinstance(events[-1], ConnectionClosed)
+    assert events[-1].reason == Reason.FLOW_CONTROL
+    connection = server(LocalSettings(initial_window=100_000, connection_window=150_000))
+    assert connection.receive(headers(1) + data(1, bytes(100_001)), 0)[1:] == [
+        StreamReset(1, ErrorCode.FLOW_CONTROL_ERROR)
+    ]
+
+
+def test_a_peer_may_fill_the_default_window_until_it_knows_of_a_smaller_one() -> None:
+    connection = Http2Connection(settings=LocalSettings(initial_window=1000))
+    start = PREFACE + settings() + headers(1) + data(1, bytes(50_000))
+    assert reason(connection.receive(start, 0)) is None
+    assert connection.open_streams == 1
+    connection.receive(frame(SETTINGS, 1, 0), 0)
+    assert connection.receive(data(1, b"x"), 0) == [StreamReset(1, ErrorCode.FLOW_CONTROL_ERROR)]
+    events = connection.receive(headers(3) + data(3, bytes(1001)), 0)
+    assert events[-1] == StreamReset(3, ErrorCode.FLOW_CONTROL_ERROR)
