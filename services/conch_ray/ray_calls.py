@@ -14,7 +14,7 @@ from typing import Any
 
 from conch.access.principals import Grant
 from conch.core.errors import ConchError
-from conch.frontends.grpc.adapter import Metadata
+from conch.frontends.grpc.rpc_calls import Metadata
 
 _MOST_UNSENT_BYTES = 64 << 20
 

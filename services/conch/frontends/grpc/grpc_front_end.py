@@ -12,11 +12,10 @@ import time
 from conch.access.access_guard import Access, PortRules
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
-from conch.core.process_setup import GRPC_SHARES, most_descriptors
 from conch.core.server_state import ServerState
-from conch.frontends.grpc.adapter import ChannelArguments, Server
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
 from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.frontends.grpc.rpc_calls import RpcServer
 from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
@@ -24,7 +23,6 @@ from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.tracing.trace_settings import TraceSettings
 
-_HANDSHAKE_MS = 10_000
 _QUIET_S = 0.1
 _MAX_WAIT_FOR_CALLS_S = 0.5
 _MAX_WAIT_FOR_STREAMS_S = 2.0
@@ -60,14 +58,12 @@ class GrpcFrontEnd:
         services = Services(
             regions or Regions(), logs or LogControl(LogOptions(), None), traces or TraceSettings()
         )
-        self._server = Server(
-            channel_arguments(options), options.pollers, max_metadata_bytes=options.limits.metadata_bytes
-        )
+        self._server = _transport(options, clock)
         self._methods = GrpcMethods(
             core,
             services,
             method_options(options),
-            self._server.pollers.queue_inline,
+            self._server.queue_inline,
             clock,
             reports if options.load_reports else None,
             access,
@@ -129,6 +125,17 @@ class GrpcFrontEnd:
             never.wait(_QUIET_S)
 
 
+def _transport(options: GrpcOptions, clock: Clock) -> RpcServer:
+    """Makes the server of the chosen transport; the other one is not imported."""
+    if options.transport == "grpcio":
+        from conch.frontends.grpc.adapter.channel_arguments import grpcio_server
+
+        return grpcio_server(options, clock)
+    from conch.frontends.grpc.transport.server import own_server
+
+    return own_server(options, clock)
+
+
 def method_options(options: GrpcOptions) -> MethodOptions:
     """Converts the options to those of the handlers."""
     rules = PortRules(
@@ -137,35 +144,3 @@ def method_options(options: GrpcOptions) -> MethodOptions:
         options.allow_model_upload or options.mutual,
     )
     return MethodOptions(options.compression, options.header_forward_pattern, rules)
-
-
-def channel_arguments(options: GrpcOptions) -> ChannelArguments:
-    """Converts the options to arguments of gRPC's C core."""
-    keep = options.keep_alive
-    limits = options.limits
-    arguments: list[tuple[str, int | str]] = [
-        ("grpc.so_reuseport", int(options.reuse_port)),
-        ("grpc.max_receive_message_length", options.max_message_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_allowed_incoming_connections", limits.connections or most_descriptors(GRPC_SHARES)),
-        # Connections that never send HTTP/2's preface, or never finish TLS's handshake, leave their places.
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        ("grpc.max_concurrent_streams", limits.streams),
-        # From the first size on, the C core refuses calls at random.
-        ("grpc.max_metadata_size", limits.metadata_bytes),
-        ("grpc.absolute_max_metadata_size", limits.metadata_bytes),
-        ("grpc.keepalive_time_ms", keep.time_ms),
-        ("grpc.keepalive_timeout_ms", keep.timeout_ms),
-        ("grpc.keepalive_permit_without_calls", int(keep.permit_without_calls)),
-        ("grpc.http2.max_pings_without_data", keep.max_pings_without_data),
-        (
-            "grpc.http2.min_recv_ping_interval_without_data_ms",
-            keep.min_recv_ping_interval_without_data_ms,
-        ),
-        ("grpc.http2.max_ping_strikes", keep.max_ping_strikes),
-    ]
-    if options.max_connection_age_ms:
-        arguments.append(("grpc.max_connection_age_ms", options.max_connection_age_ms))
-    if options.max_connection_age_grace_ms:
-        arguments.append(("grpc.max_connection_age_grace_ms", options.max_connection_age_grace_ms))
-    return arguments

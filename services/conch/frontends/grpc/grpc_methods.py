@@ -16,6 +16,7 @@ from conch.core.errors import ConchError
 from conch.core.request_log import Caller
 from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.guarded_rpcs import charge_unary, guard_streams, guard_unary, preparation
 from conch.frontends.grpc.health_watch import HealthWatch
 from conch.frontends.grpc.infer_rpc import InferHandler
@@ -99,7 +100,7 @@ class GrpcMethods:
         self.admissions = guard_unary(unary, guard, refused)
         self.streams = guard_streams(streams, guard, refused)
 
-    def handle(self, method: str, call: UnaryRpc, message: bytes) -> None:
+    def handle(self, method: str, call: UnaryRpc, message: Buffer) -> None:
         """Checks and handles a unary call, for transports that have received its message before."""
         admit = self.admissions.get(method)
         if admit is None or admit(call):

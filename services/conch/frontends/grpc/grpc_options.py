@@ -17,7 +17,7 @@ from conch.core.value_types import ANY_PORT, BOOL, FILE, NATURAL, POSITIVE, TEXT
 
 if TYPE_CHECKING:
     from conch.access.access_guard import Restrictions
-    from conch.frontends.grpc.adapter import TlsOptions
+    from conch.frontends.grpc.tls_options import TlsOptions
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
@@ -111,7 +111,7 @@ class GrpcTlsFiles:
 
     def read(self) -> TlsOptions | None:
         """The contents of the files; None without TLS. Raises FlagError: one is missing or can't be read."""
-        from conch.frontends.grpc.adapter import TlsOptions
+        from conch.frontends.grpc.tls_options import TlsOptions
 
         if not self.use_ssl and not self.mutual:
             return None
@@ -143,7 +143,8 @@ class GrpcOptions:
         address: Host to listen on, or ``unix:PATH``.
         port: Port to listen on; 0 for any free one.
         reuse_port: Whether other processes may listen on the same port.
-        pollers: Number of polling threads.
+        transport: What serves the port: ``own`` or ``grpcio``.
+        pollers: Number of polling threads of grpcio.
         max_message_bytes: Largest message from a client.
         compression: gRPC algorithm for inference responses, or None.
         load_reports: Whether inference calls end with a load report.
@@ -163,8 +164,18 @@ class GrpcOptions:
     reuse_port: bool = option(
         "--reuse-grpc-port", BOOL, False, "let other processes listen on the gRPC port too"
     )
+    transport: str = option(
+        "--grpc-transport",
+        TEXT,
+        "own",
+        "HTTP/2 in conch itself, or grpcio's C core",
+        choices=("own", "grpcio"),
+    )
     pollers: int = option(
-        "--grpc-infer-thread-count", integer(1, 128), 2, "threads that poll for gRPC requests"
+        "--grpc-infer-thread-count",
+        integer(1, 128),
+        2,
+        "threads that poll for gRPC requests, with grpcio; conch's own transport has one",
     )
     max_message_bytes: int = option(
         "--grpc-max-message-bytes",

@@ -13,6 +13,7 @@ from conch.access.principals import ANY, INFERS, Grant
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest
 from conch.core.request_log import Caller
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.response_encoder import retry_metadata
 from conch.frontends.grpc.rpc_calls import (
     Admit,
@@ -86,7 +87,7 @@ def charge_unary(handlers: Mapping[str, UnaryMethod], guard: AccessGuard) -> dic
         if not _endpoint(method).entry_roles:
             return handler
 
-        def handle(call: UnaryRpc, message: bytes) -> None:
+        def handle(call: UnaryRpc, message: Buffer) -> None:
             _grant(call).principal.limiter.charge(len(message))
             handler(call, message)
 

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
 from conch.core.server_state import ServerState
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.operation_rpcs import MAX_REQUEST_BYTES
 from conch.frontends.grpc.rpc_calls import StreamRpc
 from conch.frontends.operations.operation_handlers import HEALTH_SERVICES
@@ -38,7 +39,7 @@ class HealthWatch:
         call.on_drain = partial(self._drain, call)
         call.start(partial(self._take, call), partial(self._remove, call))
 
-    def _take(self, call: StreamRpc, message: bytes | None) -> None:
+    def _take(self, call: StreamRpc, message: Buffer | None) -> None:
         if message is None:
             call.close(InvalidArgumentError.grpc_status, "a watch takes exactly one request, none was sent")
             return
@@ -48,7 +49,7 @@ class HealthWatch:
             )
             return
         try:
-            service = health_pb2.HealthCheckRequest.FromString(message).service
+            service = health_pb2.HealthCheckRequest.FromString(bytes(message)).service
         except DecodeError as error:
             call.close(InvalidArgumentError.grpc_status, f"the request message is malformed: {error}")
             return

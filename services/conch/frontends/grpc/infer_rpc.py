@@ -15,6 +15,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.guarded_rpcs import PrepareRequest
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder, retry_metadata
@@ -67,7 +68,7 @@ class InferHandler:
         log = core.request_log
         self._plain = compression is None and reports is None and (log is None or not log.adds_metadata)
 
-    def __call__(self, call: UnaryRpc, message: bytes, polling: bool = True) -> None:
+    def __call__(self, call: UnaryRpc, message: Buffer, polling: bool = True) -> None:
         """Submits one request; the responder replies.
 
         `polling` is True on a polling thread, which leaves long messages to a pool.
@@ -95,7 +96,7 @@ class InferHandler:
     def _refuse(
         self,
         call: UnaryRpc,
-        message: bytes,
+        message: Buffer,
         request: InferenceRequest | None,
         error: Exception,
         received_ns: int,

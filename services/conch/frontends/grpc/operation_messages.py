@@ -10,6 +10,7 @@ from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.statistics_snapshot import Duration
+from conch.core.tensor import Buffer
 from conch.frontends.access_policy import is_local_peer
 from conch.frontends.grpc.rpc_calls import UnaryRpc
 from conch.frontends.grpc.wire_format import check_fields
@@ -153,10 +154,10 @@ class LoadMessage:
     """Parses load requests; counts fields first, as protobuf holds the GIL while it parses."""
 
     @staticmethod
-    def FromString(message: bytes) -> pb.RepositoryModelLoadRequest:
+    def FromString(message: Buffer) -> pb.RepositoryModelLoadRequest:
         """Parses a request; raises ConchError if it has too many fields."""
         check_fields(message, depth=_LOAD_DEPTH)
-        return pb.RepositoryModelLoadRequest.FromString(message)
+        return pb.RepositoryModelLoadRequest.FromString(bytes(message))
 
 
 class LoadReader:

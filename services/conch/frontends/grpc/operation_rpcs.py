@@ -23,6 +23,7 @@ from conch.core.errors import (
     ResourceExhaustedError,
 )
 from conch.core.server_state import ServerState
+from conch.core.tensor import Buffer
 from conch.frontends.grpc import operation_messages as messages
 from conch.frontends.grpc.rpc_calls import UnaryMethod, UnaryRpc
 from conch.frontends.operations import operation_table as table
@@ -157,7 +158,7 @@ def _nothing(message: Any, call: UnaryRpc) -> None:
 def _handler(
     rpc: _Rpc, core: ServerState, services: Services, pools: OperationPools, guard: AccessGuard
 ) -> UnaryMethod:
-    def handle(call: UnaryRpc, message: bytes) -> None:
+    def handle(call: UnaryRpc, message: Buffer) -> None:
         if rpc.max_bytes is not None and len(message) > rpc.max_bytes:
             call.abort(
                 ResourceExhaustedError.grpc_status,
@@ -181,7 +182,7 @@ def _handler(
         # The call may have been answered by now, and then reports no cancellation.
         call.watch(give_up, future)
 
-    def answer(call: UnaryRpc, message: bytes) -> None:
+    def answer(call: UnaryRpc, message: Buffer) -> None:
         try:
             request = read(message_class.FromString(message), call)
             run = checked(operation, guard, call) if guard.identifies else handler

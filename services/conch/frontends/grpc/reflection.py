@@ -7,6 +7,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.rpc_calls import StreamMethod, StreamRpc
 from conch.protocol import pool, reflection_pb2, reflection_v1alpha_pb2
 
@@ -30,7 +31,7 @@ class _Reflection:
         self._services = services
 
     def __call__(self, call: StreamRpc) -> None:
-        def on_message(message: bytes | None) -> None:
+        def on_message(message: Buffer | None) -> None:
             if message is None:
                 call.close()
                 return

@@ -70,7 +70,7 @@ class RequestDecoder:
         self._regions = regions or Regions()
         self.layouts = Layouts()
 
-    def is_long(self, message: bytes) -> bool:
+    def is_long(self, message: Buffer) -> bool:
         """Returns whether a message of `LONG_BYTES` or more may take long to decode and check."""
         layout = self.layouts.find(message)
         if layout is not None:
@@ -81,7 +81,7 @@ class RequestDecoder:
             return True
         return any(cut.contents) or b"BYTES" in cut.head
 
-    def __call__(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
+    def __call__(self, message: Buffer, responder: Responder, received_ns: int) -> InferenceRequest:
         """Decodes a request, whose tensors are views of the message.
 
         Raises:
@@ -92,7 +92,7 @@ class RequestDecoder:
         if layout is None:
             return self._parsed(message, responder, received_ns)
         template = layout.template
-        request_id = "" if layout.request_id is None else _text(message[layout.request_id])
+        request_id = "" if layout.request_id is None else _text(bytes(message[layout.request_id]))
         bindings: RegionBindings | None = None
         inputs: dict[str, Tensor] = {}
         if template.parts is None:
@@ -116,7 +116,7 @@ class RequestDecoder:
         request.region_bindings = bindings
         return request
 
-    def _bind_regions(self, layout: Layout, message: bytes, inputs: dict[str, Tensor]) -> RegionBindings:
+    def _bind_regions(self, layout: Layout, message: Buffer, inputs: dict[str, Tensor]) -> RegionBindings:
         """Fills the inputs of a request that has tensors in regions."""
         template = layout.template
         assert template.parts is not None
@@ -136,7 +136,7 @@ class RequestDecoder:
             raise
         return bindings
 
-    def _parsed(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
+    def _parsed(self, message: Buffer, responder: Responder, received_ns: int) -> InferenceRequest:
         bindings = RegionBindings(self._regions)
         try:
             return parse_request(message, responder, received_ns, bindings)
@@ -153,13 +153,13 @@ def _text(request_id: bytes) -> str:
 
 
 def parse_request(
-    message: bytes, responder: Responder, received_ns: int, bindings: RegionBindings
+    message: Buffer, responder: Responder, received_ns: int, bindings: RegionBindings
 ) -> InferenceRequest:
     """Parses any request: the careful path."""
     cut: CutRequest | None = None
     try:
         if len(message) < SCAN_FROM:
-            wire = inference_pb2.ModelInferRequest.FromString(message)
+            wire = inference_pb2.ModelInferRequest.FromString(bytes(message))
             raw: Any = wire.raw_input_contents
         else:
             cut = cut_infer_request(message)

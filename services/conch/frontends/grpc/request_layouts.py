@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.recognition import RequestTemplate, Table
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.request_parameters import (
     EMPTY_FINAL,
     SHARED_MEMORY,
@@ -161,12 +162,14 @@ class Layout:
             else []
         )
 
-    def fixed(self, message: bytes) -> _Fixed:
+    def fixed(self, message: Buffer) -> _Fixed:
         """Returns the pieces that all these messages share, taken from one of them."""
         varying = self.raw if self.request_id is None else [self.request_id, *self.raw]
         starts = [0, *(place.stop for place in varying)]
         ends = [*(place.start for place in varying), len(message)]
-        return [(place, message[place]) for place in map(slice, starts, ends) if place.start < place.stop]
+        return [
+            (place, bytes(message[place])) for place in map(slice, starts, ends) if place.start < place.stop
+        ]
 
 
 class Layouts:
@@ -183,11 +186,11 @@ class Layouts:
         self._size = 0
         self._lock = threading.Lock()  # for changes of the two above
 
-    def find(self, message: bytes) -> Layout | None:
+    def find(self, message: Buffer) -> Layout | None:
         """Returns the layout of a message; None if the message is not plain and has to be parsed."""
         try:
             # The field of the model's name, or the beginning of a long one.
-            key = (len(message), message[: message[1] + 2])
+            key = (len(message), bytes(message[: message[1] + 2]))
         except IndexError:
             return None
         for fixed, layout in self.known.get(key, ()):
@@ -198,7 +201,7 @@ class Layouts:
                 return layout
         return self._learn(key, message)
 
-    def _learn(self, key: _Key, message: bytes) -> Layout | None:
+    def _learn(self, key: _Key, message: Buffer) -> Layout | None:
         split = split_infer_request(message)
         if split is None:
             return None
@@ -210,7 +213,7 @@ class Layouts:
         self._remember(key, message, layout)
         return layout
 
-    def _remember(self, key: _Key, message: bytes, layout: Layout) -> None:
+    def _remember(self, key: _Key, message: Buffer, layout: Layout) -> None:
         if message[0] != MODEL_NAME:
             return  # the key may hold an id, which never repeats
         known = self.known

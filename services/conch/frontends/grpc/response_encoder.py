@@ -13,7 +13,7 @@ from conch.core.recognition import MOST_ENTRIES, Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Buffer
-from conch.frontends.grpc.adapter import Metadata
+from conch.frontends.grpc.rpc_calls import Metadata
 from conch.frontends.grpc.wire_format import length_header
 from conch.protocol import inference_pb2
 

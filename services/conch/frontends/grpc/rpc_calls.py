@@ -6,12 +6,16 @@ Threads and locks: handlers get a call on its transport's thread and may answer 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from conch.access.principals import Grant
 from conch.core.request_log import Caller
-from conch.frontends.grpc.adapter import Metadata
+from conch.core.servable import InlineClaim
+from conch.core.tensor import Buffer
+from conch.frontends.grpc.tls_options import TlsOptions
+
+Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class RpcCall(Caller, Protocol):
@@ -66,7 +70,7 @@ class StreamRpc(RpcCall, Protocol):
 
     def start(
         self,
-        on_message: Callable[[bytes | None], None],
+        on_message: Callable[[Buffer | None], None],
         on_cancel: Callable[[], None],
         compression: str | None = None,
     ) -> None:
@@ -88,7 +92,7 @@ class StreamRpc(RpcCall, Protocol):
         """Ends a call that was not started, with trailing metadata."""
 
 
-UnaryMethod = Callable[[UnaryRpc, bytes], None]
+UnaryMethod = Callable[[UnaryRpc, Buffer], None]
 """Handles a unary call and its message."""
 
 Admit = Callable[[UnaryRpc], bool]
@@ -96,3 +100,40 @@ Admit = Callable[[UnaryRpc], bool]
 
 StreamMethod = Callable[[StreamRpc], None]
 """Handles a stream."""
+
+
+class RpcServer(Protocol):
+    """A transport: the server of one port, conch's own or grpcio's."""
+
+    def queue_inline(self, claim: InlineClaim) -> None:
+        """Takes a claim of a model that the thread of a handler may run after the call."""
+
+    def serve(
+        self,
+        unary: Mapping[str, UnaryMethod],
+        streams: Mapping[str, StreamMethod],
+        admissions: Mapping[str, Admit],
+    ) -> None:
+        """Sets the handlers of methods, by full name such as ``/package.Service/Method``; before the start.
+
+        Args:
+            unary: Handlers of unary methods.
+            streams: Handlers of bidirectional methods.
+            admissions: Checks of unary methods; a call that one refuses has no message received.
+        """
+
+    def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
+        """Listens on an address, such as ``0.0.0.0:8001`` or ``unix:/run/conch.sock``; returns the port.
+
+        Raises:
+            OSError: The address or the certificates can't be used.
+        """
+
+    def start(self) -> None:
+        """Starts to accept calls."""
+
+    def stop(self, grace_s: float) -> bool:
+        """Refuses new calls, waits for those in flight, cancels the rest; True if all have ended in time."""
+
+    def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:
+        """Closes streams with a status when they have nothing in flight; True if there were any."""

@@ -21,7 +21,6 @@ from conch.core.response_errors import unsendable
 from conch.core.servable import InlineClaim
 from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
-from conch.frontends.grpc.adapter import Metadata
 from conch.frontends.grpc.guarded_rpcs import PrepareRequest
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import (
@@ -31,7 +30,7 @@ from conch.frontends.grpc.response_encoder import (
     joined,
     retry_metadata,
 )
-from conch.frontends.grpc.rpc_calls import StreamRpc
+from conch.frontends.grpc.rpc_calls import Metadata, StreamRpc
 from conch.frontends.grpc.wire_format import length_header
 from conch.frontends.load_reports import LoadReports, trailing
 from conch.memory.regions import Regions
@@ -72,7 +71,7 @@ class InferStream:
         self._closing = (_OK, "")
         self.deadline_ns: int | None = None
 
-    def on_message(self, message: bytes | None) -> None:
+    def on_message(self, message: Buffer | None) -> None:
         """Receives a request, or None at half-close."""
         if message is None:
             with self._lock:
@@ -203,7 +202,7 @@ class StreamInferHandler:
         call.on_drain = stream.on_drain
         call.start(stream.on_message, stream.on_cancel, self._compression)
 
-    def submit(self, call: StreamRpc, slot: _Slot, message: bytes, polling: bool = True) -> None:
+    def submit(self, call: StreamRpc, slot: _Slot, message: Buffer, polling: bool = True) -> None:
         """Submits one request of a stream, then reads the next one.
 
         `polling` is True on a polling thread, which leaves long messages to a pool.

@@ -100,7 +100,7 @@ def read_fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, in
         yield tag, start, content, position
 
 
-def check_fields(message: bytes, depth: int) -> None:
+def check_fields(message: Buffer, depth: int) -> None:
     """Checks that a message has no more than `MAX_FIELDS` fields.
 
     Counts `depth` levels of nested messages: fields with a length above the last level are read as messages;
@@ -142,7 +142,7 @@ class CutRequest(NamedTuple):
 
 
 def cut_infer_request(
-    message: bytes, max_fields: int = MAX_FIELDS, max_head: int = MAX_HEAD_BYTES
+    message: Buffer, max_fields: int = MAX_FIELDS, max_head: int = MAX_HEAD_BYTES
 ) -> CutRequest:
     """Cuts the tensors out of a ModelInferRequest without copying them.
 
@@ -201,7 +201,7 @@ def _too_many(max_fields: int) -> InvalidArgumentError:
     )
 
 
-def split_infer_request(message: bytes) -> tuple[bytes, slice | None, list[slice]] | None:
+def split_infer_request(message: Buffer) -> tuple[bytes, slice | None, list[slice]] | None:
     """Splits a plain ModelInferRequest without parsing it.
 
     A client's requests mostly differ only in id and raw contents, and serialisers write fields in the order
@@ -247,4 +247,4 @@ def split_infer_request(message: bytes) -> tuple[bytes, slice | None, list[slice
         return None
     if position != end:
         return None
-    return message[:id_start] + message[id_end:raw_start], request_id, raw
+    return bytes(message[:id_start]) + bytes(message[id_end:raw_start]), request_id, raw

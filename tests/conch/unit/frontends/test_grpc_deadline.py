@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from conch.frontends.grpc.adapter.calls import OpenCalls, StreamCall
+from conch.frontends.grpc.adapter.calls import StreamCall
+from conch.frontends.grpc.open_calls import OpenCalls
 
 
 def call_until(seconds: float) -> StreamCall:

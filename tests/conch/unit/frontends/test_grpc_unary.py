@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from conch.frontends.grpc.adapter.calls import OpenCalls, UnaryCall, Watcher
+from conch.frontends.grpc.adapter.calls import UnaryCall, Watcher
 from conch.frontends.grpc.adapter.grpc_server import Server
 from conch.frontends.grpc.adapter.library import cygrpc
+from conch.frontends.grpc.open_calls import OpenCalls
 
 CLOSE = cygrpc.ReceiveCloseOnServerOperation
 WAIT_S = 30.0
@@ -48,7 +49,7 @@ class Rig:
         self.taken: list[bytes] = []
         self.cancelled: list[Any] = []
         event = SimpleNamespace(call=self.fake, invocation_metadata=(("key", "value"),))
-        self.call = UnaryCall(event, lambda call, message: self.taken.append(message), self.open)
+        self.call = UnaryCall(event, lambda call, message: self.taken.append(bytes(message)), self.open)
         assert not self.open.wait_until_none(0)
         ((_, tag),) = self.fake.batches
         tag(SimpleNamespace(batch_operations=[SimpleNamespace(message=lambda: message)]))

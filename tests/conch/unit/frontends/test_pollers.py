@@ -23,7 +23,7 @@ from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.scheduling.scheduler import Batch
-from conch.frontends.grpc.pollers import Pollers
+from conch.frontends.grpc.adapter.pollers import Pollers
 
 MS = 1_000_000
 LEAD, HAND_OVER = "run_inline", "hand over"

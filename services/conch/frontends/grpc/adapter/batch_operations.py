@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from conch.core.errors import status_details
 from conch.frontends.grpc.adapter.library import cygrpc
-
-Metadata = Sequence[tuple[str, str | bytes]]
+from conch.frontends.grpc.rpc_calls import Metadata
 
 OK = 0
 RESOURCE_EXHAUSTED = 8

@@ -16,20 +16,22 @@ from urllib.parse import unquote
 
 from conch.access.principals import Grant
 from conch.core.errors import status_details
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.adapter.batch_operations import (
     OK,
     RECEIVE_CLOSE,
     SEND_NO_METADATA,
     SEND_OK,
     UNIMPLEMENTED,
-    Metadata,
     abort,
     error_operations,
     ignore,
     send_metadata,
 )
 from conch.frontends.grpc.adapter.library import cygrpc
-from conch.frontends.unread_bytes import LEAST_OF_ONE, UnreadBytes
+from conch.frontends.grpc.open_calls import OpenCalls
+from conch.frontends.grpc.rpc_calls import Metadata
+from conch.frontends.unread_bytes import LEAST_OF_ONE
 
 _MAX_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
@@ -111,68 +113,6 @@ class Call:
         return now_ns + int(deadline * 1e9) - time.time_ns()
 
 
-class OpenCalls:
-    """The calls on which operations may still be started; changed from any thread.
-
-    While there are any, the completion queue must not be shut down: the C core aborts the process if an
-    operation is started on a queue after its shutdown.
-
-    Attributes:
-        unary: The unary calls; each adds itself, atomic and without a lock.
-        unread: What the clients of all streams have yet to read.
-    """
-
-    def __init__(self) -> None:
-        self.unread = UnreadBytes()
-        self.unary: set[UnaryCall] = set()
-        self._streams: set[StreamCall] = set()
-        self._changed = threading.Condition()
-        self._awaited = False
-        self._drain: tuple[int, str] | None = None
-
-    def add_stream(self, stream: StreamCall) -> None:
-        """Adds a stream; drains it if streams are being drained."""
-        self._streams.add(stream)
-        if self._drain is not None:
-            stream.on_drain(*self._drain)
-
-    def discard(self, call: UnaryCall) -> None:
-        """Removes a call that has ended; takes a lock only once the server waits for the end of calls."""
-        self.unary.discard(call)
-        if self._awaited:
-            self._notify()
-
-    def discard_stream(self, stream: StreamCall) -> None:
-        """Removes a stream that has ended."""
-        self._streams.discard(stream)
-        if self._awaited:
-            self._notify()
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:
-        """Drains all streams, also later ones: each closes when it has nothing in flight.
-
-        Waits for their ends; returns whether there were any streams.
-        """
-        self._drain = (status, details)
-        streams = list(self._streams)
-        for stream in streams:
-            stream.on_drain(status, details)
-        with self._changed:
-            self._awaited = True
-            self._changed.wait_for(lambda: not self._streams, timeout_s)
-        return bool(streams)
-
-    def wait_until_none(self, timeout_s: float) -> bool:
-        """Waits until no call is open; returns False after the timeout."""
-        with self._changed:
-            self._awaited = True
-            return self._changed.wait_for(lambda: not (self.unary or self._streams), timeout_s)
-
-
 class Watcher:
     """Has the C core report the cancellation of calls that wait for long; calls `on_tick` every tick.
 
@@ -230,7 +170,7 @@ class UnaryCall(Call):
     def __init__(
         self,
         event: Any,
-        handler: Callable[[UnaryCall, bytes], None],
+        handler: Callable[[UnaryCall, Buffer], None],
         open_calls: OpenCalls,
         admit: Callable[[UnaryCall], bool] | None = None,
     ) -> None:
@@ -381,12 +321,12 @@ class StreamCall(Call):
         self._closing: tuple[int, str, Metadata | None] | None = None
         self._finished = False
         self._on_cancel: Callable[[], None] | None = None
-        self.on_message: Callable[[bytes | None], None] = ignore
+        self.on_message: Callable[[Buffer | None], None] = ignore
         self.on_drain: Callable[[int, str], None] = self.close
 
     def start(
         self,
-        on_message: Callable[[bytes | None], None],
+        on_message: Callable[[Buffer | None], None],
         on_cancel: Callable[[], None],
         compression: str | None = None,
     ) -> None:

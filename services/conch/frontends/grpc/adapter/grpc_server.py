@@ -12,27 +12,30 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.servable import InlineClaim
+from conch.core.tensor import Buffer
 from conch.frontends.grpc.adapter.batch_operations import (
     RESOURCE_EXHAUSTED,
     UNIMPLEMENTED,
     abort,
     metadata_bytes,
 )
-from conch.frontends.grpc.adapter.calls import OpenCalls, StreamCall, UnaryCall, Watcher
+from conch.frontends.grpc.adapter.calls import StreamCall, UnaryCall, Watcher
 from conch.frontends.grpc.adapter.library import check_grpcio, cygrpc, grpc
-from conch.frontends.grpc.pollers import Pollers
+from conch.frontends.grpc.adapter.pollers import Pollers
+from conch.frontends.grpc.open_calls import OpenCalls
+from conch.frontends.grpc.tls_options import TlsOptions
 
 log = logging.getLogger(__name__)
 
 ChannelArguments = Sequence[tuple[str, int | str]]
-UnaryHandler = Callable[[UnaryCall, bytes], None]
+UnaryHandler = Callable[[UnaryCall, Buffer], None]
 StreamHandler = Callable[[StreamCall], None]
 
 _OUTSTANDING_CALLS = 64
@@ -40,21 +43,6 @@ _MIN_WAIT_S = 0.5
 # Of metadata: without references to the connection's table these are as long as what was sent.
 _FEW_ENTRIES = 16
 _DESCRIPTORS = Path("/proc/self/fd")
-
-
-@dataclass(frozen=True, slots=True)
-class TlsOptions:
-    """PEM contents for a TLS port.
-
-    Attributes:
-        private_key: The server's key.
-        certificate: The server's certificate chain.
-        client_root: Root certificates for clients; None does not ask clients for a certificate.
-    """
-
-    private_key: bytes = field(repr=False)
-    certificate: bytes
-    client_root: bytes | None = None
 
 
 def _credentials(tls: TlsOptions) -> Any:
@@ -111,6 +99,10 @@ class Server:
         self.watcher = Watcher(self._calls, self.pollers.tick)
         # Not a method of self, which would be a reference cycle.
         self._accept_call = partial(self._server.request_call, self._queue, self._queue)
+
+    def queue_inline(self, claim: InlineClaim) -> None:
+        """Takes a claim of a model that a polling thread may run after its events."""
+        self.pollers.queue_inline(claim)
 
     def serve(
         self,

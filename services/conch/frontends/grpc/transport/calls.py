@@ -1,0 +1,568 @@
+"""Unary calls and bidirectional streams on conch's own transport.
+
+Threads and locks: the loop's thread receives and sends; handlers answer from any thread, which puts the
+answer into the call and has the loop send it. A stream has a lock for what writers and the loop share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from conch.access.principals import Grant
+from conch.core.tensor import Buffer
+from conch.frontends.grpc.rpc_calls import Metadata, UnaryMethod
+from conch.frontends.grpc.transport.messages import (
+    PREFIX,
+    PREFIX_BYTES,
+    MessageError,
+    MessageReader,
+    compress,
+)
+from conch.frontends.grpc.transport.metadata import (
+    HEAD,
+    OK_TRAILERS,
+    Pairs,
+    RequestHead,
+    error_head,
+    head_with,
+    trailers,
+)
+from conch.frontends.unread_bytes import LEAST_OF_ONE
+
+if TYPE_CHECKING:
+    from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
+
+_OK = 0
+_CANCELLED = 1
+_INTERNAL = 13
+_UNIMPLEMENTED = 12
+_MAX_UNSENT_BYTES = 64 << 20
+_NO_BUFFERS: tuple[Buffer, ...] = ()
+
+
+class Call:
+    """Metadata, client and deadline of a call, and the message that is being received.
+
+    Attributes:
+        read_ns: 0, as in `Caller`: messages are received as a whole.
+        path: Empty, as in `Caller`.
+        connection: Its connection.
+        stream_id: Its HTTP/2 stream.
+        deadline_at_ns: Monotonic time of the client's deadline; None without one.
+        half_closed: True once the client has sent its last message.
+        ended: True once nothing more is sent: answered, cancelled, or its connection is lost.
+        withheld: Received bytes that flow control has not given back to the client.
+        begun: Whether headers have been sent before the end.
+        full: Whether what arrives is withheld, as a message waits for its reader.
+    """
+
+    __slots__ = ("_access", "_head", "_reader", "connection", "deadline_at_ns", "ended", "half_closed",
+                 "stream_id", "withheld")  # fmt: skip
+
+    _access: Grant
+    read_ns = 0
+    path = ""
+    begun = False
+    full = False
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
+        self.connection = connection
+        self.stream_id = stream_id
+        self._head = head
+        self._reader: MessageReader | None = None
+        self.deadline_at_ns = None if head.timeout_ns is None else now_ns + head.timeout_ns
+        self.half_closed = False
+        self.ended = False
+        self.withheld = 0
+
+    @property
+    def metadata(self) -> Metadata:
+        """The client's metadata."""
+        return self._head.metadata
+
+    @property
+    def client(self) -> str:
+        """Address of the client, such as ``ipv4:127.0.0.1:50000``."""
+        return self.connection.peer
+
+    @property
+    def access(self) -> Grant | None:
+        """What the access policy grants the client; None without a policy."""
+        return getattr(self, "_access", None)  # unset without a policy, which then costs nothing
+
+    @access.setter
+    def access(self, grant: Grant) -> None:
+        self._access = grant
+
+    @property
+    def certificate_names(self) -> tuple[str, ...]:
+        """Names in the client's certificate, such as ``cn:web``; none without one."""
+        return self.connection.certificate_names
+
+    def header(self, name: str) -> str:
+        """The first value of a text key of the metadata; empty without it."""
+        for key, value in self._head.metadata:
+            if key == name and isinstance(value, str):
+                return value
+        return ""
+
+    def header_values(self, name: str) -> list[str]:
+        """All values of a text key of the metadata."""
+        return [value for key, value in self._head.metadata if key == name and isinstance(value, str)]
+
+    def deadline_ns(self, now_ns: int) -> int | None:
+        """Returns the client's deadline on the monotonic clock; None without one."""
+        return self.deadline_at_ns
+
+    def add_response_metadata(self, name: str, value: str) -> None:
+        """Drops the entry: the requests of a stream share its trailing metadata."""
+
+    def accepted(self, compression: str | None) -> str | None:
+        """The compression, if the client takes it."""
+        return compression if compression in self._head.accepts else None
+
+    def new_reader(self) -> MessageReader:
+        """Makes the reader of the client's messages."""
+        self._reader = MessageReader(self.connection.most_message_bytes, self._head.encoding)
+        return self._reader
+
+    # On the loop's thread.
+
+    @property
+    def partial(self) -> int:
+        """Bytes of the message that is being received."""
+        return 0 if self._reader is None else self._reader.held
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes of a long message belong, see `MessageReader.room`."""
+        return None if self._reader is None else self._reader.room()
+
+
+class UnaryCall(Call):
+    """One unary call: receives one message, is answered once."""
+
+    __slots__ = ("_answer", "_answered", "_handler", "_on_cancel", "_subject", "_taken", "_trailing")
+
+    _trailing: Metadata
+
+    def __init__(
+        self,
+        connection: GrpcConnection,
+        stream_id: int,
+        head: RequestHead,
+        now_ns: int,
+        handler: UnaryMethod,
+    ) -> None:
+        Call.__init__(self, connection, stream_id, head, now_ns)
+        self._handler = handler
+        self._on_cancel: Callable[[Any], None] | None = None
+        self._subject: Any = None
+        self._taken = False  # the message has been handed to the handler
+        self._answered = False
+        self._answer: tuple[Pairs, tuple[Buffer, ...], Pairs] | None = None
+
+    # On the loop's thread.
+
+    def receive(self, data: bytes, start: int, end: int) -> None:
+        """Takes a piece of data; hands the message over once it is complete.
+
+        The usual short message, uncompressed and in one frame, is taken without a reader.
+        """
+        if self._reader is None:
+            size = end - start - PREFIX_BYTES
+            if (
+                0 <= size <= self.connection.most_message_bytes
+                and data[start : start + PREFIX_BYTES] == size.to_bytes(PREFIX_BYTES, "big")
+                and not self._taken
+            ):
+                self._take(data[start + PREFIX_BYTES : end])
+                return
+            if self._taken:
+                return
+            self.new_reader()
+        assert self._reader is not None
+        try:
+            messages = self._reader.feed(data, start, end)
+        except MessageError as error:
+            self._fail(error)
+            return
+        if messages:
+            self._take(messages[0])
+
+    def received(self, count: int) -> None:
+        """Notes that so many bytes have been received into `room`."""
+        assert self._reader is not None
+        try:
+            message = self._reader.received(count)
+        except MessageError as error:
+            self._fail(error)
+            return
+        if message is not None:
+            self._take(message)
+
+    def half_close(self) -> None:
+        """Notes the end of what the client sends."""
+        self.half_closed = True
+        if self._taken or self.ended:
+            return
+        self._taken = True
+        if self._reader is None or self._reader.empty:
+            self.abort(_UNIMPLEMENTED, "the method takes exactly one request message, none was sent")
+        else:
+            self.abort(_INTERNAL, "the request message ends too early")
+
+    def _take(self, message: Buffer) -> None:
+        self._taken = True
+        self._reader = None
+        self._handler(self, message)
+
+    def _fail(self, error: MessageError) -> None:
+        self._taken = True
+        self._reader = None
+        self.abort(error.status, str(error))
+
+    def cancelled(self) -> None:
+        """Ends the call: its client has cancelled it or is gone, or its deadline is over."""
+        self.ended = True
+        self._reader = None
+        on_cancel, self._on_cancel = self._on_cancel, None
+        subject, self._subject = self._subject, None
+        if not self._taken:
+            self._taken = True
+            self.connection.open_calls.discard(self)
+        elif on_cancel is not None and not self._answered:
+            on_cancel(subject)
+
+    def _send(self) -> None:
+        answer, self._answer = self._answer, None
+        if not self.ended and answer is not None:
+            self.ended = True
+            self._on_cancel = self._subject = None
+            self.connection.answer(self, *answer)
+
+    # On any thread.
+
+    def watch(self, on_cancel: Callable[[Any], None], subject: Any) -> None:
+        """Calls `on_cancel(subject)` once if the client cancels before the answer is sent.
+
+        Call it before the call can be answered.
+        """
+        self._subject = subject
+        self._on_cancel = on_cancel
+        if self.ended:
+            self.connection.loop.call_soon(self.cancelled)
+
+    def add_response_metadata(self, name: str, value: str) -> None:
+        """Adds an entry to the trailing metadata of `reply_with` and `abort`."""
+        self._trailing = (*self._with_added(None), (name, value))
+
+    def _with_added(self, trailing: Metadata | None) -> Metadata:
+        # Unset without an entry, which then costs `reply` nothing.
+        return (*(trailing or ()), *getattr(self, "_trailing", ()))
+
+    def reply(self, message: Buffer) -> None:
+        """Sends the answer with status OK and nothing else."""
+        self._finish(HEAD, message, OK_TRAILERS)
+
+    def reply_with(self, message: Buffer, compression: str | None, trailing: Metadata | None) -> None:
+        """Sends the answer with status OK, a gRPC compression such as ``gzip``, and trailing metadata."""
+        chosen = self.accepted(compression)
+        head = head_with(compression)
+        if chosen is None:
+            head = HEAD
+        self._finish(head, message, trailers(_OK, "", self._with_added(trailing)), chosen)
+
+    def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
+        """Ends the call with an error status and trailing metadata."""
+        self._finish(error_head(status, details, self._with_added(trailing)), None, ())
+
+    def _finish(
+        self, head: Pairs, message: Buffer | None, end: Pairs, compression: str | None = None
+    ) -> None:
+        if self._answered:
+            return
+        self._answered = self._taken = True
+        # Compressed here, as the loop's thread has other calls to serve.
+        self._answer = (head, _NO_BUFFERS if message is None else framed(message, compression), end)
+        connection = self.connection
+        connection.open_calls.discard(self)
+        connection.loop.call_soon(self._send)
+
+
+def framed(message: Buffer, compression: str | None) -> tuple[Buffer, ...]:
+    """A message with its prefix."""
+    if compression is None:
+        return PREFIX.pack(0, _size(message)), message
+    compressed = compress(message, compression)
+    return PREFIX.pack(1, len(compressed)), compressed
+
+
+def _size(buffer: Buffer) -> int:
+    return buffer.nbytes if type(buffer) is memoryview else len(buffer)
+
+
+def _ignore_message(message: Buffer | None) -> None:
+    """The `on_message` of a stream that has ended."""
+
+
+def _ignore_drain(status: int, details: str) -> None:
+    """The `on_drain` of a stream that has ended."""
+
+
+class StreamCall(Call):
+    """One bidirectional call: delivers one message at a time, sends messages in the order of `write`.
+
+    `on_message` is called with each message, and once with None at half-close. It calls `read_next` to
+    allow the next message, which another thread may handle. When the server stops, `on_drain` is called
+    with the status to close with once nothing is in flight.
+
+    Flow control: no message is delivered while more than `_MAX_UNSENT_BYTES` are unsent, or fewer if all
+    streams together have too many; what the client sends meanwhile is withheld from its window. A thread that
+    sends many messages should call `wait_for_reader` after each.
+
+    Fields of the loop's thread: `_inbox` (messages that wait for `read_next`), `_wanted` (`read_next` was
+    called), `_delivering`. Guarded by the lock: `_outbox`, `_unsent`, `_closing` (the trailers that follow
+    the outbox; after them `write` drops messages), `_send_queued`.
+
+    Attributes:
+        blocked_writers: Number of threads in `wait_for_reader`.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_caught_up",
+        "_closing",
+        "_compression",
+        "_delivering",
+        "_inbox",
+        "_lock",
+        "_on_cancel",
+        "_outbox",
+        "_send_queued",
+        "_started",
+        "_unsent",
+        "_wanted",
+        "blocked_writers",
+        "on_drain",
+        "on_message",
+    )
+
+    def __init__(self, connection: GrpcConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
+        Call.__init__(self, connection, stream_id, head, now_ns)
+        self.new_reader()
+        self._inbox: deque[Buffer | None] = deque()
+        self._wanted = self._delivering = self._started = False
+        self._lock = threading.Lock()
+        self._caught_up: threading.Condition | None = None  # made by the first blocked writer
+        self.blocked_writers = 0
+        self._outbox: deque[tuple[Buffer, ...]] = deque()
+        self._unsent = 0
+        self._send_queued = False
+        self._closing: Pairs | None = None
+        self._compression: str | None = None
+        self._on_cancel: Callable[[], None] | None = None
+        self.on_message: Callable[[Buffer | None], None] = _ignore_message
+        self.on_drain: Callable[[int, str], None] = self.close
+
+    # On the loop's thread.
+
+    @property
+    def full(self) -> bool:  # type: ignore[override]
+        """Whether a message waits for `read_next`."""
+        return bool(self._inbox)
+
+    @property
+    def begun(self) -> bool:  # type: ignore[override]
+        """Whether the headers have been sent."""
+        return self._started
+
+    def receive(self, data: bytes, start: int, end: int) -> None:
+        """Takes a piece of data."""
+        assert self._reader is not None
+        try:
+            self._inbox += self._reader.feed(data, start, end)
+        except MessageError as error:
+            self.close(error.status, str(error))
+            return
+        self._deliver()
+
+    def received(self, count: int) -> None:
+        """Notes that so many bytes have been received into `room`."""
+        assert self._reader is not None
+        try:
+            message = self._reader.received(count)
+        except MessageError as error:
+            self.close(error.status, str(error))
+            return
+        if message is not None:
+            self._inbox.append(message)
+            self._deliver()
+
+    def half_close(self) -> None:
+        """Notes the end of what the client sends."""
+        self.half_closed = True
+        assert self._reader is not None
+        if not self._reader.empty:
+            self.close(_INTERNAL, "the last message ends too early")
+        self._inbox.append(None)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        if self._delivering:
+            return  # the loop below goes on
+        self._delivering = True
+        try:
+            while self._wanted and self._inbox and not self.ended and not self._behind():
+                self._wanted = False
+                message = self._inbox.popleft()
+                self.on_message(message)
+        finally:
+            self._delivering = False
+        if self.withheld and not self._inbox:
+            self.connection.give_back(self)
+
+    def _want(self) -> None:
+        self._wanted = True
+        self._deliver()
+
+    def cancelled(self) -> None:
+        """Ends the stream: its client has cancelled it or is gone, or its deadline is over."""
+        on_cancel = self._on_cancel
+        self.finish()
+        if on_cancel is not None:
+            on_cancel()
+
+    def finish(self) -> None:
+        """Ends the stream; frees what it has, and breaks reference cycles."""
+        with self._lock:
+            self.ended = True
+            self._outbox.clear()
+            self._set_unsent(0)
+            self._wake()
+        self._inbox.clear()
+        self._reader = None
+        self._on_cancel = None
+        self.on_message, self.on_drain = _ignore_message, _ignore_drain
+        self.connection.open_calls.discard_stream(self)
+
+    def _send(self) -> None:
+        """Hands what was written to the connection."""
+        if self.ended:
+            return
+        connection = self.connection
+        if not self._started and self._on_cancel is not None:
+            self._started = True
+            connection.begin_answer(self, head_with(self._compression))
+        with self._lock:
+            self._send_queued = False
+            messages, self._outbox = self._outbox, deque()
+            closing = self._closing
+        for message in messages:
+            connection.send_message(self, message)
+        if closing is not None:
+            self._inbox.clear()
+            connection.end_answer(self, closing if self._started else (*HEAD, *closing))
+
+    def sent(self, left: int) -> None:
+        """Notes that of all that the loop has taken, `left` bytes are not sent yet."""
+        with self._lock:
+            self._set_unsent(left + sum(_size(part) for parts in self._outbox for part in parts))
+            self._wake()
+        self._deliver()
+
+    # On any thread.
+
+    def start(
+        self,
+        on_message: Callable[[Buffer | None], None],
+        on_cancel: Callable[[], None],
+        compression: str | None = None,
+    ) -> None:
+        """Sends the headers and starts to read.
+
+        Args:
+            on_message: Handles each message, then None at half-close.
+            on_cancel: Called once if the client cancels before the stream is closed.
+            compression: gRPC's compression algorithm of messages, such as ``gzip``, or None.
+        """
+        self.on_message = on_message
+        self._on_cancel = on_cancel
+        self._compression = self.accepted(compression)
+        self.connection.open_calls.add_stream(self)
+        self._queue_send()
+        self.read_next()
+
+    def read_next(self) -> None:
+        """Delivers the next message, at once or when enough has been sent."""
+        loop = self.connection.loop
+        if loop.on_thread:
+            self._want()
+        else:
+            loop.call_soon(self._want)
+
+    def write(self, message: Buffer) -> None:
+        """Sends a message after those written before it."""
+        parts = framed(message, self._compression)
+        with self._lock:
+            if self.ended or self._closing is not None:
+                return
+            self._set_unsent(self._unsent + _size(message) + PREFIX_BYTES)
+            self._outbox.append(parts)
+        self._queue_send()
+
+    def _queue_send(self) -> None:
+        with self._lock:
+            queued, self._send_queued = self._send_queued, True
+        if not queued:
+            self.connection.loop.call_soon(self._send)
+
+    def wait_for_reader(self) -> None:
+        """Waits until its client has read enough, or the stream is closing.
+
+        Returns at once on the loop's thread, which sends what was written.
+        """
+        if self._unsent <= LEAST_OF_ONE or not self._behind() or self.connection.loop.on_thread:
+            return
+        with self._lock:
+            if self._caught_up is None:
+                self._caught_up = threading.Condition(self._lock)
+            self.blocked_writers += 1
+            # What other streams free does not wake it; its own reader's progress does.
+            while self._behind() and not self.ended and self._closing is None:
+                self._caught_up.wait()
+            self.blocked_writers -= 1
+
+    def _behind(self) -> bool:
+        """Whether its client has too much to read, alone or together with those of other streams."""
+        return self.connection.open_calls.unread.behind(self._unsent, _MAX_UNSENT_BYTES)
+
+    def _set_unsent(self, size: int) -> None:
+        """Sets what is unsent; the caller has the lock."""
+        before, self._unsent = self._unsent, size
+        if before > LEAST_OF_ONE or size > LEAST_OF_ONE:
+            self.connection.open_calls.unread.change(before, size)
+
+    def _wake(self) -> None:
+        """Wakes blocked writers; the caller has the lock."""
+        if self._caught_up is not None:
+            self._caught_up.notify_all()
+
+    def close(self, status: int = _OK, details: str = "", trailing: Metadata | None = None) -> None:
+        """Ends the stream after all written messages."""
+        with self._lock:
+            if self.ended or self._closing is not None:
+                return
+            self._closing = trailers(status, details, trailing)
+            self._wake()
+        self._queue_send()
+
+    def refuse(self, status: int, details: str, trailing: Metadata | None = None) -> None:
+        """Ends a stream that was not started, with trailing metadata."""
+        self.close(status, details, trailing)
+
+
+OpenCall = UnaryCall | StreamCall
+"""A call of either kind."""

@@ -1,0 +1,571 @@
+"""One client's connection: reads its socket, turns HTTP/2's events to calls, and sends answers.
+
+Theory of operation. `on_ready` reads what has come, a few times at most, so that clients take turns; the
+sans-IO connection turns it to events, which open calls or feed them. Answers of calls go into the sans-IO
+connection, which frames them as flow control allows; at the end of the loop's round `flush` sends what there
+is, in one call if possible. A long message is received into its own buffer.
+
+Life of a connection:
+
+    ============  ==============================================  ======================================
+    state         ends with                                       what is done
+    ============  ==============================================  ======================================
+    HANDSHAKE     TLS's handshake; `_SETUP_NS`                    nothing is read
+    OPEN          a connection error, the end, `drain`            calls
+    DRAINING      the last call's end; the grace                  the first GOAWAY allows all streams, so
+                                                                  that no call under way is lost; the
+                                                                  second, a round trip later, names the last
+    LINGERING     the client's end; `_LINGER_NS`                  what it sends is dropped, as a close with
+                                                                  unread bytes would reset the connection
+                                                                  before the client has read the last answer
+    CLOSED
+    ============  ==============================================  ======================================
+
+What a client can hold: of messages that are received, `_MOST_PARTIAL_BYTES` on one connection, and the
+oldest of them; what comes beyond is withheld from the window. Of answers that it does not read,
+`_MOST_UNREAD_BYTES`: then new calls are refused, as not processed. A client that reads nothing of a stuck
+stream, or of its socket, for `_STUCK_NS` loses it.
+
+Threads and locks: the loop's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from functools import partial
+from select import EPOLLIN, EPOLLOUT
+from typing import TYPE_CHECKING
+
+from conch.core.tensor import Buffer
+from conch.frontends.grpc.http2.connection import Http2Connection
+from conch.frontends.grpc.http2.events import (
+    ConnectionClosed,
+    DataReceived,
+    Event,
+    HeadersReceived,
+    PingAcknowledged,
+    PingReceived,
+    StreamReset,
+    TrailersReceived,
+)
+from conch.frontends.grpc.http2.frames import MOST_STREAM_ID, ErrorCode
+from conch.frontends.grpc.http2.hpack import HeaderList
+from conch.frontends.grpc.transport.calls import OpenCall, StreamCall, UnaryCall
+from conch.frontends.grpc.transport.keep_alive import KeepAlive
+from conch.frontends.grpc.transport.metadata import (
+    Pairs,
+    RefusedRequestError,
+    RequestHead,
+    error_head,
+)
+from conch.frontends.grpc.transport.wire import Wire
+
+if TYPE_CHECKING:
+    from conch.core.io_loop import IoLoop, Timer
+    from conch.frontends.grpc.transport.port_state import PortState
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES = 64 * 1024
+_READS = 4
+_MOST_PARTIAL_BYTES = 64 << 20
+_MOST_UNREAD_BYTES = 64 << 20
+_SETUP_NS = 10_000_000_000
+_LINGER_NS = 1_000_000_000
+_STUCK_NS = 60_000_000_000
+_IDLE_CLIENT_PING_NS = 7_200_000_000_000  # gRPC's least time between pings without calls
+_DRAIN_PING = b"conch-go"
+_ALIVE_PING = b"conch-ka"
+_DEADLINE_EXCEEDED = 4
+_RESOURCE_EXHAUSTED = 8
+_UNIMPLEMENTED = 12
+
+
+class State(Enum):
+    """See the module."""
+
+    HANDSHAKE = auto()
+    OPEN = auto()
+    DRAINING = auto()
+    LINGERING = auto()
+    CLOSED = auto()
+
+
+class GrpcConnection:
+    """One connection.
+
+    Args:
+        port: What all connections share.
+        wire: The socket.
+        peer: The client's address, such as ``ipv4:127.0.0.1:50000``.
+
+    Attributes:
+        open_calls: The port's.
+        loop: The port's.
+        most_message_bytes: Limit of a message.
+        certificate_names: Names in the client's certificate.
+        answers: Number of answers and messages sent.
+    """
+
+    def __init__(self, port: PortState, wire: Wire, peer: str) -> None:
+        self.peer = peer
+        self.loop: IoLoop = port.loop
+        self.open_calls = port.open_calls
+        self.most_message_bytes = port.options.most_message_bytes
+        self.certificate_names: tuple[str, ...] = ()
+        self._port = port
+        self._wire = wire
+        self._http2 = Http2Connection(settings=port.options.settings, limits=port.options.limits)
+        self._state = State.HANDSHAKE
+        self._calls: dict[int, OpenCall] = {}
+        self._partial: dict[int, int] = {}  # bytes of messages being received, by stream, oldest first
+        self._partial_bytes = 0
+        self._writers: set[StreamCall] = set()  # have written something that is not sent yet
+        self._blocked: list[Buffer] = []  # what the socket did not take
+        self._sent_bytes = 0
+        self._timers: dict[str, Timer] = {}
+        self._keep_alive = KeepAlive(self, port.options.keep_alive, port.clock)
+        self._gone_away = False  # new calls are refused
+        self._watching = False  # for progress
+        self.answers = 0
+
+    # --- life ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins with the handshake."""
+        self._port.connections.add(self)
+        self.loop.register(self._wire.fileno(), self)
+        self.after("setup", _SETUP_NS, self._check_setup)
+        age_ns = self._port.options.age_ns
+        if age_ns:
+            self.after("age", int(age_ns * random.uniform(0.9, 1.1)), self._age)
+        self._keep_alive.start()
+        self.on_ready(EPOLLIN)
+
+    def after(self, name: str, delay_ns: int, work: Callable[[], None]) -> None:
+        """Schedules work of this connection; the name is that of its timer."""
+        before = self._timers.get(name)
+        if before is not None:
+            before.cancel()
+        self._timers[name] = self.loop.call_at(self._port.clock() + delay_ns, work)
+
+    def _check_setup(self) -> None:
+        if self._state is State.HANDSHAKE or not self._http2.established:
+            self.give_up("setup")
+
+    def _age(self) -> None:
+        self.drain()
+        if self._port.options.age_grace_ns:
+            self.after("age", self._port.options.age_grace_ns, self.close)
+
+    def drain(self) -> None:
+        """Asks the client to leave; closes the connection after the last call."""
+        if self._state is State.HANDSHAKE:
+            self.close()
+        elif self._state is State.OPEN:
+            self._state = State.DRAINING
+            self._http2.go_away(ErrorCode.NO_ERROR, MOST_STREAM_ID)
+            self._http2.ping(_DRAIN_PING)
+            self.after("drain", _LINGER_NS, self._go_away)
+            self.loop.flush_later(self)
+
+    def _go_away(self) -> None:
+        """The second GOAWAY: calls on their way have come."""
+        if self._state is State.DRAINING:
+            self._http2.go_away(ErrorCode.NO_ERROR)
+            self._gone_away = True
+            self.loop.flush_later(self)
+
+    def _linger(self) -> None:
+        """Ends sending, and waits for the client's end."""
+        self._state = State.LINGERING
+        self._cancel_calls()
+        try:
+            self._wire.shut_down()
+        except OSError:
+            self.close()
+            return
+        self.after("drain", _LINGER_NS, self.close)
+
+    def give_up(self, reason: str) -> None:
+        """Closes the connection because of its client, and counts the reason."""
+        self._port.closed[reason] += 1
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; cancels its calls."""
+        if self._state is State.CLOSED:
+            return
+        self._state = State.CLOSED
+        self._cancel_calls()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self.loop.unregister(self._wire.fileno())
+        self._wire.close()
+        self._blocked = []
+        self._port.remove(self)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls are open."""
+        return bool(self._calls)
+
+    def ping(self, payload: bytes) -> None:
+        """Sends a ping."""
+        self._http2.ping(payload)
+        self.loop.flush_later(self)
+
+    def calm(self, text: str) -> None:
+        """Ends the connection of a client that asks too much."""
+        self._port.closed["pings"] += 1
+        self._http2.go_away(ErrorCode.ENHANCE_YOUR_CALM, text=text.encode())
+        self._fail()
+
+    def _cancel_calls(self) -> None:
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if call.deadline_at_ns is not None:
+                self._port.deadlines.discard(call)
+            call.cancelled()
+        self._writers.clear()
+        self._partial.clear()
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def on_ready(self, events: int) -> None:
+        """Handles the socket's events."""
+        try:
+            if self._state is State.HANDSHAKE and not self._shake_hands():
+                return
+            if events & EPOLLOUT and self._blocked:
+                self._send_blocked()
+            if events & ~EPOLLOUT:
+                self._read()
+        except OSError:  # the client is gone
+            self.close()
+
+    def _shake_hands(self) -> bool:
+        if not self._wire.handshake():
+            return False
+        self._state = State.OPEN
+        self.certificate_names = self._wire.certificate_names()
+        self.loop.flush_later(self)
+        return True
+
+    def _read(self) -> None:
+        wire, http2 = self._wire, self._http2
+        for _ in range(_READS):
+            if self._state is State.CLOSED:
+                return
+            direct = http2.direct()
+            if direct is None or not self._read_directly(*direct):
+                try:
+                    data = wire.recv(_READ_BYTES)
+                except BlockingIOError:
+                    break
+                if not data or self._state is State.LINGERING:
+                    if not data:
+                        self.close()
+                    return
+                events = http2.receive(data, self._port.clock())
+                if events:
+                    self._handle(events)
+                if len(data) < _READ_BYTES and wire.reads_all:
+                    break
+        self.loop.flush_later(self)
+
+    def _read_directly(self, stream_id: int, left: int) -> bool:
+        """Receives a part of a long message into its buffer; False if it has none, or nothing has come."""
+        call = self._calls.get(stream_id)
+        room = None if call is None else call.room()
+        if call is None or room is None:
+            return False
+        try:
+            count = self._wire.recv_into(room[:left])
+        except BlockingIOError:
+            return False
+        if not count:
+            self.close()
+            return True
+        events = self._http2.received_directly(count)
+        call.received(count)
+        self._account(call, count)
+        self._handle(events)
+        return True
+
+    def _handle(self, events: list[Event]) -> None:
+        calls, http2 = self._calls, self._http2
+        self._keep_alive.heard = True
+        for event in events:
+            if isinstance(event, DataReceived):
+                call = calls.get(event.stream_id)
+                count = event.end - event.start
+                if call is None:
+                    if count:
+                        http2.consumed(event.stream_id, count)
+                    continue
+                if count:
+                    call.receive(event.data, event.start, event.end)
+                    self._account(call, count)
+                if event.end_stream and not call.half_closed:
+                    call.half_close()
+            elif isinstance(event, HeadersReceived):
+                self._open(event)
+            elif not self._handle_rare(event):
+                return
+
+    def _handle_rare(self, event: Event) -> bool:
+        """Handles an event that most requests do without; False if the connection has ended."""
+        if isinstance(event, StreamReset):
+            self._reset(event.stream_id)
+        elif isinstance(event, TrailersReceived):
+            call = self._calls.get(event.stream_id)
+            if call is not None:
+                call.half_close()
+        elif isinstance(event, PingReceived):
+            self._keep_alive.pinged()
+        elif isinstance(event, PingAcknowledged):
+            if event.payload == _DRAIN_PING:
+                self._go_away()
+        elif isinstance(event, ConnectionClosed):
+            self._port.closed[event.reason] += 1
+            log.debug("%s was disconnected: %s", self.peer, event.text)
+            self._fail()
+            return False
+        return True
+
+    def _fail(self) -> None:
+        """Sends what tells the client why, and ends the connection."""
+        self._cancel_calls()
+        self._gone_away = True
+        if self._state is State.OPEN:
+            self._state = State.DRAINING
+        self.loop.flush_later(self)
+
+    def _account(self, call: OpenCall, count: int) -> None:
+        """Gives received bytes back to the client's window, or withholds them."""
+        stream_id = call.stream_id
+        partial = call.partial
+        if partial or stream_id in self._partial:
+            self._partial_bytes += partial - self._partial.get(stream_id, 0)
+            if partial:
+                self._partial[stream_id] = partial
+            else:
+                del self._partial[stream_id]
+                self._release_oldest()
+        crowded = self._partial_bytes > _MOST_PARTIAL_BYTES and next(iter(self._partial)) != stream_id
+        if crowded or call.full:
+            call.withheld += count
+        else:
+            self._http2.consumed(stream_id, count)
+
+    def _release_oldest(self) -> None:
+        """Lets the message go on that is the oldest now."""
+        for stream_id in self._partial:
+            call = self._calls.get(stream_id)
+            if call is not None and not call.full:
+                self.give_back(call)
+            break
+
+    def give_back(self, call: OpenCall) -> None:
+        """Gives withheld bytes back to the client's window."""
+        count, call.withheld = call.withheld, 0
+        if count:
+            self._http2.consumed(call.stream_id, count)
+            self.loop.flush_later(self)
+
+    # --- calls ---------------------------------------------------------------------------------------------
+
+    def _open(self, event: HeadersReceived) -> None:
+        headers = event.headers
+        head = headers.note
+        stream_id = event.stream_id
+        if not isinstance(head, RequestHead):
+            try:
+                head = headers.note = self._read_head(headers)
+            except RefusedRequestError as error:
+                self._refuse(stream_id, error.answer, event.end_stream)
+                return
+        if self._gone_away or self._http2.queued_bytes > _MOST_UNREAD_BYTES:
+            self._http2.reset(stream_id, ErrorCode.REFUSED_STREAM)
+            return
+        port = self._port
+        path = head.path
+        now_ns = 0 if head.timeout_ns is None else port.clock()
+        handler = port.unary.get(path)
+        if handler is not None:
+            unary = UnaryCall(self, stream_id, head, now_ns, handler)
+            port.open_calls.unary.add(unary)
+            self._add(unary)
+            admit = port.admissions.get(path)
+            if admit is not None:
+                admit(unary)
+        elif path in port.streams:
+            stream = StreamCall(self, stream_id, head, now_ns)
+            self._add(stream)
+            port.streams[path](stream)
+        else:
+            answer = error_head(_UNIMPLEMENTED, f"Method not found: {path}", None)
+            self._refuse(stream_id, answer, event.end_stream)
+            return
+        if event.end_stream:
+            self._calls[stream_id].half_close()
+
+    def _add(self, call: OpenCall) -> None:
+        self._calls[call.stream_id] = call
+        if call.deadline_at_ns is not None:
+            self._port.deadlines.add(call)
+
+    def _read_head(self, headers: HeaderList) -> RequestHead:
+        if headers.too_large:
+            most = self._port.options.settings.max_header_list_bytes
+            text = f"received metadata size exceeds the limit of {most} bytes"
+            raise RefusedRequestError(error_head(_RESOURCE_EXHAUSTED, text, None))
+        return RequestHead(headers.pairs)
+
+    def _refuse(self, stream_id: int, answer: Pairs, half_closed: bool) -> None:
+        self._http2.send_headers(stream_id, answer, True)
+        if not half_closed:
+            self._http2.reset(stream_id, ErrorCode.NO_ERROR)
+
+    def _reset(self, stream_id: int) -> None:
+        call = self._calls.get(stream_id)
+        if call is not None:
+            self._remove(call)
+            call.cancelled()
+
+    def _remove(self, call: OpenCall) -> None:
+        stream_id = call.stream_id
+        del self._calls[stream_id]
+        if call.deadline_at_ns is not None:
+            self._port.deadlines.discard(call)
+        if self._partial:
+            self._partial_bytes -= self._partial.pop(stream_id, 0)
+            self._release_oldest()
+
+    def expire(self, call: OpenCall) -> None:
+        """Ends a call whose deadline is over."""
+        if call.ended or self._calls.get(call.stream_id) is not call:
+            return
+        self._remove(call)
+        pairs = error_head(_DEADLINE_EXCEEDED, "Deadline Exceeded", None)
+        if call.begun:
+            self._http2.reset(call.stream_id, ErrorCode.CANCEL)
+        else:
+            self._refuse(call.stream_id, pairs, call.half_closed)
+        self.loop.flush_later(self)
+        call.cancelled()
+
+    def answer(self, call: UnaryCall, head: Pairs, message: Sequence[Buffer], end: Pairs) -> None:
+        """Sends the answer of a unary call: with a message, or an error in its headers."""
+        http2, stream_id = self._http2, call.stream_id
+        self._remove(call)
+        self.answers += 1
+        if message:
+            http2.send_headers(stream_id, head)
+            http2.send_data(stream_id, message)
+            http2.send_trailers(stream_id, end)
+        else:
+            self._refuse(stream_id, head, call.half_closed)
+        self.loop.flush_later(self)
+
+    def begin_answer(self, call: StreamCall, head: Pairs) -> None:
+        """Sends the headers of a stream."""
+        self._http2.send_headers(call.stream_id, head)
+        self.loop.flush_later(self)
+
+    def send_message(self, call: StreamCall, message: Sequence[Buffer]) -> None:
+        """Sends a message of a stream."""
+        self.answers += 1
+        self._http2.send_data(call.stream_id, message)
+        self._writers.add(call)
+        self.loop.flush_later(self)
+
+    def end_answer(self, call: StreamCall, end: Pairs) -> None:
+        """Ends a stream: with trailers, or before its headers with an error in these."""
+        self._remove(call)
+        self._writers.discard(call)
+        if call.begun:
+            self._http2.send_trailers(call.stream_id, end)
+        else:
+            self._refuse(call.stream_id, end, call.half_closed)
+        call.finish()
+        self.loop.flush_later(self)
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Sends what there is."""
+        if self._blocked or self._state in (State.HANDSHAKE, State.CLOSED, State.LINGERING):
+            return
+        try:
+            while output := self._http2.take_output():
+                if not self._send(output):
+                    return
+        except OSError:  # the client is gone
+            self.close()
+            return
+        self._has_sent()
+
+    def _send_blocked(self) -> None:
+        output, self._blocked = self._blocked, []
+        if self._send(output):
+            self.loop.modify(self._wire.fileno(), EPOLLIN)
+            self.loop.flush_later(self)
+
+    def _send(self, output: list[Buffer]) -> bool:
+        """Sends buffers; False if some are left in `_blocked`."""
+        wire = self._wire
+        while output:
+            try:
+                count = wire.send(output)
+            except BlockingIOError:
+                self._blocked = output
+                self.loop.modify(wire.fileno(), EPOLLIN | EPOLLOUT)
+                self._watch_progress()
+                return False
+            self._sent_bytes += count
+            output = _rest(output, count)
+        return True
+
+    def _has_sent(self) -> None:
+        """Notes that the socket has taken all that flow control allows."""
+        http2 = self._http2
+        if self._writers:
+            for call in list(self._writers):
+                left = http2.unsent(call.stream_id)
+                if not left:
+                    self._writers.discard(call)
+                call.sent(left)
+        if http2.queued_bytes:
+            self._watch_progress()
+        elif self._gone_away and not self._calls and not http2.open_streams:
+            self._linger()
+
+    def _watch_progress(self) -> None:
+        if not self._watching:
+            self._watching = True
+            self.after("progress", _STUCK_NS, partial(self._check_progress, self._sent_bytes))
+
+    def _check_progress(self, before: int) -> None:
+        self._watching = False
+        if self._state is State.CLOSED or not (self._blocked or self._http2.queued_bytes):
+            return
+        if self._sent_bytes == before:
+            self.give_up("stuck")
+        else:
+            self._watch_progress()
+
+
+def _rest(buffers: list[Buffer], count: int) -> list[Buffer]:
+    """What is left of buffers of which so many bytes are sent."""
+    for index, buffer in enumerate(buffers):
+        size = buffer.nbytes if type(buffer) is memoryview else len(buffer)
+        if count < size:
+            return [memoryview(buffer)[count:], *buffers[index + 1 :]] if count else buffers[index:]
+        count -= size
+    return []

@@ -1,0 +1,82 @@
+"""What the connections of one port share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from conch.core.clock import Clock
+from conch.core.io_loop import IoLoop
+from conch.frontends.grpc.http2.limits import Limits, LocalSettings
+from conch.frontends.grpc.open_calls import OpenCalls
+from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
+from conch.frontends.grpc.transport.deadlines import Deadlines
+from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
+
+if TYPE_CHECKING:
+    from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
+
+
+@dataclass(frozen=True, slots=True)
+class PortOptions:
+    """Limits of one port.
+
+    Attributes:
+        most_message_bytes: Limit of a client's message.
+        settings: What HTTP/2 tells clients.
+        limits: What clients may cost.
+        keep_alive: Pings.
+        age_ns: Age at which clients are asked to leave a connection, give or take a tenth; 0 for never.
+        age_grace_ns: Time of calls after that; 0 for no limit.
+        most_connections: Limit of connections; further ones are closed at once.
+    """
+
+    most_message_bytes: int = 2**31 - 1
+    settings: LocalSettings = field(default_factory=LocalSettings)
+    limits: Limits = field(default_factory=Limits)
+    keep_alive: KeepAliveTimes = field(default_factory=KeepAliveTimes)
+    age_ns: int = 0
+    age_grace_ns: int = 0
+    most_connections: int = 1000
+
+
+class PortState:
+    """What the connections of one port share; changed on the loop's thread, once the port serves.
+
+    Attributes:
+        loop: The loop of their sockets.
+        clock: Monotonic time in nanoseconds.
+        options: The limits.
+        unary, streams, admissions: Handlers by method, see `Server.serve`.
+        open_calls: The calls that are not answered yet.
+        connections: The connections.
+        deadlines: The deadlines of calls.
+        closed: Number of connections that were closed because of their clients, by reason.
+    """
+
+    loop: IoLoop
+    deadlines: Deadlines
+
+    def __init__(self, options: PortOptions, clock: Clock) -> None:
+        self.clock = clock
+        self.options = options
+        self.unary: Mapping[str, UnaryMethod] = {}
+        self.streams: Mapping[str, StreamMethod] = {}
+        self.admissions: Mapping[str, Admit] = {}
+        self.open_calls = OpenCalls()
+        self.connections: set[GrpcConnection] = set()
+        self.closed: Counter[str] = Counter()
+        self.on_empty: Callable[[], None] | None = None
+
+    def use(self, loop: IoLoop) -> None:
+        """Sets the loop, at the start."""
+        self.loop = loop
+        self.deadlines = Deadlines(loop)
+
+    def remove(self, connection: GrpcConnection) -> None:
+        """Removes a connection that is closed."""
+        self.connections.discard(connection)
+        if not self.connections and self.on_empty is not None:
+            self.on_empty()

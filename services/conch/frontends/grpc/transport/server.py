@@ -1,0 +1,306 @@
+"""conch's own gRPC server: listening sockets, accepting connections, start and stop.
+
+Owns: the listening sockets and the state of the port. Threads and locks: `start` and `stop` run on the main
+thread, all else on the loop's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.io_loop import IO_LOOP, IoLoop, SharedLoop
+from conch.core.process_setup import GRPC_SHARES, most_descriptors
+from conch.core.servable import InlineClaim
+from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.frontends.grpc.http2.frames import MOST_FRAME_SIZE
+from conch.frontends.grpc.http2.limits import LocalSettings
+from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
+from conch.frontends.grpc.tls_options import TlsOptions
+from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
+from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
+from conch.frontends.grpc.transport.port_state import PortOptions, PortState
+from conch.frontends.grpc.transport.wire import PlainWire, TlsWire, Wire, tls_context
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_ACCEPTED_AT_ONCE = 100
+_ACCEPT_AGAIN_NS = 100_000_000
+_MIN_WAIT_S = 0.5
+_MS = 1_000_000
+_ANY_HOSTS = ("", "0.0.0.0", "[::]")
+
+
+def own_server(options: GrpcOptions, clock: Clock) -> Server:
+    """Makes the server of a port."""
+    keep, limits = options.keep_alive, options.limits
+    times = KeepAliveTimes(
+        keep.time_ms * _MS,
+        keep.timeout_ms * _MS,
+        keep.permit_without_calls,
+        keep.min_recv_ping_interval_without_data_ms * _MS,
+        keep.max_ping_strikes,
+    )
+    port = PortOptions(
+        options.max_message_bytes,
+        LocalSettings(
+            max_concurrent_streams=limits.streams,
+            max_header_list_bytes=limits.metadata_bytes,
+            max_frame_size=MOST_FRAME_SIZE,
+        ),
+        keep_alive=times,
+        age_ns=options.max_connection_age_ms * _MS,
+        age_grace_ns=options.max_connection_age_grace_ms * _MS,
+        most_connections=limits.connections or most_descriptors(GRPC_SHARES),
+    )
+    return Server(port, clock=clock, reuse_port=options.reuse_port)
+
+
+class Server:
+    """A gRPC server on the I/O loop.
+
+    Args:
+        options: Limits.
+        shared_loop: Has the loop of its sockets; held from start to stop.
+        clock: Monotonic time in nanoseconds.
+        reuse_port: Whether other processes may listen on the same port.
+    """
+
+    def __init__(
+        self,
+        options: PortOptions,
+        shared_loop: SharedLoop = IO_LOOP,
+        clock: Clock = monotonic_ns,
+        reuse_port: bool = False,
+    ) -> None:
+        self._port = PortState(options, clock)
+        self._shared_loop = shared_loop
+        self._loop: IoLoop | None = None
+        self._reuse_port = reuse_port
+        self._listeners: list[Listener] = []
+        self._stopping = False
+        self._ended = False
+
+    @property
+    def closed(self) -> Mapping[str, int]:
+        """Number of connections that were closed because of their clients, by reason."""
+        return self._port.closed
+
+    def queue_inline(self, claim: InlineClaim) -> None:
+        """Takes a claim of a model that the loop may run after the round's events."""
+        assert self._loop is not None, "handlers run after the start"
+        self._loop.queue_inline(claim)
+
+    def serve(
+        self,
+        unary: Mapping[str, UnaryMethod],
+        streams: Mapping[str, StreamMethod],
+        admissions: Mapping[str, Admit],
+    ) -> None:
+        """See `RpcServer.serve`."""
+        self._port.unary, self._port.streams, self._port.admissions = unary, streams, admissions
+
+    def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
+        """Listens on an address, such as ``0.0.0.0:8001`` or ``unix:/run/conch.sock``.
+
+        Returns:
+            The port in use, of interest for port 0; 1 for a Unix socket.
+
+        Raises:
+            OSError: The address or the certificates can't be used.
+        """
+        context = None if tls is None else tls_context(tls.private_key, tls.certificate, tls.client_root)
+        try:
+            bound = _bound_sockets(address, self._reuse_port)
+        except OSError as error:
+            raise OSError(f"address {address} can't be listened on: {error.strerror or error}") from None
+        self._listeners += [Listener(self._port, each, context) for each in bound]
+        name = bound[0].getsockname()
+        return int(name[1]) if isinstance(name, tuple) else 1
+
+    def start(self) -> None:
+        """Starts to accept connections."""
+        self._loop = self._shared_loop.hold()
+        self._port.use(self._loop)
+        for listener in self._listeners:
+            self._loop.call_soon(listener.listen)
+
+    def stop(self, grace_s: float) -> bool:
+        """Refuses new calls, waits for those in flight, cancels the rest.
+
+        Returns:
+            True if everything has ended. If not, calls that clients saw cancelled are still being answered.
+        """
+        if self._stopping:
+            return self._ended
+        self._stopping = True
+        loop = self._loop
+        if loop is None:
+            for listener in self._listeners:
+                listener.close()
+            return True
+        end = time.monotonic() + grace_s
+        empty = threading.Event()
+        loop.call_soon(partial(self._drain, empty))
+        if not empty.wait(grace_s):
+            loop.call_soon(self._close_connections)
+        left = max(end - time.monotonic(), _MIN_WAIT_S)
+        self._ended = empty.wait(left) and self._port.open_calls.wait_until_none(left)
+        if not self._ended:
+            log.warning("calls are still being worked on %.1f s after the server was stopped", grace_s)
+        self._shared_loop.release()
+        return self._ended
+
+    def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:
+        """See `RpcServer.drain_streams`."""
+        return self._port.open_calls.drain_streams(status, details, timeout_s)
+
+    def _drain(self, empty: threading.Event) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._port.on_empty = empty.set
+        if not self._port.connections:
+            empty.set()
+        for connection in list(self._port.connections):
+            connection.drain()
+
+    def _close_connections(self) -> None:
+        for connection in list(self._port.connections):
+            connection.close()
+
+
+class Listener:
+    """A listening socket; accepts connections on the loop's thread."""
+
+    def __init__(self, port: PortState, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
+        self._port = port
+        self._bound = bound
+        self._tls = tls
+        self._listening = self._closed = False
+
+    def listen(self) -> None:
+        """Starts to accept, or goes on."""
+        if not self._closed:
+            self._listening = True
+            self._port.loop.register(self._bound.fileno(), self)
+
+    def on_ready(self, events: int) -> None:
+        """Accepts some of the connections that wait; closes those over the limit."""
+        port = self._port
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = self._bound.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:  # descriptors or memory are exhausted
+                log.warning("the gRPC port can't accept connections: %s", error.strerror)
+                port.loop.unregister(self._bound.fileno())
+                port.loop.call_at(port.clock() + _ACCEPT_AGAIN_NS, self.listen)
+                return
+            if len(port.connections) >= port.options.most_connections:
+                port.closed["connections"] += 1
+                accepted.close()
+                continue
+            with suppress(OSError):  # the client is gone
+                GrpcConnection(port, self._wire(accepted), _peer(accepted, address)).start()
+
+    def _wire(self, accepted: socket.socket) -> Wire:
+        accepted.setblocking(False)
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return PlainWire(accepted) if self._tls is None else TlsWire(accepted, self._tls)
+
+    def close(self) -> None:
+        """Stops listening; removes the file of a Unix socket."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._listening:
+            self._port.loop.unregister(self._bound.fileno())
+        name = self._bound.getsockname()
+        self._bound.close()
+        if isinstance(name, str) and name:
+            with suppress(OSError):
+                os.unlink(name)
+
+
+def _peer(accepted: socket.socket, address: object) -> str:
+    """The client's address as gRPC writes it."""
+    if not isinstance(address, tuple):
+        return "unix:"
+    host, port = address[:2]
+    mapped = host.removeprefix("::ffff:")
+    if accepted.family == socket.AF_INET or (mapped != host and "." in mapped):
+        return f"ipv4:{mapped}:{port}"
+    return f"ipv6:[{host}]:{port}"
+
+
+def _bound_sockets(address: str, reuse_port: bool) -> list[socket.socket]:
+    """Listening sockets of an address: one, or one for each address of a host name."""
+    if address.startswith("unix:"):
+        return [_unix_socket(address.removeprefix("unix:"))]
+    host, _, port = address.rpartition(":")
+    if host in _ANY_HOSTS and socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            return [_tcp_socket(socket.AF_INET6, ("::", int(port)), reuse_port, dual=True)]
+    found = socket.getaddrinfo(
+        host.strip("[]") or "0.0.0.0", int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    bound: list[socket.socket] = []
+    number = int(port)
+    failure: OSError | None = None
+    for family, _, _, _, target in dict.fromkeys(found):
+        try:
+            bound.append(_tcp_socket(family, (target[0], number, *target[2:]), reuse_port))
+        except OSError as error:
+            failure = error
+            continue
+        number = bound[0].getsockname()[1]
+    if not bound:
+        assert failure is not None, "a host has an address"
+        raise failure
+    return bound
+
+
+def _tcp_socket(
+    family: int, target: tuple[object, ...], reuse_port: bool, dual: bool = False
+) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+        bound.bind(target)
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _unix_socket(path: str) -> socket.socket:
+    with suppress(OSError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)  # of a server that is gone; a living one loses its clients, as with gRPC
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(path)
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except BaseException:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,205 @@
+"""Sockets of connections, plain or with TLS, as the loop reads and writes them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from conch.core.tensor import Buffer
+
+_MOST_BUFFERS = 1000  # of one call: IOV_MAX is 1024
+_TLS_WRITE_BYTES = 64 * 1024
+_ALTERNATIVE_NAMES = {"DNS": "dns", "URI": "uri"}
+
+
+class Wire(Protocol):
+    """A connected socket that does not block: calls that would raise BlockingIOError."""
+
+    reads_all: bool
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+
+    def handshake(self) -> bool:
+        """Goes on with the handshake; False if it waits for the client. Raises OSError: it failed."""
+
+    def recv(self, size: int) -> bytes:
+        """Receives bytes; none at the end."""
+
+    def recv_into(self, room: memoryview) -> int:
+        """Receives into a buffer; 0 at the end."""
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        """Sends from buffers, in order; returns how many bytes were taken."""
+
+    def shut_down(self) -> None:
+        """Ends sending."""
+
+    def close(self) -> None:
+        """Closes the socket."""
+
+    def certificate_names(self) -> tuple[str, ...]:
+        """Names in the client's certificate, such as ``cn:web``."""
+
+
+class PlainWire:
+    """A socket without TLS.
+
+    Attributes:
+        reads_all: True: `recv` returns less than it may only where nothing is left.
+    """
+
+    reads_all = True
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        # Without a method's frame between, as each request calls them.
+        self.recv = connected.recv
+        self.recv_into = connected.recv_into
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._socket.fileno()
+
+    def handshake(self) -> bool:
+        """True: there is none."""
+        return True
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        """Sends from buffers, in order."""
+        if len(buffers) == 1:
+            return self._socket.send(buffers[0])
+        return self._socket.sendmsg(buffers[:_MOST_BUFFERS])
+
+    def shut_down(self) -> None:
+        """Ends sending."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._socket.close()
+
+    def certificate_names(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+
+def _joined(buffers: Sequence[Buffer]) -> bytes:
+    """The first buffers that are about `_TLS_WRITE_BYTES` together."""
+    size = 0
+    for count, buffer in enumerate(buffers, 1):
+        size += len(buffer)
+        if size >= _TLS_WRITE_BYTES:
+            return b"".join(buffers[:count])
+    return b"".join(buffers)
+
+
+class TlsWire:
+    """A socket with TLS."""
+
+    reads_all = False
+
+    def __init__(self, connected: socket.socket, context: ssl.SSLContext) -> None:
+        self._socket = context.wrap_socket(
+            connected, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
+        )
+        self._handshaken = False
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._socket.fileno()
+
+    def handshake(self) -> bool:
+        """Goes on with the handshake; a client that offers other protocols than HTTP/2 is refused."""
+        if not self._handshaken:
+            try:
+                self._socket.do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return False
+            if self._socket.selected_alpn_protocol() not in (None, "h2"):
+                raise ConnectionError("the client does not speak HTTP/2")
+            self._handshaken = True
+        return True
+
+    def recv(self, size: int) -> bytes:
+        """Receives bytes; none at the end."""
+        try:
+            return self._socket.recv(size)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def recv_into(self, room: memoryview) -> int:
+        """Receives into a buffer; 0 at the end."""
+        try:
+            return self._socket.recv_into(room)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        """Sends the first buffers: TLS gathers none, so short ones are joined."""
+        first = buffers[0]
+        if len(buffers) > 1 and len(first) < _TLS_WRITE_BYTES:
+            first = _joined(buffers)
+        try:
+            return self._socket.send(first)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def shut_down(self) -> None:
+        """Ends sending, without TLS's own farewell, which few clients wait for."""
+        socket.socket.shutdown(self._socket, socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._socket.close()
+
+    def certificate_names(self) -> tuple[str, ...]:
+        """Names in the client's certificate."""
+        certificate: dict[str, Any] = self._socket.getpeercert() or {}
+        names: list[str] = []
+        for entry in certificate.get("subject", ()):
+            names += [f"cn:{value}" for key, value in entry if key == "commonName"]
+        for kind, value in certificate.get("subjectAltName", ()):
+            if kind in _ALTERNATIVE_NAMES:
+                names.append(f"{_ALTERNATIVE_NAMES[kind]}:{value}")
+        return tuple(names)
+
+
+def tls_context(private_key: bytes, certificate: bytes, client_root: bytes | None) -> ssl.SSLContext:
+    """Makes the TLS settings of a port from PEM contents; with `client_root`, clients need a certificate.
+
+    Raises:
+        OSError: The key or certificate can't be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    # Python's module takes keys from files only.
+    with _secret_file(private_key) as key, _secret_file(certificate) as chain:
+        try:
+            context.load_cert_chain(chain.path, key.path)
+            if client_root is not None:
+                context.load_verify_locations(cadata=client_root.decode())
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (ssl.SSLError, ValueError) as error:
+            raise OSError(f"the TLS key or certificate can't be used: {error}") from None
+    return context
+
+
+class _secret_file:
+    """Contents as a file in memory, without a name in any folder."""
+
+    def __init__(self, contents: bytes) -> None:
+        self._file = os.memfd_create("conch-tls", os.MFD_CLOEXEC)
+        os.write(self._file, contents)
+        self.path = f"/proc/self/fd/{self._file}"
+
+    def __enter__(self) -> _secret_file:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._file)

@@ -1,0 +1,281 @@
+"""conch's own transport with grpcio's clients: calls, streams, cancellation, deadlines, the end."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import grpc
+import pytest
+from tests.support.servers import WAIT_S, eventually
+
+from conch.frontends.grpc.http2.limits import LocalSettings
+from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
+from conch.frontends.grpc.transport.port_state import PortOptions
+from conch.frontends.grpc.transport.server import Server
+
+BLOCK = bytes(1 << 20)
+
+
+class Site:
+    """A server whose methods show what a transport must do."""
+
+    def __init__(self, options: PortOptions | None = None) -> None:
+        self.server = Server(options or PortOptions(most_message_bytes=8 << 20))
+        self.waiting: queue.Queue[UnaryRpc] = queue.Queue()
+        self.cancelled: queue.Queue[Any] = queue.Queue()
+        self.written = 0
+        self.flooded: Any = None
+        self.server.serve(
+            {
+                "/t.T/Echo": lambda call, message: call.reply(bytes(message)),
+                "/t.T/Thread": self.on_a_thread,
+                "/t.T/Pack": lambda call, message: call.reply_with(
+                    bytes(message), "gzip", (("key", "v"), ("k-bin", b"\0\xff"))
+                ),
+                "/t.T/Fail": lambda call, message: call.abort(3, "wrong: ü%\n", (("retry-after", "1"),)),
+                "/t.T/Wait": self.wait,
+                "/t.T/Say": lambda call, message: call.reply(
+                    repr((call.metadata, call.client.partition(":")[0])).encode()
+                ),
+                "/t.T/Refused": lambda call, message: call.reply(b"no"),
+            },
+            {
+                "/t.T/Each": self.each,
+                "/t.T/Flood": self.flood,
+                "/t.T/No": lambda call: call.refuse(7, "closed"),
+            },
+            {"/t.T/Refused": self.refuse},
+        )
+        self.port = self.server.add_port("127.0.0.1:0")
+        self.server.start()
+        self.channel = grpc.insecure_channel(
+            f"127.0.0.1:{self.port}",
+            options=[("grpc.max_receive_message_length", -1), ("grpc.enable_retries", 0)],
+        )
+
+    def refuse(self, call: UnaryRpc) -> bool:
+        call.abort(16, "who is it?")
+        return False
+
+    def on_a_thread(self, call: UnaryRpc, message: Any) -> None:
+        threading.Thread(target=call.reply, args=(bytes(message),)).start()
+
+    def wait(self, call: UnaryRpc, message: Any) -> None:
+        call.watch(self.cancelled.put, bytes(message))
+        self.waiting.put(call)
+
+    def each(self, call: StreamRpc) -> None:
+        def take(message: Any) -> None:
+            if message is None:
+                call.close(0, "", (("end", "yes"),))
+            else:
+                call.write(bytes(message))
+                call.read_next()
+
+        def drain(status: int, details: str) -> None:
+            call.close(status, details)
+
+        call.on_drain = drain
+        call.start(take, lambda: self.cancelled.put("stream"))
+
+    def flood(self, call: StreamRpc) -> None:
+        """Writes 256 MB on a thread, as fast as its reader reads."""
+        self.flooded = call
+
+        def write() -> None:
+            for _ in range(256):
+                call.write(BLOCK)
+                self.written += len(BLOCK)
+                call.wait_for_reader()
+            call.close()
+
+        def take(message: Any) -> None:
+            if message is not None:
+                threading.Thread(target=write).start()
+
+        call.start(take, lambda: self.cancelled.put("flood"))
+
+    def call(self, method: str, message: bytes = b"message", **arguments: Any) -> Any:
+        return self.channel.unary_unary(f"/t.T/{method}")(message, timeout=WAIT_S, **arguments)
+
+    def begin(self, method: str, message: bytes, timeout_s: float = WAIT_S) -> Any:
+        return self.channel.unary_unary(f"/t.T/{method}").future(message, timeout=timeout_s)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.server.stop(WAIT_S)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with closing(Site()) as site:
+        yield site
+
+
+@pytest.mark.parametrize("method", ["Echo", "Thread"])
+@pytest.mark.parametrize("size", [0, 1, 16_384, 70_000, 3_000_000])
+def test_messages_of_all_sizes(site: Site, method: str, size: int) -> None:
+    message = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    assert site.call(method, message) == message
+
+
+def test_a_message_over_the_limit(site: Site) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        site.call("Echo", bytes((8 << 20) + 1))
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert raised.value.details() == f"Received message larger than max ({(8 << 20) + 1} vs. {8 << 20})"
+    assert site.call("Echo") == b"message"
+
+
+def test_compression_and_trailing_metadata(site: Site) -> None:
+    message = b"conch " * 10_000
+    for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate):
+        answer, call = site.channel.unary_unary("/t.T/Pack").with_call(message, compression=compression)
+        assert answer == message
+        assert ("key", "v") in call.trailing_metadata()
+        assert ("k-bin", b"\0\xff") in call.trailing_metadata()
+
+
+def test_errors(site: Site) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        site.call("Fail")
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.details() == "wrong: ü%\n"
+    assert ("retry-after", "1") in raised.value.trailing_metadata()
+    for method, code in (("Unknown", "UNIMPLEMENTED"), ("Refused", "UNAUTHENTICATED")):
+        with pytest.raises(grpc.RpcError) as raised:
+            site.call(method, bytes(200_000))  # is still being sent
+        assert raised.value.code().name == code
+    assert site.call("Echo") == b"message"
+
+
+def test_metadata_and_client(site: Site) -> None:
+    answer = site.call("Say", metadata=(("key", "value"), ("raw-bin", b"\xff"))).decode()
+    assert "('key', 'value'), ('raw-bin', b'\\xff')" in answer
+    assert "'user-agent'" in answer
+    assert "'ipv4'" in answer
+
+
+def test_a_client_that_cancels(site: Site) -> None:
+    call = site.begin("Wait", b"one")
+    late = site.waiting.get(timeout=WAIT_S)
+    call.cancel()
+    assert site.cancelled.get(timeout=WAIT_S) == b"one"
+    late.reply(b"too late")
+    assert site.call("Echo") == b"message"
+
+
+def test_a_deadline(site: Site) -> None:
+    call = site.begin("Wait", b"two", timeout_s=0.2)
+    late = site.waiting.get(timeout=WAIT_S)
+    assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert site.cancelled.get(timeout=WAIT_S) == b"two"
+    late.abort(3, "too late")
+
+
+def test_many_calls_with_deadlines_leave_nothing(site: Site) -> None:
+    echo = site.channel.unary_unary("/t.T/Echo")
+    for call in [echo.future(b"x", timeout=WAIT_S) for _ in range(300)]:
+        assert call.result() == b"x"
+
+
+def test_a_stream(site: Site) -> None:
+    call = site.channel.stream_stream("/t.T/Each")(iter([b"a", b"", b"b" * 100_000]), timeout=WAIT_S)
+    assert list(call) == [b"a", b"", b"b" * 100_000]
+    assert ("end", "yes") in call.trailing_metadata()
+
+
+def test_a_refused_stream(site: Site) -> None:
+    call = site.channel.stream_stream("/t.T/No")(iter([b"a"]), timeout=WAIT_S)
+    with pytest.raises(grpc.RpcError) as raised:
+        next(call)
+    assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.PERMISSION_DENIED, "closed")
+
+
+def test_a_stream_whose_client_cancels(site: Site) -> None:
+    messages: queue.Queue[bytes] = queue.Queue()
+    messages.put(b"a")
+    call = site.channel.stream_stream("/t.T/Each")(iter(messages.get, None), timeout=WAIT_S)
+    assert next(call) == b"a"
+    call.cancel()
+    assert site.cancelled.get(timeout=WAIT_S) == "stream"
+    messages.put(None)  # type: ignore[arg-type]
+
+
+def test_a_slow_reader_holds_its_writer(site: Site) -> None:
+    call = site.channel.stream_stream("/t.T/Flood")(iter([b"go"]), timeout=10 * WAIT_S)
+    assert next(call) == BLOCK
+    eventually(lambda: site.flooded and site.flooded.blocked_writers, "the writer waits")
+    assert site.written < 200 << 20
+    assert sum(1 for _ in call) == 255
+    assert site.written == 256 << 20
+
+
+def test_the_end_of_a_client_cancels_its_calls(site: Site) -> None:
+    call = site.begin("Wait", b"three")
+    late = site.waiting.get(timeout=WAIT_S)
+    site.channel.close()
+    assert site.cancelled.get(timeout=WAIT_S) == b"three"
+    late.reply(b"nobody reads it")
+    assert call.code() is grpc.StatusCode.CANCELLED
+
+
+def test_a_stop_lets_calls_end(site: Site) -> None:
+    call = site.begin("Wait", b"four")
+    held = site.waiting.get(timeout=WAIT_S)
+    stopping = threading.Thread(target=site.server.stop, args=(WAIT_S,))
+    stopping.start()
+    with pytest.raises(ConnectionRefusedError):
+        while True:  # until nothing listens
+            socket.create_connection(("127.0.0.1", site.port), WAIT_S).close()
+    held.reply(b"in time")
+    assert call.result() == b"in time"
+    stopping.join(WAIT_S)
+    assert not stopping.is_alive()
+
+
+def test_a_stop_cancels_what_does_not_end(site: Site) -> None:
+    call = site.begin("Wait", b"five")
+    late = site.waiting.get(timeout=WAIT_S)
+    assert not site.server.stop(0.1)
+    assert site.cancelled.get(timeout=WAIT_S) == b"five"
+    assert call.code() is grpc.StatusCode.UNAVAILABLE
+    late.reply(b"too late")
+
+
+def test_streams_are_drained(site: Site) -> None:
+    messages: queue.Queue[bytes | None] = queue.Queue()
+    call = site.channel.stream_stream("/t.T/Each")(iter(messages.get, None), timeout=WAIT_S)
+    eventually(lambda: site.server.drain_streams(14, "going", WAIT_S), "there is a stream")
+    with pytest.raises(grpc.RpcError) as raised:
+        next(call)
+    assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.UNAVAILABLE, "going")
+    messages.put(None)
+
+
+@pytest.mark.parametrize(
+    "first", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nxxxxxxxxx"]
+)
+def test_what_is_no_http2_is_disconnected(site: Site, first: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as client:
+        client.sendall(first)
+        while client.recv(65536):
+            pass
+    eventually(lambda: sum(site.server.closed.values()) == 1, "it is counted")
+    assert site.call("Echo") == b"message"
+
+
+def test_connections_over_the_limit_are_closed() -> None:
+    options = PortOptions(most_connections=2, settings=LocalSettings())
+    with closing(Site(options)) as site:
+        assert site.call("Echo") == b"message"
+        with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as second:
+            assert second.recv(9)  # SETTINGS: it is served
+            with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as third:
+                assert third.recv(9) == b""
+        eventually(lambda: site.server.closed["connections"] == 1, "it is counted")
