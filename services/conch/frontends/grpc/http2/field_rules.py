@@ -42,10 +42,6 @@ def _check_fields(pairs: Pairs, known: frozenset[bytes]) -> tuple[dict[bytes, by
             if name in pseudo:
                 raise MalformedError("a pseudo-header field twice")
             pseudo[name] = value
-        elif not _is_name(name) or name in _REFUSED:
-            raise MalformedError(
-                "an invalid field name, a connection-specific field or an unknown pseudo-header field"
-            )
         elif name == b"te":
             if value != b"trailers":
                 raise MalformedError("te other than trailers")
@@ -53,6 +49,8 @@ def _check_fields(pairs: Pairs, known: frozenset[bytes]) -> tuple[dict[bytes, by
             if not value.isdigit() or len(value) > 19 or length not in (-1, int(value)):
                 raise MalformedError("an invalid content-length")
             length = int(value)
+        elif not _is_name(name) or name in _REFUSED:
+            raise MalformedError("an invalid or connection-specific name, or an unknown pseudo-header field")
     for name, _ in pairs[: len(pseudo)]:
         if name not in pseudo:
             raise MalformedError("a pseudo-header field after a regular one")
