@@ -1,1 +1,1 @@
-"""HTTP/2 without input and output: bytes in, events out."""
+"""HTTP/2 (RFC 9113) without sockets and clocks: bytes in, events out, for both sides of a connection."""

@@ -269,7 +269,7 @@ def bytes_of(stream_id: int, index: int, count: int) -> bytes:
     return bytes([stream_id % 251, index]) * (count // 2) + b"!" * (count % 2)
 
 
-@settings(max_examples=scaled(60))
+@settings(max_examples=scaled(30))
 @given(small_windows, st.lists(messages, min_size=1, max_size=4), turns)
 @example(1, [[5]], [0])
 def test_answers_arrive_whole_at_h2_through_small_windows(
