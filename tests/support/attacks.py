@@ -51,20 +51,19 @@ class HealthProbe:
 def health_probe(address: str) -> Iterator[HealthProbe]:
     """Probes a server while the block runs."""
     code = _PROBER.format(root=str(ROOT), address=address, method=HEALTH, timeout=2 * WAIT_S)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
     probe = HealthProbe()
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield probe
-        output, _ = process.communicate("", timeout=3 * WAIT_S)
-        worst, count = output.split()
-        probe.worst_s, probe.count = float(worst), int(count)
-    finally:
-        process.kill()
-        process.wait(WAIT_S)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield probe
+            output, _ = process.communicate("", timeout=3 * WAIT_S)
+            worst, count = output.split()
+            probe.worst_s, probe.count = float(worst), int(count)
+        finally:
+            process.kill()
 
 
 def _field(number: int, content: bytes) -> bytes:

@@ -131,8 +131,8 @@ def window_update(stream: int, increment: int) -> bytes:
 
 
 def header_block(*pairs: tuple[str, str]) -> bytes:
-    """A header block that may be sent at any time: it refers to no block before it."""
-    return Encoder().encode(pairs)
+    """A header block that may be sent at any time: it neither uses nor changes the dynamic table."""
+    return Encoder().encode([(name, value, True) for name, value in pairs])
 
 
 def integer(value: int, bits: int, first: int = 0) -> bytes:

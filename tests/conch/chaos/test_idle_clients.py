@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.support.certificates import Authority
 from tests.support.hazards import workers_of
-from tests.support.raw_http2 import PREFACE, SETTINGS, frame
+from tests.support.http2_peer import PREFACE, settings
 from tests.support.servers import ServerProcess, eventually, free_port, serving_process
 
 DESCRIPTORS, IDLE = 256, 400
@@ -87,7 +87,7 @@ def ports(request: pytest.FixtureRequest, repository: Path, tmp_path: Path) -> I
 
 
 def first_bytes(port: str) -> bytes:
-    return PREFACE + frame(SETTINGS, 0, 0) if port in GRPC_PORTS else b"GET /v2/hea"
+    return PREFACE + settings() if port in GRPC_PORTS else b"GET /v2/hea"
 
 
 def closed(connection: socket.socket) -> bool:

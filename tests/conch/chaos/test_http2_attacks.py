@@ -1,0 +1,352 @@
+"""Clients that abuse HTTP/2: they are disconnected or bounded, others are served, and memory returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from tests.support.attacks import INFER, STREAM, health_probe
+from tests.support.certificates import Authority
+from tests.support.grpc_transports import TRANSPORTS
+from tests.support.http2_peer import (
+    END_HEADERS,
+    END_STREAM,
+    MAX_WINDOW,
+    PREFACE,
+    FrameType,
+    Http2Peer,
+    Setting,
+    call,
+    call_pairs,
+    continuation,
+    data,
+    frame,
+    header_block,
+    headers,
+    integer,
+    ping,
+    priority,
+    reset,
+    settings,
+    window_update,
+)
+from tests.support.servers import (
+    IN_PROCESS,
+    WAIT_S,
+    ServerProcess,
+    check_simple,
+    client_of,
+    copy_example,
+    eventually,
+    serving_process,
+    simple_inputs,
+    write_model,
+)
+from tritonclient.grpc import service_pb2
+
+MOST_GROWTH = 150 << 20
+ANSWER, ANSWERS = 1 << 20, 200
+IDLE, IDLE_BYTES = 300, 100_000
+NO_PROGRESS_S = 60.0
+"""After which a stream is cancelled whose client grants no window."""
+
+SERVED_S = 5.0
+"""The longest that a health check may take beside an attack, on two busy cores."""
+
+AT_ONCE = 200
+"""Frames that are sent together."""
+
+BLOCK = header_block(*call_pairs(STREAM))
+OPEN = headers(1, BLOCK)
+BOTH = ("grpcio", "own")
+OWN = ("own",)
+
+LARGE_CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] }
+"""
+LARGE = f"""
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros({ANSWER}, np.uint8))])
+            for request in requests
+        ]
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> Path:
+    """`simple`, and a model with large answers to small requests."""
+    directory = tmp_path_factory.mktemp("models")
+    copy_example(directory, "simple")
+    write_model(directory, "large", LARGE_CONFIG, {"model.py": LARGE})
+    return directory
+
+
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    """The name of a transport of the gRPC port."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def attacked(transport: str, repository: Path) -> Iterator[ServerProcess]:
+    """A server with that transport."""
+    with serving_process(repository, flags=[*TRANSPORTS[transport], IN_PROCESS]) as server:
+        for _ in range(3):
+            still_serves(server)
+        yield server
+
+
+def resident(server: ServerProcess) -> int:
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+def still_serves(server: ServerProcess) -> None:
+    with client_of(server) as client:
+        check_simple(client.infer("simple", simple_inputs(), client_timeout=WAIT_S))
+
+
+@contextmanager
+def others_are_served(server: ServerProcess) -> Iterator[int]:
+    """Another client is answered while the block runs, and the server's memory returns after it.
+
+    Yields:
+        The memory before.
+    """
+    before = resident(server)
+    with health_probe(server.address) as probe:
+        yield before
+        still_serves(server)
+    assert probe.worst_s < SERVED_S
+    eventually(lambda: resident(server) < before + MOST_GROWTH, "the server's memory returns")
+
+
+def streams_of(number: int, count: int = AT_ONCE) -> range:
+    """The ids of one round's streams."""
+    return range(2 * count * number + 1, 2 * count * (number + 1), 2)
+
+
+def on_each_stream(make: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    return lambda number: b"".join(make(stream) for stream in streams_of(number))
+
+
+def after(first: bytes, again: bytes, count: int = AT_ONCE) -> Callable[[int], bytes]:
+    return lambda number: first if number == 0 else again * count
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """Rounds of frames.
+
+    Attributes:
+        frames: The frames of a round, by its number.
+        ended_by: Transports that end the connection; others have to bound what the flood takes.
+        rounds: How many rounds there are, unless the connection ends before.
+        reads: Whether the client reads what the server sends.
+        acknowledges: Whether the client acknowledges the server's settings.
+    """
+
+    frames: Callable[[int], bytes]
+    ended_by: tuple[str, ...] = OWN
+    rounds: int = 500
+    reads: bool = True
+    acknowledges: bool = True
+
+
+FLOODS = {
+    "streams that stay open": Flood(on_each_stream(lambda stream: headers(stream, BLOCK)), ended_by=()),
+    "streams reset at once": Flood(on_each_stream(lambda stream: headers(stream, BLOCK) + reset(stream))),
+    # What follows has the server reset streams ("MadeYouReset").
+    "windows above 2^31-1": Flood(
+        on_each_stream(lambda stream: headers(stream, BLOCK) + 2 * window_update(stream, MAX_WINDOW))
+    ),
+    "increments of 0": Flood(
+        on_each_stream(lambda stream: headers(stream, BLOCK) + window_update(stream, 0)), ended_by=BOTH
+    ),
+    "DATA of half-closed streams": Flood(
+        on_each_stream(lambda stream: headers(stream, BLOCK, END_HEADERS | END_STREAM) + data(stream, b"x"))
+    ),
+    "HEADERS of half-closed streams": Flood(
+        on_each_stream(lambda stream: 2 * headers(stream, BLOCK, END_HEADERS | END_STREAM))
+    ),
+    "PRIORITY of a wrong length": Flood(
+        on_each_stream(lambda stream: headers(stream, BLOCK) + priority(stream, bytes(4)))
+    ),
+    "malformed requests": Flood(
+        on_each_stream(lambda stream: headers(stream, BLOCK + header_block(("X-A", "a"))))
+    ),
+    "empty CONTINUATION": Flood(after(headers(1, BLOCK, 0), continuation(1, b"", 0)), ended_by=BOTH),
+    "CONTINUATION": Flood(
+        after(headers(1, BLOCK, 0), continuation(1, header_block(("x-a", "a" * 16_000)), 0), 10),
+        ended_by=BOTH,
+    ),
+    "one field thousands of times": Flood(
+        lambda number: (
+            headers(1, BLOCK + b"\x40\x03x-a" + integer(4000, 7) + b"a" * 4000)
+            if number == 0
+            else headers(2 * number + 1, BLOCK + integer(62, 7, 0x80) * 12_000)
+        ),
+        ended_by=BOTH,
+        acknowledges=False,
+    ),
+    "table size updates": Flood(
+        on_each_stream(lambda stream: headers(stream, b"\x20\x3f\xe1\x1f" * 100 + BLOCK) + reset(stream)),
+        ended_by=BOTH,
+    ),
+    "PING": Flood(after(ping(), ping())),
+    "PING of a client that does not read": Flood(after(ping(), ping()), reads=False),
+    "SETTINGS": Flood(after(settings(), settings())),
+    "SETTINGS of a client that does not read": Flood(after(settings(), settings()), reads=False),
+    "SETTINGS of a thousand values": Flood(
+        after(b"", settings(*[(Setting.INITIAL_WINDOW_SIZE, size) for size in range(1000)]), 10)
+    ),
+    "empty DATA": Flood(after(OPEN, data(1))),
+    "WINDOW_UPDATE": Flood(after(OPEN, window_update(0, 1) + window_update(1, 1))),
+    "PRIORITY": Flood(after(OPEN, priority(1)), ended_by=()),
+    "RST_STREAM of a closed stream": Flood(after(OPEN, reset(1)), ended_by=()),
+    "unknown frames": Flood(after(b"", frame(0x16, 0, 0, bytes(8))), ended_by=()),
+    "DATA beyond the windows": Flood(
+        after(OPEN + data(1, b"\0\x40\0\0\0"), data(1, bytes(16384)), 16), ended_by=()
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_ends_or_is_bounded(attacked: ServerProcess, transport: str, name: str) -> None:
+    flood = FLOODS[name]
+    with (
+        others_are_served(attacked) as before,
+        closing(Http2Peer(attacked.address, acknowledges=flood.acknowledges)) as peer,
+    ):
+        peer.start()
+        for number in range(flood.rounds):
+            if not taken(peer, flood.frames(number)):
+                break
+            assert resident(attacked) < before + MOST_GROWTH
+            if flood.reads:
+                peer.drain()
+        if transport in flood.ended_by:
+            peer.wait_closed()
+
+
+def taken(peer: Http2Peer, frames: bytes) -> bool:
+    """Sends frames; False if the server has closed the connection or reads nothing more."""
+    try:
+        return peer.send(frames)
+    except TimeoutError:
+        return False
+
+
+def ask_for_answers(peer: Http2Peer, count: int) -> None:
+    request = service_pb2.ModelInferRequest(
+        model_name="large", raw_input_contents=[np.zeros(1, np.int32).tobytes()]
+    )
+    request.inputs.add(name="IN", datatype="INT32", shape=[1])
+    peer.send(*(call(stream, request.SerializeToString(), INFER) for stream in range(1, 2 * count, 2)))
+
+
+@pytest.mark.slow
+def test_answers_without_a_window_leave_nothing(attacked: ServerProcess, transport: str) -> None:
+    if transport not in OWN:
+        pytest.skip(f"{transport} keeps up to four times as much, also when the client is gone")
+    with others_are_served(attacked) as before, closing(Http2Peer(attacked.address)) as peer:
+        peer.handshake((Setting.INITIAL_WINDOW_SIZE, 0))
+        ask_for_answers(peer, ANSWERS)
+        for stream in range(1, 2 * ANSWERS, 2):
+            peer.wait_frame(FrameType.HEADERS, stream)
+        assert resident(attacked) < before + ANSWERS * ANSWER + MOST_GROWTH
+
+
+@pytest.mark.slow
+def test_a_stream_without_a_window_is_cancelled(attacked: ServerProcess, transport: str) -> None:
+    if transport not in OWN:
+        pytest.skip(f"{transport} waits for a window without end")
+    with others_are_served(attacked), closing(Http2Peer(attacked.address, NO_PROGRESS_S + WAIT_S)) as peer:
+        peer.handshake((Setting.INITIAL_WINDOW_SIZE, 0))
+        ask_for_answers(peer, 1)
+        peer.wait_frame(FrameType.RST_STREAM, 1)
+
+
+@pytest.mark.slow
+def test_answers_that_are_not_read_leave_nothing(attacked: ServerProcess, transport: str) -> None:
+    if transport not in OWN:
+        pytest.skip(f"{transport} keeps up to four times as much, also when the client is gone")
+    with others_are_served(attacked) as before, closing(Http2Peer(attacked.address)) as peer:
+        peer.handshake((Setting.INITIAL_WINDOW_SIZE, MAX_WINDOW))
+        peer.send(window_update(0, MAX_WINDOW - 65535))
+        executed = executions(attacked)
+        ask_for_answers(peer, ANSWERS)
+        eventually(lambda: executions(attacked) == executed + ANSWERS, "all requests are executed")
+        assert resident(attacked) < before + ANSWERS * ANSWER + MOST_GROWTH
+
+
+def executions(server: ServerProcess) -> int:
+    with client_of(server) as client:
+        (stats,) = client.get_inference_statistics("large").model_stats
+        return int(stats.inference_count)
+
+
+@pytest.mark.slow
+def test_announced_messages_take_no_memory(attacked: ServerProcess) -> None:
+    gigabyte = b"\0\x40\0\0\0"
+    block = header_block(*call_pairs(INFER))
+    with others_are_served(attacked) as before, closing(Http2Peer(attacked.address)) as peer:
+        peer.handshake()
+        for number in range(5):
+            for stream in streams_of(number):
+                peer.send(headers(stream, block) + data(stream, gigabyte + b"x"))
+            peer.send(ping())
+            peer.wait_pong()
+            assert resident(attacked) < before + MOST_GROWTH
+
+
+@pytest.mark.slow
+def test_idle_connections_take_little_memory(attacked: ServerProcess) -> None:
+    with others_are_served(attacked) as before, ExitStack() as stack:
+        for _ in range(IDLE):
+            peer = stack.enter_context(closing(Http2Peer(attacked.address)))
+            peer.handshake()
+        assert resident(attacked) < before + IDLE * IDLE_BYTES + MOST_GROWTH
+        still_serves(attacked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sent", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a preface", "no settings"]
+)
+def test_a_connection_without_a_preface_is_closed(
+    attacked: ServerProcess, transport: str, sent: bytes
+) -> None:
+    if transport not in OWN:
+        pytest.skip(f"{transport} waits for two minutes")
+    with others_are_served(attacked), closing(Http2Peer(attacked.address)) as peer:
+        peer.send(sent)
+        peer.wait_closed()
+
+
+@pytest.mark.slow
+def test_a_connection_without_a_tls_handshake_is_closed(
+    transport: str, repository: Path, tmp_path: Path
+) -> None:
+    if transport not in OWN:
+        pytest.skip(f"{transport} waits for two minutes")
+    key, certificate = Authority(tmp_path / "authority").issue("server")
+    flags = ["--grpc-use-ssl", f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}"]
+    with (
+        serving_process(repository, flags=[*TRANSPORTS[transport], *flags]) as server,
+        closing(Http2Peer(server.address)) as peer,
+    ):
+        peer.wait_closed()
