@@ -2,5 +2,8 @@
 
 from __future__ import annotations
 
-TRANSPORTS: dict[str, tuple[str, ...]] = {"grpcio": ()}
-"""The flags that choose each. The transport of our own joins here, as `own`."""
+TRANSPORTS: dict[str, tuple[str, ...]] = {
+    "own": ("--grpc-transport=own",),
+    "grpcio": ("--grpc-transport=grpcio",),
+}
+"""The flags that choose each."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hpack import Encoder, NeverIndexedHeaderTuple
-from tests.support.raw_http2 import PREFACE, frame
+from tests.support.http2_peer import PREFACE, frame
 
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.events import (
@@ -18,6 +18,7 @@ from conch.frontends.grpc.http2.events import (
     GoAwayReceived,
     HeadersReceived,
     PingAcknowledged,
+    PingReceived,
     StreamReset,
     TrailersReceived,
     WindowOpened,
@@ -149,6 +150,8 @@ def story(events: Iterable[Event]) -> list[tuple[object, ...]]:
             told.append(("reset", event.stream_id, int(event.code)))
         elif isinstance(event, PingAcknowledged):
             told.append(("pong", event.payload))
+        elif isinstance(event, PingReceived):
+            told.append(("ping",))
         elif isinstance(event, GoAwayReceived):
             told.append(("goaway", event.last_stream_id, event.code, event.text))
         elif not isinstance(event, WindowOpened):

@@ -276,10 +276,10 @@ class IoLoop:
     def stop(self, timeout_s: float) -> bool:
         """Ends the loop: claims are released, queued work is run, sinks are flushed.
 
-        Work queued later is dropped. Not on the loop's own threads.
+        Work queued later is dropped.
 
         Returns:
-            True if its threads have ended in time; else one still runs a model.
+            True if its threads have ended in time; else one still runs a model, or is the caller.
         """
         with self._lock:
             self._stopping = True
@@ -287,7 +287,8 @@ class IoLoop:
         end = time.monotonic() + timeout_s
         # The owner may add the standby until it ends.
         for thread in self._threads:
-            thread.join(max(end - time.monotonic(), 0.0))
+            if thread is not threading.current_thread():
+                thread.join(max(end - time.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self._threads)
 
     # --- from any thread -----------------------------------------------------------------------------------
@@ -580,6 +581,44 @@ class IoLoop:
             self._alarm.release()
         except RuntimeError:
             pass  # woken already
+
+
+class SharedLoop:
+    """A loop that runs while it is held."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._loop: IoLoop | None = None
+
+    def hold(self) -> IoLoop:
+        """The loop, for the caller until the matching `release`; the first holder starts it.
+
+        Raises:
+            OSError: No descriptor is free; nothing is held.
+            RuntimeError: There are too many threads; nothing is held.
+        """
+        with self._lock:
+            if self._loop is None:
+                loop = IoLoop()
+                loop.start()
+                self._loop = loop
+            self._holders += 1
+            return self._loop
+
+    def release(self) -> None:
+        """Ends one `hold`; the last one stops the loop, which ends soon after."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders:
+                return
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.stop(0)  # the caller may be its thread
+
+
+IO_LOOP = SharedLoop()
+"""The loop of this process."""
 
 
 def _run_inline(claim: InlineClaim) -> bool:

@@ -31,7 +31,7 @@ from tritonclient.grpc import service_pb2
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest
-from conch.frontends.grpc.adapter.calls import StreamCall
+from conch.frontends.grpc.adapter.grpcio_calls import StreamCall
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.stream_infer_rpc import InferStream
 from conch.observability.metrics.metrics_options import MetricsOptions

@@ -131,7 +131,7 @@ def _transport(options: GrpcOptions, clock: Clock) -> RpcServer:
         from conch.frontends.grpc.adapter.channel_arguments import grpcio_server
 
         return grpcio_server(options, clock)
-    from conch.frontends.grpc.transport.server import own_server
+    from conch.frontends.grpc.transport.transport_server import own_server
 
     return own_server(options, clock)
 

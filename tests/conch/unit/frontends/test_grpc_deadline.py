@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conch.frontends.grpc.adapter.calls import StreamCall
+from conch.frontends.grpc.adapter.grpcio_calls import StreamCall
 from conch.frontends.grpc.open_calls import OpenCalls
 
 

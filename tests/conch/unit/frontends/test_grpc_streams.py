@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conch.frontends.grpc.adapter.calls import StreamCall
+from conch.frontends.grpc.adapter.grpcio_calls import StreamCall
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.stream_infer_rpc import InferStream
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from conch.frontends.grpc.adapter.calls import UnaryCall, Watcher
 from conch.frontends.grpc.adapter.grpc_server import Server
+from conch.frontends.grpc.adapter.grpcio_calls import UnaryCall, Watcher
 from conch.frontends.grpc.adapter.library import cygrpc
 from conch.frontends.grpc.open_calls import OpenCalls
 

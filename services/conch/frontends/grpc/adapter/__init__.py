@@ -8,13 +8,13 @@ return at once; models with new requests run inline later, see `pollers`.
 
 from __future__ import annotations
 
-from conch.frontends.grpc.adapter.calls import StreamCall, UnaryCall
 from conch.frontends.grpc.adapter.grpc_server import (
     ChannelArguments,
     Server,
     StreamHandler,
     UnaryHandler,
 )
+from conch.frontends.grpc.adapter.grpcio_calls import StreamCall, UnaryCall
 from conch.frontends.grpc.adapter.library import IncompatibleGrpcError, check_grpcio
 
 __all__ = [

@@ -26,7 +26,7 @@ from conch.frontends.grpc.adapter.batch_operations import (
     abort,
     metadata_bytes,
 )
-from conch.frontends.grpc.adapter.calls import StreamCall, UnaryCall, Watcher
+from conch.frontends.grpc.adapter.grpcio_calls import StreamCall, UnaryCall, Watcher
 from conch.frontends.grpc.adapter.library import check_grpcio, cygrpc, grpc
 from conch.frontends.grpc.adapter.pollers import Pollers
 from conch.frontends.grpc.open_calls import OpenCalls

@@ -58,6 +58,7 @@ from conch.frontends.grpc.http2.events import (
     GoAwayReceived,
     HeadersReceived,
     PingAcknowledged,
+    PingReceived,
     StreamReset,
     TrailersReceived,
     WindowOpened,
@@ -187,6 +188,7 @@ class Http2Connection:
         # Sending.
         self._out: list[Buffer] = []
         self._out_bytes = 0
+        self.queued_bytes = 0
         self._most_output = self._limits.output_bytes
         self._unsent_acks = 0
         self._send_left = DEFAULT_WINDOW
@@ -270,6 +272,7 @@ class Http2Connection:
         self.go_away(violation.code, text=violation.text.encode())
         self.closed = True
         self._streams.clear()
+        self.queued_bytes = 0
         self._ready.clear()
         self._rest.clear()
         self._data_stream, self._data_left, self._padding_left = None, 0, 0
@@ -705,6 +708,7 @@ class Http2Connection:
         self._recent.pings += 1
         self._recent.check_pings(self._limits)
         self._acknowledge(pack_frame(PING, ACK, 0, payload))
+        events.append(PingReceived())
 
     def _acknowledge(self, frame: bytes) -> None:
         self._unsent_acks += 1
@@ -800,6 +804,7 @@ class Http2Connection:
         del self._streams[stream_id]
         stream.receiving = stream.sending = False
         if stream.queue is not None:
+            self.queued_bytes -= stream.queue.count
             stream.queue = None
             self._ready.pop(stream_id, None)
         if stream is self._data_stream:
@@ -903,6 +908,7 @@ class Http2Connection:
         elif queue.end or queue.trailers is not None:
             return
         queue.put(buffers, count)
+        self.queued_bytes += count
         queue.end = end_stream
 
     def send_trailers(self, stream_id: int, pairs: Pairs) -> None:
@@ -935,6 +941,7 @@ class Http2Connection:
                 del ready[stream_id]
                 continue
             drained = count == queue.count
+            self.queued_bytes -= count
             out.append(pack_head(count << 8, drained and queue.end, stream_id))
             out += queue.cut(count)
             self._out_bytes += count

@@ -79,6 +79,12 @@ class WindowOpened(Event):
         self.stream_id = stream_id
 
 
+class PingReceived(Event):
+    """The peer sent a PING, which is acknowledged."""
+
+    __slots__ = ()
+
+
 class PingAcknowledged(Event):
     """The peer answered a PING."""
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from conch.access.principals import Grant
+from conch.core.io_loop import IoLoop
 from conch.core.tensor import Buffer
+from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata, UnaryMethod
 from conch.frontends.grpc.transport.messages import (
     PREFIX,
@@ -32,15 +34,48 @@ from conch.frontends.grpc.transport.metadata import (
 )
 from conch.frontends.unread_bytes import LEAST_OF_ONE
 
-if TYPE_CHECKING:
-    from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
-
 _OK = 0
 _CANCELLED = 1
 _INTERNAL = 13
 _UNIMPLEMENTED = 12
 _MAX_UNSENT_BYTES = 64 << 20
 _NO_BUFFERS: tuple[Buffer, ...] = ()
+
+
+class CallConnection(Protocol):
+    """What a call needs of its connection; methods are of the loop's thread.
+
+    Attributes:
+        peer: The client's address.
+        certificate_names: Names in the client's certificate.
+        loop: The loop.
+        open_calls: The calls of the port that are not answered yet.
+        most_message_bytes: Limit of a message.
+    """
+
+    peer: str
+    certificate_names: tuple[str, ...]
+    loop: IoLoop
+    open_calls: OpenCalls
+    most_message_bytes: int
+
+    def answer(self, call: UnaryCall, head: Pairs, message: Sequence[Buffer], end: Pairs) -> None:
+        """Sends the answer of a unary call: with a message, or an error in its headers."""
+
+    def begin_answer(self, call: StreamCall, head: Pairs) -> None:
+        """Sends the headers of a stream."""
+
+    def send_message(self, call: StreamCall, message: Sequence[Buffer]) -> None:
+        """Sends a message of a stream."""
+
+    def end_answer(self, call: StreamCall, end: Pairs) -> None:
+        """Ends a stream: with trailers, or before its headers with an error in these."""
+
+    def give_back(self, call: StreamCall) -> None:
+        """Gives withheld bytes back to the client's window."""
+
+    def expire(self, call: OpenCall) -> None:
+        """Ends a call whose deadline is over."""
 
 
 class Call:
@@ -68,7 +103,7 @@ class Call:
     begun = False
     full = False
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
+    def __init__(self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
         self.connection = connection
         self.stream_id = stream_id
         self._head = head
@@ -150,7 +185,7 @@ class UnaryCall(Call):
 
     def __init__(
         self,
-        connection: GrpcConnection,
+        connection: CallConnection,
         stream_id: int,
         head: RequestHead,
         now_ns: int,
@@ -350,7 +385,7 @@ class StreamCall(Call):
         "on_message",
     )
 
-    def __init__(self, connection: GrpcConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
+    def __init__(self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
         Call.__init__(self, connection, stream_id, head, now_ns)
         self.new_reader()
         self._inbox: deque[Buffer | None] = deque()

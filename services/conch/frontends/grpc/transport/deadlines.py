@@ -7,11 +7,9 @@ call costs two entries in dicts. Threads and locks: the loop's thread.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from conch.core.io_loop import IoLoop
-    from conch.frontends.grpc.transport.calls import OpenCall
+from conch.core.io_loop import IoLoop
+from conch.frontends.grpc.transport.calls import OpenCall
 
 _BUCKET_BITS = 24  # 17 ms; the client keeps its own time
 

@@ -37,14 +37,15 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 from select import EPOLLIN, EPOLLOUT
-from typing import TYPE_CHECKING
 
+from conch.core.io_loop import IoLoop, Timer
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.events import (
     ConnectionClosed,
     DataReceived,
     Event,
+    GoAwayReceived,
     HeadersReceived,
     PingAcknowledged,
     PingReceived,
@@ -61,11 +62,8 @@ from conch.frontends.grpc.transport.metadata import (
     RequestHead,
     error_head,
 )
+from conch.frontends.grpc.transport.port_state import PortState
 from conch.frontends.grpc.transport.wire import Wire
-
-if TYPE_CHECKING:
-    from conch.core.io_loop import IoLoop, Timer
-    from conch.frontends.grpc.transport.port_state import PortState
 
 log = logging.getLogger(__name__)
 
@@ -331,6 +329,10 @@ class GrpcConnection:
         elif isinstance(event, PingAcknowledged):
             if event.payload == _DRAIN_PING:
                 self._go_away()
+        elif isinstance(event, GoAwayReceived):
+            self._gone_away = True
+            if self._state is State.OPEN:
+                self._state = State.DRAINING
         elif isinstance(event, ConnectionClosed):
             self._port.closed[event.reason] += 1
             log.debug("%s was disconnected: %s", self.peer, event.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from conch.core.clock import Clock
 from conch.core.io_loop import IoLoop
@@ -14,9 +14,6 @@ from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
-
-if TYPE_CHECKING:
-    from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +37,16 @@ class PortOptions:
     age_ns: int = 0
     age_grace_ns: int = 0
     most_connections: int = 1000
+
+
+class PortConnection(Protocol):
+    """A connection, as the port ends it."""
+
+    def drain(self) -> None:
+        """Asks the client to leave; closes the connection after the last call."""
+
+    def close(self) -> None:
+        """Closes the connection; cancels its calls."""
 
 
 class PortState:
@@ -66,7 +73,7 @@ class PortState:
         self.streams: Mapping[str, StreamMethod] = {}
         self.admissions: Mapping[str, Admit] = {}
         self.open_calls = OpenCalls()
-        self.connections: set[GrpcConnection] = set()
+        self.connections: set[PortConnection] = set()
         self.closed: Counter[str] = Counter()
         self.on_empty: Callable[[], None] | None = None
 
@@ -75,7 +82,7 @@ class PortState:
         self.loop = loop
         self.deadlines = Deadlines(loop)
 
-    def remove(self, connection: GrpcConnection) -> None:
+    def remove(self, connection: PortConnection) -> None:
         """Removes a connection that is closed."""
         self.connections.discard(connection)
         if not self.connections and self.on_empty is not None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.support.http2 import REQUEST, RESPONSE, TRAILERS, Pairs, headers, server, settings
-from tests.support.raw_http2 import PREFACE
+from tests.support.http2_peer import PREFACE
 
 from conch.frontends.grpc.http2.events import HeadersReceived, StreamReset
 from conch.frontends.grpc.http2.field_rules import (

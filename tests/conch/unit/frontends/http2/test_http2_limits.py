@@ -32,10 +32,10 @@ from tests.support.http2 import (
     story,
     window_update,
 )
-from tests.support.raw_http2 import PREFACE, frame
+from tests.support.http2_peer import PREFACE, frame
 
 from conch.frontends.grpc.http2.connection import Http2Connection
-from conch.frontends.grpc.http2.events import ConnectionClosed, Event, StreamReset, WindowOpened
+from conch.frontends.grpc.http2.events import ConnectionClosed, Event, PingReceived, StreamReset, WindowOpened
 from conch.frontends.grpc.http2.frames import ErrorCode
 from conch.frontends.grpc.http2.limits import Limits, LocalSettings, Reason
 
@@ -202,7 +202,9 @@ def test_pings_that_measure_the_bandwidth_are_no_flood() -> None:
     connection.send_headers(1, RESPONSE)
     for _ in range(2000):
         connection.send_data(1, [b"message"])
-        assert connection.receive(POINTLESS + window_update(1, 7) + window_update(0, 7), 0) == []
+        assert connection.receive(POINTLESS + window_update(1, 7) + window_update(0, 7), 0) == [
+            PingReceived()
+        ]
         output(connection)
 
 

@@ -34,8 +34,8 @@ from tests.support.http2 import (
     window_update,
 )
 from tests.support.http2 import settings as settings_frame
+from tests.support.http2_peer import PREFACE, frame
 from tests.support.profiles import scaled
-from tests.support.raw_http2 import PREFACE, frame
 
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.events import (
@@ -156,6 +156,8 @@ def story_of_h2(events: list[h2.events.Event]) -> Story:
                 told.append(("end", event.stream_id))
             case h2.events.StreamReset():
                 told.append(("reset", event.stream_id, int(event.error_code)))
+            case h2.events.PingReceived():
+                told.append(("ping",))
             case h2.events.PingAckReceived():
                 told.append(("pong", event.ping_data))
     return told

@@ -39,7 +39,7 @@ from tests.support.http2 import (
     story,
     window_update,
 )
-from tests.support.raw_http2 import PREFACE, frame
+from tests.support.http2_peer import PREFACE, frame
 
 from conch.frontends.grpc.http2.connection import Http2Connection, NoStreamError
 from conch.frontends.grpc.http2.events import (
@@ -47,6 +47,7 @@ from conch.frontends.grpc.http2.events import (
     DataReceived,
     Event,
     HeadersReceived,
+    PingReceived,
     StreamReset,
     TrailersReceived,
 )
@@ -381,7 +382,7 @@ def test_stream_errors(name: str) -> None:
     connection = server()
     connection.receive(headers(1), 0)
     events, sent = received(connection, content + frame(PING, 0, 0, bytes(8)))
-    assert events == [StreamReset(1, code)]
+    assert events == [StreamReset(1, code), PingReceived()]
     assert [(one.kind, one.word) for one in sent] == [(RST_STREAM, code), (PING, 0)]
     assert connection.open_streams == 0
 
@@ -461,7 +462,10 @@ def test_settings_of_its_own_are_checked(values: dict[str, int]) -> None:
 
 def test_ping_and_its_answer() -> None:
     connection = server()
-    assert received(connection, frame(PING, 0, 0, b"12345678")) == ([], [Frame(PING, ACK, 0, b"12345678")])
+    assert received(connection, frame(PING, 0, 0, b"12345678")) == (
+        [PingReceived()],
+        [Frame(PING, ACK, 0, b"12345678")],
+    )
     connection.ping(b"abcdefgh")
     assert list(frames(output(connection))) == [Frame(PING, 0, 0, b"abcdefgh")]
     assert story(connection.receive(frame(PING, ACK, 0, b"abcdefgh"), 0)) == [("pong", b"abcdefgh")]

@@ -16,7 +16,7 @@ from tests.support.servers import WAIT_S, eventually
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.grpc.transport.server import Server
+from conch.frontends.grpc.transport.transport_server import Server
 
 BLOCK = bytes(1 << 20)
 
