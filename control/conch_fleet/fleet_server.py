@@ -12,7 +12,7 @@ import logging
 import threading
 from typing import Protocol
 
-from conch.core.errors import ConchError, OutOfRangeError, as_conch_error
+from conch.core.errors import ConchError, OutOfRangeError, without_details
 from conch_control.port import Index, ModelStatus
 from conch_control.remote_api.remote_agent import FIRST_WAIT_S, LONGEST_WAIT_S, RemoteAgent
 from conch_control.version_phase import Phase
@@ -82,6 +82,8 @@ class FleetMember:
             else:
                 self._agent.unload(step.model, False)
         except BaseException as raised:  # boundary: the top of the thread; the error ends the step
+            if not isinstance(raised, ConchError):
+                log.exception("server %s could not %s model '%s'", self.address, step.kind, step.model)
             error = raised
         with self._lock:
             self._ended.append((step, error))
@@ -102,9 +104,10 @@ class FleetMember:
             except Exception as error:  # boundary: the top of the thread, which must go on
                 if self._closed.is_set():
                     return
-                if not isinstance(error, ConchError | OSError):
+                if not isinstance(error, ConchError):
                     log.exception("server %s could not be looked at", self.address)
-                self._observer.on_lost(self.address, as_conch_error(error).message, ended)
+                shown = without_details(error, "it could not be looked at")
+                self._observer.on_lost(self.address, shown.message, ended)
                 self._woken.wait(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
                 continue

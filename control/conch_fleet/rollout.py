@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
-from conch.core.errors import ConchError, InvalidArgumentError, as_conch_error
+from conch.core.errors import ConchError, InvalidArgumentError, without_details
 from conch_control.planner.plan import FIRST_RETRY_NS, LAST_RETRY_NS, Outcome
 from conch_control.planner.planner_loop import outcome_of
 from conch_control.remote_api.messages import UnreachableError
@@ -196,7 +196,7 @@ class Rollout:
                 self._changed(name)
             return
         assert error is not None
-        shown = self._shown(server, error)
+        shown = self._shown(server, without_details(error, f"the model could not be {step.kind}ed"))
         self._note(
             f"server {server.address} could not {step.kind} model '{name}': {shown.message}", logging.WARNING
         )
@@ -222,12 +222,11 @@ class Rollout:
         failures = server.pauses.get(name, (0, 0))[0]
         server.pauses[name] = failures + 1, now + min(FIRST_RETRY_NS << min(failures, 10), LAST_RETRY_NS)
 
-    def _shown(self, server: ServerState, error: BaseException) -> ConchError:
-        shown = as_conch_error(error)
+    def _shown(self, server: ServerState, error: ConchError) -> ConchError:
         if len(self._servers) == 1:
-            return shown
-        named = type(shown)(f"server {server.address}: {getattr(error, 'reason', shown.message)}")
-        named.__cause__ = shown.__cause__  # says whether it is transient
+            return error
+        named = type(error)(f"server {server.address}: {getattr(error, 'reason', error.message)}")
+        named.__cause__ = error.__cause__  # says whether it is transient
         return named
 
     def _compare(self, server: ServerState, sight: Sight, new_life: bool) -> None:

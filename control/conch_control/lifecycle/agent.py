@@ -18,7 +18,7 @@ from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import (
     InvalidArgumentError,
     UnsupportedError,
-    as_conch_error,
+    without_details,
 )
 from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import IndexEntry, LoadParameter
@@ -27,7 +27,7 @@ from conch.core.response_cache.cache_service import CacheService
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent
-from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies
+from conch_control.lifecycle.ensemble_dependencies import NOT_LOADED, EnsembleDependencies
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides
 from conch_control.lifecycle.model_archives import ModelArchives
@@ -216,7 +216,7 @@ class Agent:
         return scan
 
     def _failure(self, name: str, error: Exception) -> LoadFailure:
-        shown = as_conch_error(error)
+        shown = without_details(error, NOT_LOADED)
         if shown is not error:
             log.error("failed to load '%s'", name, exc_info=error)
         failure = LoadFailure(name, shown)

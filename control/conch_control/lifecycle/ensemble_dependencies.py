@@ -19,7 +19,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
-from conch.core.errors import ConchError, as_conch_error
+from conch.core.errors import ConchError, without_details
 from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Entry, Registry
 from conch_control.control_options import ControlOptions
@@ -38,6 +38,8 @@ from conch_control.repository.dependency_graph import (
 from conch_control.repository.source import DUPLICATE, Scan
 
 log = logging.getLogger(__name__)
+
+NOT_LOADED = "the model could not be loaded"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,7 +193,8 @@ class EnsembleDependencies:
                 )
             reason = failure_text(self._entry(part))
             if not reason:
-                reason = error.reason if isinstance(error, NoVersionError) else as_conch_error(error).message
+                shown = without_details(error, NOT_LOADED)
+                reason = shown.reason if isinstance(shown, NoVersionError) else shown.message
             raise self._refusal(
                 name,
                 f"ensemble '{name}' depends on '{part}' which has no loaded version. Model '{part}' loading "

@@ -227,9 +227,9 @@ class ModelControl:
             abort(context, error)
         except DecodeError as error:
             abort(context, _malformed(error))
-        except Exception as error:  # boundary: the top of a call
+        except Exception:  # boundary: the top of a call
             log.exception("a watch has failed")
-            abort(context, _failed(error))
+            abort(context, InternalError(_UNANSWERED))
 
     def _unary_handler(
         self, name: str, kind: Any, answer: Callable[[Any, CallAccess], Message]
@@ -245,9 +245,9 @@ class ModelControl:
                 error = without_traceback(raised)
             except DecodeError as raised:
                 error = _malformed(raised)
-            except Exception as raised:  # boundary: the top of a call
+            except Exception:  # boundary: the top of a call
                 log.exception("%s could not be answered", kind.__name__)
-                error = _failed(raised)
+                error = InternalError(_UNANSWERED)
             abort(context, error, transient)
             raise AssertionError("abort raises")
 
@@ -256,10 +256,6 @@ class ModelControl:
 
 def _malformed(error: DecodeError) -> ConchError:
     return InvalidArgumentError(f"the request message is malformed: {error}")
-
-
-def _failed(error: Exception) -> ConchError:
-    return InternalError(f"the request could not be answered: {error}")
 
 
 class _UnknownMethods:
@@ -281,6 +277,7 @@ class _UnknownMethods:
 
 
 _MOST_CALLS = 512
+_UNANSWERED = "the request could not be answered"
 _ABORTS_S = 0.5
 _ARGUMENTS = (
     ("grpc.so_reuseport", 0),

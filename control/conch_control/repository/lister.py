@@ -181,9 +181,9 @@ class Lister:
             reason = reason_of(self._repository, error)
             log.error("failed to read model repository '%s': %s", self.location, reason)
             return None, reason
-        except Exception as error:  # boundary: the repository may be of another package
+        except Exception:  # boundary: the repository may be of another package
             log.exception("failed to read model repository '%s'", self.location)
-            return None, f"{type(error).__name__}: {error}"
+            return None, "it could not be read"
 
     def _take_callback(self) -> Callable[[], None] | None:
         if self._late_callback is None:

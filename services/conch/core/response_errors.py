@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 
-from conch.core.errors import InternalError, message_of
+from conch.core.errors import ConchError, InternalError, message_of
 from conch.core.request import InferenceResponse
 from conch.core.tensor import ELEMENT_SIZES
 
@@ -16,13 +16,15 @@ log = logging.getLogger(__name__)
 _MOST_SHOWN_BITS = 256
 
 
-def unsendable(model: str, response: InferenceResponse | None, error: Exception) -> InternalError:
-    """Logs that a response could not be sent because of `error`; returns the error for its client."""
+def unsendable(model: str, response: InferenceResponse | None, error: Exception) -> ConchError:
+    """The error for the client of a response that could not be sent; logs an unknown `error`."""
+    if isinstance(error, ConchError):
+        return error
     fault = at_fault(model, response)
     if fault is not None:
         return fault
     log.error("a response of model '%s' could not be sent", model, exc_info=error)
-    return InternalError(f"the response could not be sent: {message_of(error)}")
+    return InternalError("the response could not be sent")
 
 
 def at_fault(model: str, response: InferenceResponse | None) -> InternalError | None:

@@ -6,18 +6,14 @@ Threads and locks: the decoding thread, then the threads that respond, one at a 
 
 from __future__ import annotations
 
-import logging
-
 from conch.core.device import DeviceMemory
-from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
+from conch.core.errors import InternalError, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.responder_layers import ResponderLayer
-from conch.core.response_errors import at_fault
+from conch.core.response_errors import unsendable
 from conch.core.tensor import Tensor
 from conch.memory.region import Region, check_part
 from conch.memory.regions import Regions
-
-log = logging.getLogger(__name__)
 
 
 class PlacedTensor(Tensor):
@@ -110,10 +106,7 @@ class RegionBindings:
             try:
                 response = self._placed(response)
             except Exception as error:  # a model may return any object as an output
-                shown = error if isinstance(error, ConchError) else at_fault(request.model_name, response)
-                if shown is None:
-                    log.exception("an output of model '%s' could not be written", request.model_name)
-                    shown = as_conch_error(error)
+                shown = unsendable(request.model_name, response, error)
                 response = InferenceResponse([], without_traceback(shown))
         try:
             self.responder(request, response, final)

@@ -140,7 +140,7 @@ def test_a_failure_of_the_agent(
     # A traceback in a record that pytest keeps would keep the call, and with it the server.
     with caplog.at_level(logging.CRITICAL, "conch_control.remote_api.server"):
         found = error_of(lambda: client.load("m", {}))
-    assert (type(found), found.message) == (InternalError, "the request could not be answered: oops")
+    assert (type(found), found.message) == (InternalError, "the request could not be answered")
 
 
 @pytest.mark.parametrize("method", ["Load", "Watch"])

@@ -250,7 +250,9 @@ def test_an_error_that_nobody_expects_is_one_of_the_repository(
 ) -> None:
     repositories = Repositories([local, store])
     store.error = ValueError("boom")
-    assert now(repositories.scan) == Scan(local.models_now, unreadable={store.location: "ValueError: boom"})
+    assert now(repositories.scan) == Scan(
+        local.models_now, unreadable={store.location: "it could not be read"}
+    )
     repositories.close()
 
 

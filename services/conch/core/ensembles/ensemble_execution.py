@@ -14,6 +14,7 @@ Guarantees: no lock is held in a model or a responder, and immediate responses d
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -30,12 +31,14 @@ from conch.core.errors import (
     CancelledError,
     ConchError,
     DeadlineExceededError,
-    as_conch_error,
+    without_details,
     without_traceback,
 )
 from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import InlineClaim
+
+log = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
@@ -127,6 +130,12 @@ class EnsembleExecution:
         for child in children:
             self._owner.admission.cancel(child)
 
+    def _shown(self, error: Exception) -> ConchError:
+        if not isinstance(error, ConchError):
+            log.error("a step of ensemble '%s' could not be run", self.request.model_name, exc_info=error)
+        sentence = f"{self.request.log_prefix}the request could not be handled"
+        return without_traceback(without_details(error, sentence))
+
     def _of_step(self, error: ConchError) -> ConchError:
         """Converts a step's error to the client's."""
         if isinstance(error, DeadlineExceededError):
@@ -182,7 +191,7 @@ class EnsembleExecution:
         try:
             child, model = owner.fitting(self.request, run, self._on_response, owner.clock())
         except Exception as error:  # boundary: tensors of models, which may not fit their shapes
-            self._step_failed(run, without_traceback(as_conch_error(error)), True)
+            self._step_failed(run, self._shown(error), True)
             return None
         with self._lock:
             self._children[child] = run
@@ -192,7 +201,7 @@ class EnsembleExecution:
         except Exception as error:  # boundary: the step's model
             with self._lock:
                 self._children.pop(child, None)
-            self._step_failed(run, without_traceback(as_conch_error(error)), True)
+            self._step_failed(run, self._shown(error), True)
             return None
         if self._cancels:
             owner.admission.cancel(child)  # the others were cancelled before the model had this one

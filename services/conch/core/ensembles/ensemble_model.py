@@ -14,12 +14,13 @@ from conch.core.ensembles.ensemble_execution import EnsembleExecution
 from conch.core.ensembles.fitting import Fitting, fitted
 from conch.core.ensembles.flow import Answer, Correlation
 from conch.core.ensembles.plan import Plan
-from conch.core.errors import CancelledError, ConchError, as_conch_error
+from conch.core.errors import CancelledError, ConchError
 from conch.core.execution.shaping import Shaper
 from conch.core.model_statistics import RUNNING, ModelStatistics
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.request_log import REQUESTS, note_run
+from conch.core.response_errors import unsendable
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError, InlineClaim, Readiness, WorkerStatus
 from conch.core.spec import ModelSpec
@@ -173,7 +174,7 @@ class EnsembleModel:
             try:
                 self._shaper.shape_response(request, response)
             except Exception as error:  # boundary: models, whose outputs may not fit their shapes
-                response.error = as_conch_error(error)
+                return InferenceResponse([], unsendable(request.model_name, response, error))
             if response.error is not None:
                 return InferenceResponse([], response.error)
         return response

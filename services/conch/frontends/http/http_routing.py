@@ -204,4 +204,4 @@ async def _answer(exchange: HttpExchange, work: Coroutine[Any, Any, Reply | None
 def _unforeseen(exchange: HttpExchange, error: Exception) -> Reply:
     """Logs an error of a handler; returns the response."""
     log.error("%s %s could not be answered", exchange.method, exchange.path, exc_info=error)
-    return text_error(f"the request could not be answered: {error}", 500)
+    return text_error("the request could not be answered", 500)

@@ -12,7 +12,7 @@ from typing import cast
 from conch.core.backend import Outcome
 from conch.core.errors import ConchError, InternalError, as_conch_error, message_of
 from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
-from conch.core.response_errors import at_fault
+from conch.core.response_errors import at_fault, unsendable
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -61,8 +61,8 @@ class ResponseWriter:
                     if not self._mark_faulty(outcome):
                         raise
                     return self._encode_responses(number, batch, outcome)
-            except Exception as error:  # no memory, or tensors that do not match their shapes
-                outcome = InternalError(f"responses can't be sent: {message_of(error)}")
+            except Exception as error:  # boundary: outputs of models, which may not match their shapes
+                outcome = unsendable(self._name, None, error)
         self.requests.end(number)
         times = batch.compute_input_end_ns, batch.compute_output_start_ns, batch.bytes_copied
         return *encode_failure(as_conch_error(outcome), times), None
@@ -144,10 +144,8 @@ class ResponseWriter:
                 self._send_response(request, response, final, failed)
             except ChannelClosedError:
                 raise
-            except Exception as error:  # no memory, or tensors that do not match their shapes
-                failure = at_fault(self._name, response)
-                if failure is None:
-                    failure = InternalError(f"a response can't be sent: {message_of(error)}")
+            except Exception as error:  # boundary: outputs of models, which may not match their shapes
+                failure = unsendable(self._name, response, error)
                 # Nothing may follow an error; later responses are dropped.
                 request.completed = True
                 self._send_response(request, InferenceResponse([], failure), True, failed)

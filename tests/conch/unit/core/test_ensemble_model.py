@@ -20,6 +20,7 @@ from conch.core.ensembles.plan import Plan, Step
 from conch.core.errors import (
     CancelledError,
     DeadlineExceededError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
@@ -464,7 +465,7 @@ def test_a_full_step_says_when_to_come_back(house: House) -> None:
     [
         (refuse, ResourceExhaustedError, "in ensemble 'e', no room"),
         (fail, UnavailableError, "in ensemble 'e', no"),
-        (lambda request: 1 / 0, Exception, "in ensemble 'e', division by zero"),
+        (lambda request: 1 / 0, InternalError, "in ensemble 'e', the request could not be handled"),
     ],
 )
 def test_a_step_that_fails_fails_the_request_at_once(

@@ -95,7 +95,7 @@ def test_errors_of_ours_have_their_status_and_text() -> None:
 @pytest.mark.parametrize("path", ["/broken", "/broken/at/once"])
 def test_other_errors_are_logged_with_their_traceback(caplog: pytest.LogCaptureFixture, path: str) -> None:
     with caplog.at_level(logging.ERROR):
-        assert rest("GET", path) == (500, {"error": "the request could not be answered: oh"})
+        assert rest("GET", path) == (500, {"error": "the request could not be answered"})
     assert caplog.records[-1].exc_info is not None
 
 

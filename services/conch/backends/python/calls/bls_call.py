@@ -17,6 +17,7 @@ so a chain of small models needs no thread switches. Exceptions:
 
 from __future__ import annotations
 
+import logging
 import queue
 import sys
 from collections.abc import Callable, Sequence
@@ -36,11 +37,13 @@ from conch.backends.python.calls.deadlock_detection import DEADLOCK, is_deadlock
 from conch.core.bls import Wait as WaitedFor
 from conch.core.clock import monotonic_ns
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
-from conch.core.errors import ConchError, InternalError, NotFoundError, as_conch_error
+from conch.core.errors import ConchError, InternalError, NotFoundError, without_details
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import Responder
 from conch.core.servable import InlineClaim, Servable
+
+log = logging.getLogger(__name__)
 
 FIRST_POLL_S = 0.02
 """First polling interval, in seconds; doubles up to `MAX_POLL_S`."""
@@ -155,8 +158,10 @@ class Call:
                     f"the 'exec' or 'async_exec' calls for decoupled models.'"
                 )
             return server.submit(core, may_claim, model, parent=self._logged_parent())
-        except Exception as error:  # a called model or its queue: the caller's model gets it
-            shown = as_triton_error(as_conch_error(error))
+        except Exception as error:  # boundary: called models; the model that calls gets the error
+            if not isinstance(error, ConchError):
+                log.exception("a call of model '%s' could not be made", name)
+            shown = as_triton_error(without_details(error, "the request could not be handled"))
             self.end(TritonError(refusal(name, shown.message()), shown.code()))
             return None
 

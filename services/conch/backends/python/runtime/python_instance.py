@@ -35,12 +35,12 @@ from conch.core.errors import (
     InternalError,
     InvalidArgumentError,
     UnavailableError,
-    as_conch_error,
     message_of,
 )
 from conch.core.execution.placement import Placement
 from conch.core.execution.shaping import Shaper
 from conch.core.request import InferenceResponse as CoreResponse
+from conch.core.response_errors import unsendable
 from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.spec import ModelSpec
@@ -311,9 +311,8 @@ class PythonInstance(BackendInstance):
             try:
                 self._context.finish(request._core, response)
                 request._core.respond(response, True)
-            except Exception as raised:  # e.g. outputs whose shape contradicts their size
-                log.exception("a response of model '%s' could not be handed over", self._name)
-                request._core.fail(as_conch_error(raised))
+            except Exception as raised:  # boundary: outputs of models, which may not match their shapes
+                request._core.fail(unsendable(self._name, response, raised))
 
     def _responses(self, requests: list[ReceivedRequest], returned: Any) -> list[CoreResponse | None]:
         if type(returned) is not list:

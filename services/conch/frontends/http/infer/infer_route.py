@@ -274,10 +274,10 @@ class InferRoute:
             done = work()
         except ConchError as error:
             done = failure(error)
-        except Exception as error:  # boundary: the top of the pool's work
+        except Exception:  # boundary: the top of the pool's work
             log.exception("a request or response of model '%s' could not be handled", call.model_name)
-            # With the text of the error, unlike other answers: clients know it so, and test_infer_route.
-            done = failure(InternalError(f"the request or its response could not be handled: {error}"))
+            prefix = "" if call.request is None else call.request.log_prefix
+            done = failure(InternalError(f"{prefix}the request or its response could not be handled"))
         self._mailbox.put(call, done)
 
     def _submit(
@@ -344,8 +344,6 @@ class InferRoute:
                     outputs = [tensor.detached(tensor.name) for tensor in response.outputs]
                     kept = InferenceResponse(outputs, parameters=response.parameters)
                     answer = partial(self._long, request, kept, call)
-        except ConchError as error:
-            answer = failure(error)
         except Exception as error:  # boundary: outputs that user code has made
             answer = failure(unsendable(request.model_name, response, error))
         if request.watch is not None:
@@ -358,8 +356,6 @@ class InferRoute:
     def _long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
         try:
             answer = self._encode(request, response, call.wanted, call.encoding)
-        except ConchError:
-            raise
         except Exception as error:  # boundary: outputs that user code has made
             raise unsendable(request.model_name, response, error) from None
         assert isinstance(answer, Reply)
