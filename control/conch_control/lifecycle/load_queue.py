@@ -186,7 +186,7 @@ class LoadQueue:
                 load.check()
                 self._running[name] = load
             yield
-        except BaseException as error:
+        except BaseException as error:  # kept for those that wait, and raised again
             load.error = error
             raise
         finally:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,11 +101,10 @@ class ModelArchives:
             if self._options.namespacing:
                 self._registry.namespaces = (*self._registry.namespaces, archive.location)
         nothing: Mapping[str, LoadParameter] = {}
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.unregister, model, _CLEAN_UP_S)  # parts of an ensemble may be loaded
             self._agent.load(model, nothing)
-        except BaseException:
-            self.unregister(model, _CLEAN_UP_S)  # parts of an ensemble may be loaded
-            raise
+            undo.pop_all()
         return model
 
     def unregister(self, model: str, timeout_s: float) -> bool:

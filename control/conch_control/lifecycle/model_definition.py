@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,13 +87,13 @@ def read_definition(
         if not agents:
             return _read(name, namespace, directory, options, config, agents)
         prepared = agents.load(directory)
-        try:
+        with ExitStack() as undo:
+            undo.callback(agents.load_failed)
             if prepared != directory and override is None:
                 config = _read_config(prepared, options, None, renamed)
-            return _read(name, namespace, prepared, options, config, agents)
-        except BaseException:
-            agents.load_failed()
-            raise
+            definition = _read(name, namespace, prepared, options, config, agents)
+            undo.pop_all()
+        return definition
     except (ConchError, OSError) as error:
         reason = error.message if isinstance(error, ConchError) else str(error)
         log.error("Poll failed for model directory '%s': %s", name, reason)

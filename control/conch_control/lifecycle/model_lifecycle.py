@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from conch.core.clock import monotonic_ns
@@ -238,12 +238,11 @@ class ModelLifecycle:
                 # The last release of the files ends the agents' life cycle.
                 lease.before_release(definition.agents.unload_complete)
                 origin = Origin(source.location, lease.fingerprint, definition, queued.override is not None)
-                try:
+                with ExitStack() as undo:
+                    undo.callback(definition.agents.load_failed)
                     self._loader.check(definition)
                     self._apply(queued, _Loaded(origin, lease))
-                except BaseException:
-                    definition.agents.load_failed()
-                    raise
+                    undo.pop_all()
                 definition.agents.load_complete()
                 if loaded is not None:
                     # Outside the lock: this may delete files.
@@ -323,7 +322,7 @@ class ModelLifecycle:
         try:
             yield
             self._statistics.succeeded(name)
-        except BaseException as error:
+        except BaseException as error:  # raised again
             with self._lock:
                 stopped = queued.stopped
                 if stopped is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from conch.core.clock import Clock, monotonic_ns
@@ -100,14 +101,13 @@ class VersionBuilder:
         anew = [
             version for version in versions if actions.get(version, VersionAction.LOAD) is VersionAction.LOAD
         ]
-        try:
+        with ExitStack() as undo:
+            undo.callback(built.abandon)
             self._begin(queued, [version for version in anew if version not in serving])
             for version in anew:
                 if queued.stopped is None:
                     self._load(built, queued, definition, version, version not in serving)
-        except BaseException:
-            built.abandon()
-            raise
+            undo.pop_all()
         return built
 
     def _resize(

@@ -70,7 +70,7 @@ class CallAccess:
         self.check(model)
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # audited, and raised again
             self._guard.changed(self._peer, self._grant, self._action, model, as_conch_error(error))
             raise
         self._guard.changed(self._peer, self._grant, self._action, model, None)

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,15 +82,14 @@ class LinkedModel:
     def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> UploadDirectory:
         """Links the files into a temporary directory. Raises OSError: that can't be written."""
         staged = UploadDirectory(self.fingerprint())
-        try:
+        with ExitStack() as undo:
+            undo.callback(staged.release)
             version = staged.directory / str(_VERSION)
             version.mkdir()
             for parent, files in ((version, self.layout.files), (staged.directory, self.layout.shared)):
                 for name, source in files:
                     (parent / name).symlink_to(source)
-        except BaseException:
-            staged.release()
-            raise
+            undo.pop_all()
         return staged
 
 

@@ -16,7 +16,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -192,7 +192,8 @@ class UploadedModel:
             CancelledError: `cancelled` returned True.
         """
         upload = UploadDirectory(self._fingerprint)
-        try:
+        with ExitStack() as undo:
+            undo.callback(upload.release)
             total, done = sum(map(len, self._files.values())), 0
             for directory in sorted({part for path in self._files for part in _directories(path)}):
                 (upload.directory / directory).mkdir(stat.S_IRWXU)
@@ -203,9 +204,7 @@ class UploadedModel:
                     file.write(content)
                 done += len(content)
                 progress(done, total)
-        except BaseException:
-            upload.release()
-            raise
+            undo.pop_all()
         return upload
 
 

@@ -61,7 +61,7 @@ class MeteredAdmission(Admission):
         request.wrap_responder(place.wrap, ResponderLayer.LIMIT)
         try:
             claim = super().admit(request, may_claim, model, caller, bytes_in, parent=parent, single=single)
-        except BaseException:
+        except BaseException:  # raised again
             place.leave()
             raise
         if grant.unsized:

@@ -95,7 +95,7 @@ class PolicyReload:
         while not self._ended.wait(READ_S):
             try:
                 self.look()
-            except Exception:
+            except Exception:  # boundary: the top of the thread
                 log.exception("the access policy can't be reloaded")
 
     def look(self) -> None:
@@ -220,7 +220,7 @@ class KeyFetcher:
         while not self._ended:
             try:
                 self._fetch()
-            except Exception as error:
+            except Exception as error:  # boundary: the top of the thread, which tries again
                 self._counted("failed")
                 log.warning("the keys of tokens can't be fetched, again in %g s: %s", retry_s, error)
                 wait_s, retry_s = retry_s, min(2 * retry_s, _LONGEST_RETRY_S)

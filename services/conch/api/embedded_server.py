@@ -101,7 +101,7 @@ class Server:
                     self._in_process = InProcessRequests(server.core)
                     self._stage = _Stage.RUNNING
                 _RUNNING.add(self)
-            except BaseException:
+            except BaseException:  # raised again
                 with self._lock:
                     # Once the server exists, `stop` cleans up.
                     theirs = self._stage is _Stage.STOPPED and self._server is not None
@@ -389,12 +389,10 @@ class Server:
             self._check_not_stopped()
             before = self._bound.put(model)
             if self._stage is _Stage.RUNNING and self._server is not None:
-                try:
-                    with _with_reasons():
-                        self._server.agent.load(name, {})
-                except BaseException:
-                    self._bound.restore(model, before)
-                    raise
+                with ExitStack() as undo, _with_reasons():
+                    undo.callback(self._bound.restore, model, before)
+                    self._server.agent.load(name, {})
+                    undo.pop_all()
 
     def unbind(self, name: str) -> None:
         """Removes a function; running requests finish.

@@ -74,7 +74,7 @@ class InProcessRequests:
         request, name = self._submit(model, inputs, queue, timeout, options)
         try:
             return _only_result(name, queue.take(timeout), lambda: queue.take(timeout))
-        except BaseException:
+        except BaseException:  # raised again
             _end(self._admission, request, queue)
             raise
 
@@ -88,7 +88,7 @@ class InProcessRequests:
             first = await queue.get(timeout)
             second = None if first is None or first.error is not None else await queue.get(timeout)
             return _only_result(name, first, lambda: second)
-        except BaseException:
+        except BaseException:  # raised again
             _end(self._admission, request, queue)
             raise
 
@@ -254,7 +254,7 @@ class Responses(Iterator[Result]):
             response = stream.queue.take(self._timeout)
             if response is not None:
                 return _result(response)
-        except BaseException:
+        except BaseException:  # raised again
             self.close()
             raise
         self.close()

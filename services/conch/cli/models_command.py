@@ -84,7 +84,7 @@ def _interruptibly(action: Callable[[], None], give_up: Callable[[], None]) -> N
     def act() -> None:
         try:
             action()
-        except BaseException as error:
+        except BaseException as error:  # boundary: the action; the waiting thread raises its error
             errors.append(error)
         finally:
             done.set()

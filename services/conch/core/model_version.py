@@ -6,6 +6,7 @@ Owns: the instance pool, runner, executor and statistics.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from conch.core.backend import BackendModel
 from conch.core.clock import Clock, monotonic_ns
@@ -115,12 +116,12 @@ class Model:
                 granted.
         """
         pool = InstancePool(spec, backend_model, limiter)
-        try:
+        with ExitStack() as undo:
+            undo.callback(pool.close)
             pool.create(Warmup(spec, warmup, clock, on_warmup))
-            return cls(spec, pool, clock)
-        except BaseException:
-            pool.close()
-            raise
+            made = cls(spec, pool, clock)
+            undo.pop_all()
+        return made
 
     def prepare_resize(self, spec: ModelSpec, warmup: Sequence[WarmupSample] = ()) -> Resize:
         """Creates the instances for new counts; the caller commits or abandons the resize.

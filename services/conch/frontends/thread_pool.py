@@ -174,7 +174,7 @@ class ThreadPool(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     result = work.run()
-                except BaseException as error:
+                except BaseException as error:  # boundary: the work; its future gets the error
                     future.set_exception(error)
                 else:
                     future.set_result(result)

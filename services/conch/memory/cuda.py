@@ -15,7 +15,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 
 import numpy as np
@@ -81,11 +81,11 @@ class CudaDevice:
                 IpcHandle.from_buffer_copy(handle),
                 _LAZY_PEER_ACCESS,
             )
-            try:
-                return pointer.value, self._checked(pointer.value)
-            except BaseException:
-                self._driver.call("cuIpcCloseMemHandle", pointer)
-                raise
+            with ExitStack() as undo:
+                undo.callback(self._driver.call, "cuIpcCloseMemHandle", pointer)
+                size = self._checked(pointer.value)
+                undo.pop_all()
+        return pointer.value, size
 
     def _checked(self, pointer: int) -> int:
         """Size of the memory from an address on; raises CudaError if it is on another device."""

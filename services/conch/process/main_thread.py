@@ -46,8 +46,8 @@ class Task:
     def _run(self) -> None:
         try:
             self.result = self._work()
-        except BaseException as error:
-            self.error = error  # raised by `get`
+        except BaseException as error:  # boundary: the work; `get` raises its error
+            self.error = error
         finally:
             self.ended = True
             self._done()

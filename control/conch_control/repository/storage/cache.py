@@ -26,7 +26,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -236,22 +236,21 @@ class ModelCache:
         """
         path = self._partials / blob.digest
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
             status = os.fstat(descriptor)
             if status.st_nlink == 0:  # the previous holder has finished
-                raise BlockingIOError
+                return None
             if status.st_size == 0 and self.has(blob):  # already complete: this file is new
                 path.unlink(missing_ok=True)
-                raise BlockingIOError
+                return None
             if status.st_size > blob.size:
                 os.ftruncate(descriptor, 0)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except BaseException:
-            os.close(descriptor)
-            raise
+            undo.pop_all()
         return Partial(self, path, descriptor, self.write)
 
     def free(self, size: int) -> bool:

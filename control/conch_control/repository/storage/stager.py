@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError as FutureCancelledError
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,19 +114,17 @@ class Stager:
                     shared.users += 1
                     return StagedModel(self, key, shared.tree.directory)
             tree = self._cache.tree(name)
-            try:
-                done = self._fill(name, tree, contents, look, progress, cancelled)
-            except OSError as error:
-                tree.remove()
-                raise (
-                    self._cache.disk_full(error) if is_disk_full(error) and error.filename else error
-                ) from None
-            except BaseException:
-                tree.remove()
-                raise
-            if done:
-                return self._share(key, tree)
-            tree.remove()
+            with ExitStack() as undo:
+                undo.callback(tree.remove)
+                try:
+                    done = self._fill(name, tree, contents, look, progress, cancelled)
+                except OSError as error:
+                    raise (
+                        self._cache.disk_full(error) if is_disk_full(error) and error.filename else error
+                    ) from None
+                if done:
+                    undo.pop_all()
+                    return self._share(key, tree)
             log.info("model '%s' changed while it was fetched; beginning anew", name)
         raise OSError(
             f"model repository '{self._connection.location}': model '{name}' changes faster than it can be "

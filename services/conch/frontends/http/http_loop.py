@@ -10,7 +10,7 @@ import ssl
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 import uvloop
@@ -96,11 +96,10 @@ class LoopThread:
         bound = _bound_socket(host, port, reuse_port)
         self.start()
         listener = Listener(self, handler, bound.getsockname()[1], timeouts, most_connections)
-        try:
+        with ExitStack() as undo:
+            undo.callback(bound.close)
             self.run(listener.start(bound, tls)).result()
-        except BaseException:
-            bound.close()
-            raise
+            undo.pop_all()
         return listener
 
     def _run(self) -> None:

@@ -148,7 +148,7 @@ class _Job:
             with on_yield(self._pause):
                 self._check()
                 result = self._work()
-        except BaseException as error:
+        except BaseException as error:  # boundary: the work; its future gets the error
             self.future.set_exception(error)
         else:
             self.future.set_result(result)

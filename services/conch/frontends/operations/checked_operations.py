@@ -34,7 +34,7 @@ def checked(
         guard.check(caller, grant, roles, operation.name, model)
         try:
             result = operation.handler(core, services, request)
-        except BaseException as error:
+        except BaseException as error:  # audited, and raised again
             if roles == CONTROLS:
                 audit_failure(operation, guard, caller, model, error)
             raise

@@ -16,6 +16,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,18 +106,16 @@ class EnvironmentCache:
             while True:
                 lock = FileLock.wait(lock_file, missing, stopped, on_wait)
                 shared = not lock.exclusive
-                try:
+                with ExitStack() as undo:
+                    undo.callback(lock.close)
                     if lock.exclusive and missing():
                         _make(folder, lock, make)
                         self._prune(key)
                     # Another process may have pruned or cleared it just now.
                     kept = _use(folder, lock) if not lock.exclusive or lock.share() else None
-                except BaseException:
-                    lock.close()
-                    raise
-                if kept is not None:
-                    return kept
-                lock.close()
+                    if kept is not None:
+                        undo.pop_all()
+                        return kept
                 lost += shared
                 if lost == _MOST_LOST:
                     log.warning(
@@ -192,7 +191,9 @@ def clear(folder: Path) -> None:
 def _make(folder: Path, lock: FileLock, make: Make) -> None:
     clear(folder)
     folder.mkdir(mode=0o700)
-    try:
+    with ExitStack() as undo:
+        undo.callback(lock.remove)
+        undo.callback(clear, folder)
         facts = make(folder, lock.descriptor)
         record = {**facts, "bytes": str(_size(folder))}
         unfinished = folder / f"{_RECORD}.new"
@@ -200,10 +201,7 @@ def _make(folder: Path, lock: FileLock, make: Make) -> None:
         # No fsync, which can take minutes; pip and uv do none either. After a power loss a record may vouch
         # for files that were lost.
         unfinished.rename(folder / _RECORD)
-    except BaseException:
-        clear(folder)
-        lock.remove()
-        raise
+        undo.pop_all()
 
 
 def _use(folder: Path, lock: FileLock) -> Kept | None:

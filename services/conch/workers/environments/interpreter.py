@@ -38,7 +38,7 @@ import json
 try:
     import numpy
     found, problem = numpy.__version__, None
-except BaseException as error:
+except Exception as error:  # boundary: the numpy of the environment
     found, problem = None, "%s: %s" % (type(error).__name__, error)
 print("")
 print(json.dumps({"version": list(sys.version_info[:3]), "numpy": found, "problem": problem}))

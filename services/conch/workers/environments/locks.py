@@ -12,6 +12,7 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -102,17 +103,15 @@ class FileLock:
         operation = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         while True:
             lock = cls(path, _open(path), exclusive)
-            try:
-                fcntl.flock(lock.descriptor, operation | fcntl.LOCK_NB)
+            with ExitStack() as undo:
+                undo.callback(lock.close)
+                try:
+                    fcntl.flock(lock.descriptor, operation | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return None
                 if lock._is_current():
+                    undo.pop_all()
                     return lock
-            except BlockingIOError:
-                lock.close()
-                return None
-            except BaseException:
-                lock.close()
-                raise
-            lock.close()
 
     def _is_current(self) -> bool:
         """True if the path still names the locked file."""

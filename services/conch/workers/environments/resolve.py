@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError, UnsupportedError
@@ -63,12 +64,11 @@ def resolve_environment(
 def _running(
     prefix: Path, label: str, added: Mapping[str, str], stopped: LoadCancelled, kept: Kept | None = None
 ) -> Environment:
-    try:
-        found = interpreter_in(prefix, label, added=added, stopped=stopped)
-    except BaseException:
+    with ExitStack() as undo:
         if kept is not None:
-            kept.release()
-        raise
+            undo.callback(kept.release)
+        found = interpreter_in(prefix, label, added=added, stopped=stopped)
+        undo.pop_all()
     if kept is None:
         return Environment(found.python, found.variables, found.paths, label, found.version)
     return Environment(found.python, found.variables, found.paths, label, found.version, kept.release)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
@@ -113,11 +114,10 @@ def run_tool(
         pass_fds=() if lock is None else (lock,),
     )
     with process:
-        try:
+        with ExitStack() as undo:
+            undo.callback(kill_group, process.pid)
             _drain(process, output, label, stopped)
-        except BaseException:
-            kill_group(process.pid)
-            raise
+            undo.pop_all()
         if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT).si_status:  # type: ignore[union-attr]
             kill_group(process.pid)  # nothing may write into a folder that will be cleared
         code = process.wait()

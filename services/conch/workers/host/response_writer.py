@@ -57,7 +57,7 @@ class ResponseWriter:
             try:
                 try:
                     return self._encode_responses(number, batch, outcome)
-                except Exception:
+                except Exception:  # boundary: outputs of models; raised again without a faulty one
                     if not self._mark_faulty(outcome):
                         raise
                     return self._encode_responses(number, batch, outcome)

@@ -113,7 +113,7 @@ class ServerClient:
         except ChannelClosedError:
             self._ended(number)
             raise UnavailableError(_GONE) from None
-        except BaseException:
+        except BaseException:  # raised again
             self._ended(number)
             raise
         if asyncio._get_running_loop() is not None:

@@ -214,7 +214,7 @@ class Host:
             sys.stderr.write(f"conch worker: {error}\n")
             sys.stderr.flush()
             os._exit(BAD_MESSAGE)
-        except BaseException as error:
+        except BaseException as error:  # boundary: the top of the process
             nothing = received is None and not self._stream.interrupted()
             if nothing and not isinstance(error, MemoryError):
                 raise  # from a signal handler of the model; nothing was received

@@ -82,7 +82,7 @@ class Block:
             os.ftruncate(self.fd, size)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self.memory: Array = np.frombuffer(mmap.mmap(self.fd, size), np.uint8)
-        except BaseException:
+        except BaseException:  # raised again
             os.close(self.fd)
             raise
         self.holds = 0

@@ -623,7 +623,7 @@ class PacketChannel:
                     return packet, fds
                 return _read_outline(packet, fds), fds
             return packet, fds
-        except BaseException:
+        except BaseException:  # raised again
             _close(fds)
             raise
 
@@ -771,7 +771,7 @@ def _duplicates(fds: Sequence[int]) -> list[int]:
     try:
         for fd in fds:
             copies.append(os.dup(fd))
-    except BaseException:
+    except OSError:
         _close(copies)
         raise
     return copies

@@ -690,7 +690,7 @@ class MessageStream:
                     _check_total(whole, nbytes)
                 if layouts[0].aligned:
                     payload.data = [b"".join(parts)]
-        except BaseException:
+        except BaseException:  # raised again
             self.discard(payload)
             raise
         return payload
@@ -752,12 +752,12 @@ class MessageStream:
                         channel.send([encode(kind, subject, fields, data, 0, 0, False, released, encoded)])
                     else:
                         self._post(encode(kind, subject, fields, data, *place, released, encoded), block)
-                except BaseException:
+                except BaseException:  # raised again
                     sent.forget()
                     raise
                 finally:
                     self._numbering = False
-        except BaseException:
+        except BaseException:  # raised again
             mappings.put_back(released)
             if payload is not None:
                 self.discard(payload)
@@ -777,7 +777,7 @@ class MessageStream:
         fd, block.fd = block.fd, -1
         try:
             self.channel.send([packet], (fd,))
-        except BaseException:
+        except BaseException:  # raised again
             block.fd = fd
             raise
         os.close(fd)

@@ -65,12 +65,11 @@ class ChildProcess:
         self._pidfd = -1
         self._output = OutputPipes(monitor, name)
         try:
-            monitor.hold()
-            try:
+            with ExitStack() as undo:
+                monitor.hold()
+                undo.callback(monitor.release)
                 server = monitor.run(partial(self._start, environment, role, descriptor))
-            except BaseException:
-                monitor.release()
-                raise
+                undo.pop_all()
             self._await_fork(server)
         except OSError as error:
             raise UnavailableError(f"'{environment.python}' can't be started: {error.strerror}") from error
@@ -187,9 +186,8 @@ def start_worker(
     """
     kind = socket.SOCK_SEQPACKET if role == "serve" else socket.SOCK_STREAM
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-    with theirs:
-        try:
-            return ChildProcess(monitor, name, environment, role, theirs.fileno(), on_end), ours
-        except BaseException:
-            ours.close()
-            raise
+    with theirs, ExitStack() as undo:
+        undo.callback(ours.close)
+        process = ChildProcess(monitor, name, environment, role, theirs.fileno(), on_end)
+        undo.pop_all()
+    return process, ours

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -99,57 +100,49 @@ class ForkServer:
         self._over = False  # the template does not read any more
         self._output = OutputPipes(monitor, f"template of workers in {environment.label}")
         self._pidfd = -1
-        monitor.hold()
-        try:
+        with ExitStack() as undo:
+            monitor.hold()
+            undo.callback(monitor.release)
             self._start(environment)
-        except BaseException:
-            monitor.release()
-            raise
+            undo.pop_all()
 
     def _start(self, environment: Environment) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._socket.close)
             self._socket.setblocking(False)
             with theirs:
                 self._popen = self._opened(environment, theirs)
-            try:
-                self._pidfd = os.pidfd_open(self._popen.pid)
-                self._monitor.watch(self._socket.fileno(), self._read)
-                try:
-                    self._monitor.watch(self._pidfd, self._ended)
-                except BaseException:
-                    self._monitor.unwatch(self._socket.fileno())
-                    raise
-            except BaseException:
-                self._popen.kill()
-                self._popen.wait()
-                self._output.finish()
-                if self._pidfd >= 0:
-                    os.close(self._pidfd)
-                raise
-        except BaseException:
-            self._socket.close()
-            raise
+            undo.callback(self._output.finish)
+            undo.callback(self._popen.wait)
+            undo.callback(self._popen.kill)
+            self._pidfd = os.pidfd_open(self._popen.pid)
+            undo.callback(os.close, self._pidfd)
+            self._monitor.watch(self._socket.fileno(), self._read)
+            undo.callback(self._monitor.unwatch, self._socket.fileno())
+            self._monitor.watch(self._pidfd, self._ended)
+            undo.pop_all()
 
     def _opened(self, environment: Environment, theirs: socket.socket) -> subprocess.Popen[bytes]:
         arguments = [theirs.fileno(), _PACKAGE, _UTILS, *environment.paths]
         output, errors = self._output.open()
-        try:
-            return subprocess.Popen(
-                [str(each) for each in (environment.python, "-X", "faulthandler", _MAIN, *arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                env=environment.variables,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except BaseException:
-            self._output.finish()
-            raise
-        finally:
-            os.close(output)
-            os.close(errors)
+        with ExitStack() as undo:
+            undo.callback(self._output.finish)
+            try:
+                process = subprocess.Popen(
+                    [str(each) for each in (environment.python, "-X", "faulthandler", _MAIN, *arguments)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=errors,
+                    env=environment.variables,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(output)
+                os.close(errors)
+            undo.pop_all()
+        return process
 
     def fork(self, request: Request) -> None:
         """Has a worker forked; its `Forked` is called. The descriptors are closed once they are sent."""

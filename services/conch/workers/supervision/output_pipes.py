@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import ExitStack
 from functools import partial
 
 from conch.workers.supervision.output_capture import Lines, Tail
@@ -45,24 +46,21 @@ class OutputPipes:
         Raises:
             OSError: No descriptor is free; nothing is open.
         """
-        ends: list[int] = []
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._close)
+            ends: list[int] = []
             for level, tail in ((logging.INFO, None), (logging.WARNING, self._tail)):
                 reader, writer = os.pipe()
+                undo.callback(os.close, writer)
                 ends.append(writer)
-                try:
+                with ExitStack() as unwatched:
+                    unwatched.callback(os.close, reader)
                     os.set_blocking(reader, False)
                     stream = _Stream(reader, level, tail, Lines(self._monitor.clock))
                     self._monitor.watch(reader, partial(self._read, stream))
-                except BaseException:
-                    os.close(reader)
-                    raise
+                    unwatched.pop_all()
                 self._streams.append(stream)
-        except BaseException:
-            for each in ends:
-                os.close(each)
-            self._close()
-            raise
+            undo.pop_all()
         return ends[0], ends[1]
 
     def finish(self) -> None:

@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from conch.core.clock import Clock, monotonic_ns
@@ -97,7 +98,7 @@ class ProcessMonitor:
         def call() -> None:
             try:
                 future.set_result(function())
-            except BaseException as error:
+            except BaseException as error:  # boundary: the function; the caller of `run` gets its error
                 future.set_exception(error)
 
         self.call(call)
@@ -123,21 +124,20 @@ class ProcessMonitor:
         self._selector.unregister(fd)
 
     def _start(self) -> None:
-        wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        selector: selectors.BaseSelector | None = None
-        try:
-            selector = selectors.DefaultSelector()
+        with ExitStack() as undo:
+            wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, wake_fd)
+            selector = undo.enter_context(selectors.DefaultSelector())
             selector.register(wake_fd, selectors.EVENT_READ, self._woken)
             thread = threading.Thread(target=self._run, args=(selector,), name="conch-workers", daemon=True)
+            undo.callback(self._forget)
             self._wake_fd, self._selector = wake_fd, selector
             thread.start()
-        except BaseException:
-            self._wake_fd, self._selector = -1, None
-            if selector is not None:
-                selector.close()
-            os.close(wake_fd)
-            raise
+            undo.pop_all()
         self._thread = thread
+
+    def _forget(self) -> None:
+        self._wake_fd, self._selector = -1, None
 
     def _wake(self) -> None:
         if self._wake_fd >= 0:

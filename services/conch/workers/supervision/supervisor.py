@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 
 from conch.core.errors import UnavailableError, as_conch_error
@@ -72,15 +73,14 @@ class Supervisor:
             ConchError: The start failed, the model raised, or the worker died.
         """
         calls, waiter = self._launch.calls, self._launch.waiter
-        self._monitor.hold()
-        calls.waiters.add(waiter)
-        waiter.opening = True
-        try:
+        with ExitStack() as undo:
+            self._monitor.hold()
+            undo.callback(self._monitor.release)
+            calls.waiters.add(waiter)
+            undo.callback(calls.waiters.discard, waiter)
+            waiter.opening = True
             self._serve(self._start())
-        except BaseException:
-            calls.waiters.discard(waiter)
-            self._monitor.release()
-            raise
+            undo.pop_all()
         waiter.opening = False
         self._group.join(self._member)
 
@@ -142,15 +142,14 @@ class Supervisor:
         with self._group.lock:
             closed = self._closed
             self._worker = worker
-        try:
+        with ExitStack() as undo:
+            undo.callback(worker.end)
             if closed:
                 raise UnavailableError(not_healthy(self._name))
             worker.load(self._launch.settings.start_timeout_s)
             if self.warm_up is not None:
                 self.warm_up(worker.link)
-        except BaseException:
-            worker.end()
-            raise
+            undo.pop_all()
         self._start_ns = self._monitor.clock() - start_ns
         return worker
 
@@ -192,7 +191,7 @@ class Supervisor:
         self._group.changed()
         try:
             worker = self._start()
-        except BaseException as error:
+        except BaseException as error:  # boundary: the restart thread; the worker is started again later
             reason = as_conch_error(error).message
             with self._group.lock:
                 if self._closed:

@@ -138,7 +138,7 @@ def auto_complete(model_class: type[Any], config: dict[str, Any]) -> dict[str, A
         raise
     except TritonModelException as error:
         raise InternalError(message_of(error)) from error
-    except BaseException as error:
+    except BaseException as error:  # boundary: the model's code, which may raise anything
         name = config.get("name", "")
         log.error("auto_complete_config of model '%s' failed", name, exc_info=model_exc_info(error))
         raise InternalError(describe(error)) from error

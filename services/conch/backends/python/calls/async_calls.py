@@ -59,7 +59,7 @@ def start_async_call(caller: CallContext, request: BlsRequest) -> asyncio.Future
     call = AsyncCall(caller, request, asyncio.get_running_loop())
     try:
         call.start(may_claim=False)
-    except BaseException:
+    except BaseException:  # raised again
         call.future.cancel()
         raise
     return call.future

@@ -67,10 +67,9 @@ class EventLoop:
 
 
 async def _outcome(awaitable: Awaitable[Any]) -> Outcome:
-    # SystemExit and KeyboardInterrupt included: they would end the loop.
     try:
         return await awaitable, None
-    except BaseException as error:
+    except BaseException as error:  # boundary: a model; its SystemExit would end the loop
         return None, error
 
 

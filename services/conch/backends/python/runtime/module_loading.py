@@ -22,6 +22,7 @@ import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -95,11 +96,10 @@ class ModelCode:
             # The importer's directory cache may predate a file written just before the load. Under the lock:
             # two loads may drop the same directory.
             importlib.invalidate_caches()
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             self.module = self._load(path)
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def close(self) -> None:
         """Unloads the modules, and the directories that no other load uses."""
@@ -205,7 +205,7 @@ class _Loader(SourceFileLoader):
         name = self.name.removeprefix(f"{self._code.package}.")
         try:
             super().exec_module(module)
-        except BaseException:
+        except BaseException:  # raised again
             if name in _plain_names and sys.modules.get(name) is module:
                 _plain_names.discard(name)
                 del sys.modules[name]  # it had imported submodules

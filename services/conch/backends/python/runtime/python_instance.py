@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import ExitStack
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -66,7 +67,7 @@ def load_code(name: str, version_directory: Any, file_name: str, owner: object |
         )
     try:
         code = ModelCode(name, version_directory, file_name, owner)
-    except BaseException as error:
+    except BaseException as error:  # boundary: the model's code, which may raise anything
         log.error("model '%s' can't be imported", name, exc_info=model_exc_info(error))
         raise InternalError(describe(error)) from error
     model_class = getattr(code.module, "TritonPythonModel", None)
@@ -100,26 +101,21 @@ def open_instance(
     only_cpu_inputs(spec)
     caller = CallContext(calls, placement.name, spec)
     caller.opening = True
-    try:
+    with ExitStack() as undo:
+        undo.callback(caller.close)
         code = load_code(spec.name, spec.version_directory, spec.model_file, caller)
-    except BaseException:
-        caller.close()
-        raise
-    try:
+        undo.pop_all()
+        undo.callback(code.close)
+        undo.callback(caller.close)  # first: threads of the model may use its modules
         max_concurrency(spec, _is_concurrent(code.module.TritonPythonModel.execute))
-    except BaseException:
-        caller.close()
-        code.close()
-        raise
-    try:
-        model = code.module.TritonPythonModel()
-        if hasattr(model, "initialize"):
-            model.initialize(_arguments(spec, placement))
-    except BaseException as error:
-        log.error("initialize of model '%s' failed", placement.name, exc_info=model_exc_info(error))
-        caller.close()
-        code.close()
-        raise InternalError(describe(error)) from error
+        try:
+            model = code.module.TritonPythonModel()
+            if hasattr(model, "initialize"):
+                model.initialize(_arguments(spec, placement))
+        except BaseException as error:  # boundary: the model's code, which may raise anything
+            log.error("initialize of model '%s' failed", placement.name, exc_info=model_exc_info(error))
+            raise InternalError(describe(error)) from error
+        undo.pop_all()
     caller.opening = False
     kind = AsyncPythonInstance if _is_concurrent(model.execute) else PythonInstance
     return kind(spec, placement, code, model, caller, note)
@@ -252,7 +248,7 @@ class PythonInstance(BackendInstance):
                 self._loop.close()
             if hasattr(self._model, "finalize"):
                 self._model.finalize()
-        except BaseException as error:
+        except BaseException as error:  # boundary: the model's code
             log.error("finalize of model '%s' failed", self._name, exc_info=model_exc_info(error))
         finally:
             self.readiness = self._check = None
@@ -302,7 +298,7 @@ class PythonInstance(BackendInstance):
             if error is not None:
                 raise error
             responses = self._finish_batch(batch, requests, returned)
-        except BaseException as raised:
+        except BaseException as raised:  # boundary: the model's coroutine
             failure = self._failure(requests, raised)
             responses = [CoreResponse([], failure) for _ in requests]
         for request, response in zip(requests, responses or (), strict=False):

@@ -161,7 +161,7 @@ class Submission:
                     self._submit(received, call, model, exchange, True)
                 except SlowTextError:
                     await parsed(exchange, self._pools, self._submit, received, call, model, exchange, False)
-            except BaseException:
+            except BaseException:  # raised again
                 call.end()
                 raise
         except ConchError as error:

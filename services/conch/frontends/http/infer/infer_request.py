@@ -167,7 +167,7 @@ class RequestDecoder:
             sizes = self._read_inputs(request, inputs, None if head is None else body[head:], most_used)
             if "outputs" in document:
                 self._read_outputs(request, document["outputs"], wanted, most_used)
-        except BaseException:
+        except BaseException:  # raised again
             request.discard()
             raise
         all_binary = request.region_bindings is None and len(sizes) == len(inputs)
