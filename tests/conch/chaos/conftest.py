@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.servers import ServerProcess, copy_example, serving_process, write_probe
+from tests.support.server_fixtures import LOAD_ALL, server_fixture
+from tests.support.servers import copy_example, write_probe
 from tests.support.warm_grpc import grpc_is_warm
 
 __all__ = ["grpc_is_warm", "repository", "server"]
@@ -21,8 +21,5 @@ def repository(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> 
     return directory
 
 
-@pytest.fixture
-def server(repository: Path) -> Iterator[ServerProcess]:
-    """A server of a test's own, with all models loaded, in explicit mode."""
-    with serving_process(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
-        yield server
+server = server_fixture(flags=LOAD_ALL, process=True, scope="function")
+"""A server of a test's own, with all models loaded, in explicit mode."""

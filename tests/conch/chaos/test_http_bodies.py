@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support.raw_http import RawHttp, head, infer_body, raw_http, request
 from tests.support.served_http import INFER, LIVE, check_served
+from tests.support.server_fixtures import LOAD_ALL, server_fixture
 from tests.support.servers import ServerProcess, eventually, serving_process
 
 READY = "/v2/health/ready"
@@ -43,11 +44,8 @@ SLOW = b'{"inputs":[' + b'["abcd",1],' * MILLION + b"1]}"
 """A body that takes seconds to read, and is worth an error at its end only."""
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
-    """A server whose clients may load."""
-    with serving_process(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
-        yield server
+server = server_fixture(flags=LOAD_ALL, process=True)
+"""A server whose clients may load."""
 
 
 def longest_check(server: ServerProcess, until: threading.Event) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import select
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +13,13 @@ import pytest
 from tests.support.calls import counts
 from tests.support.raw_http import head, infer_body, raw_http, request
 from tests.support.served_http import BODY, INFER, LIVE, check_served, resident
-from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving_process
+from tests.support.server_fixtures import server_fixture
+from tests.support.servers import (
+    WAIT_S,
+    ServerProcess,
+    client_of,
+    eventually,
+)
 
 MOST_BYTES = 1 << 20
 """Of a body as JSON, at the server of these tests."""
@@ -23,18 +28,12 @@ ROOM = 96 << 20
 SMUGGLED = request("GET", LIVE)
 
 
-@pytest.fixture
-def server(repository: Path) -> Iterator[ServerProcess]:
-    """A server with a low limit for bodies."""
-    with serving_process(repository, flags=[f"--http-max-input-size={MOST_BYTES}"]) as server:
-        yield server
+server = server_fixture(flags=[f"--http-max-input-size={MOST_BYTES}"], process=True, scope="function")
+"""A server with a low limit for bodies."""
 
 
-@pytest.fixture(scope="module")
-def shared(repository: Path) -> Iterator[ServerProcess]:
-    """The same, for tests that need none of their own: it is to be unharmed by all that it has met before."""
-    with serving_process(repository, flags=[f"--http-max-input-size={MOST_BYTES}"]) as server:
-        yield server
+shared = server_fixture(flags=[f"--http-max-input-size={MOST_BYTES}"], process=True)
+"""The same, for tests that need none of their own: it is to be unharmed by all that it has met before."""
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from tests.support.hazards import ask, workers_of, write_hazards
 from tests.support.metrics import of_model, scrape
+from tests.support.server_fixtures import server_fixture
 from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving_process, tensor
 from tests.support.worker_models import loaded
 from tritonclient.grpc import InferenceServerClient as Client
@@ -35,12 +36,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> 
     return directory
 
 
-@pytest.fixture(scope="module")
-def shared(repository: Path) -> Iterator[ServerProcess]:
-    with serving_process(repository, flags=["--model-control-mode=explicit"]) as server:
-        with client_of(server) as client:
-            assert client.is_server_ready()
-        yield server
+shared = server_fixture(flags=["--model-control-mode=explicit"], process=True)
 
 
 @pytest.fixture

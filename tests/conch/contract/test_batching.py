@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from tests.support.contract_server import REPEATER, REPEATER_CONFIG
 from tests.support.onnx_graphs import MEAN, RAGGED
+from tests.support.server_fixtures import server_fixture
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
     RawClient,
     client_of,
     eventually,
-    serving,
     tensor,
     write_model,
     write_probe,
@@ -61,8 +61,7 @@ TWO_INSTANCES = "instance_group { count: 2 kind: KIND_CPU }"
 
 
 @pytest.fixture(scope="module")
-def batching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
-    """A server of models that batch."""
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("batching")
     write_probe(repository, "ordered", f"dynamic_batching {{ preserve_ordering: true }} {TWO_INSTANCES}")
     write_probe(repository, "eager", "dynamic_batching { } optimization { eager_batching: true }")
@@ -77,10 +76,11 @@ def batching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     write_model(repository, "repeater", REPEATER_CONFIG + ordered, {"model.py": REPEATER})
     write_model(repository, "ragged", RAGGED_CONFIG, {"model.onnx": RAGGED})
     write_model(repository, "padded", PADDED_CONFIG, {"model.onnx": MEAN})
-    with serving(repository, flags=[f"--max-queue-size={BOUND}"]) as server:
-        with client_of(server) as client:
-            assert client.is_server_ready()
-        yield server
+    return repository
+
+
+batching = server_fixture(flags=[f"--max-queue-size={BOUND}"])
+"""A server of models that batch."""
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.calling import run, write_callers, write_script, write_until_cancelled
+from tests.support.server_fixtures import LOAD_ALL, server_fixture
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
@@ -147,11 +147,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path, placement: str) -> Iterator[AnyServer]:
-    flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
-    with serving(repository, flags=flags) as server:
-        yield server
+server = server_fixture(flags=[*LOAD_ALL, "--disable-auto-complete-config"], placed=True)
 
 
 @pytest.mark.parametrize("code", SCRIPTS)

@@ -16,8 +16,8 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.contract_server import CASTER, CASTER_CONFIG, CASTER_TYPES
 from tests.support.redis_server import RedisServer, redis_server, silent_server
+from tests.support.server_fixtures import server_fixture
 from tests.support.servers import (
-    AnyServer,
     client_of,
     eventually,
     probe,
@@ -55,12 +55,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[AnyServer]:
-    with serving(repository, flags=[f"--cache-config=local,size={SIZE}"]) as server:
-        with client_of(server) as client:
-            assert client.is_server_ready()
-        yield server
+server = server_fixture(flags=[f"--cache-config=local,size={SIZE}"])
 
 
 class Counts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, pairwise
@@ -20,6 +19,7 @@ from tests.conch.contract.test_sequences import DECOUPLED, ITERATIVE, refusal
 from tests.support.ensembles import ensemble_config, plain, request, spied, write_ensembles
 from tests.support.ensembles import python_config as spy_config
 from tests.support.sequence_models import COUNTDOWN, ECHOES, IO, LONG, SUMS, python_config, write_sums
+from tests.support.server_fixtures import LOAD_ALL, server_fixture
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
@@ -28,7 +28,6 @@ from tests.support.servers import (
     eventually,
     past_deadline,
     probe,
-    serving,
     tensor,
     write_model,
     write_probe,
@@ -137,19 +136,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[AnyServer]:
-    """A server with a cache and with rate limits."""
-    flags = [
-        "--model-control-mode=explicit",
-        "--load-model=*",
+server = server_fixture(
+    flags=[
+        *LOAD_ALL,
         "--rate-limit=execution_count",
         f"--cache-config=local,size={SIZE}",
     ]
-    with serving(repository, flags=flags) as server:
-        with client_of(server) as client:
-            assert client.is_server_ready()
-        yield server
+)
+"""A server with a cache and with rate limits."""
 
 
 def ask(client: Client, model: str, value: float = 1.0, name: str = "X", **more: Any) -> float:

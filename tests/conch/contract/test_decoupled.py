@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import signal
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tests.support.server_fixtures import LOAD_ALL, server_fixture
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
@@ -20,7 +20,6 @@ from tests.support.servers import (
     client_of,
     eventually,
     past_deadline,
-    serving,
     serving_process,
     write_steps,
 )
@@ -32,17 +31,12 @@ PARAMETERS = {"text": "ä", "yes": True}
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("decoupled")
-
-
-@pytest.fixture(scope="module")
-def server(repository: Path, placement: str) -> Iterator[AnyServer]:
+    repository = tmp_path_factory.mktemp("decoupled")
     write_steps(repository)
-    flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
-    with serving(repository, flags=flags) as server:
-        with client_of(server) as client:
-            assert client.is_server_ready()
-        yield server
+    return repository
+
+
+server = server_fixture(flags=[*LOAD_ALL, "--disable-auto-complete-config"], placed=True)
 
 
 def steps(*names: str, model: str = "steps", **fields: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.support.ensembles import (
     tensor_config,
     write_ensembles,
 )
+from tests.support.server_fixtures import server_fixture
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
@@ -153,11 +153,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[AnyServer]:
-    """A server with them."""
-    with serving(repository) as server:
-        yield server
+server = server_fixture()
 
 
 def counts(client: Client, model: str) -> tuple[int, int]:

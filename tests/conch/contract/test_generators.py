@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, eventually, serving
+from tests.support.server_fixtures import server_fixture
+from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, eventually
 from tritonclient.grpc import service_pb2
 
 STREAM = """
@@ -61,7 +62,7 @@ INFLIGHT = 'parameters { key: "CONCH_MAX_INFLIGHT" value { string_value: "8" } }
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[AnyServer]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("generators")
     for name, source, config in (
         ("def", STREAM.replace("KIND", "def"), DECOUPLED),
@@ -71,8 +72,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
         (root / name / "1").mkdir(parents=True)
         (root / name / "1/model.py").write_text(source)
         (root / name / "config.pbtxt").write_text(CONFIG + config)
-    with serving(root, flags=["--disable-auto-complete-config", placement]) as server:
-        yield server
+    return root
+
+
+server = server_fixture(flags=["--disable-auto-complete-config"], placed=True)
 
 
 def tensor(value: int) -> triton.InferInput:

@@ -18,6 +18,7 @@ from tests.support.calling import run, write_callers
 from tests.support.ensembles import request as ensemble_request
 from tests.support.ensembles import write_ensembles
 from tests.support.log_defaults import LOG_SETTINGS
+from tests.support.server_fixtures import server_fixture
 from tests.support.servers import (
     NUMBERS_CONFIG,
     WAIT_S,
@@ -62,14 +63,14 @@ def values(message: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose model logs."""
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "speaker", NUMBERS_CONFIG, {"model.py": SPEAKER})
-    with serving_process(repository, flags=["--log-json=false"]) as server:
-        with client_of(server) as client:
-            assert client.is_server_ready()
-        yield server
+    return repository
+
+
+talking = server_fixture(flags=["--log-json=false"], process=True)
+"""A server whose model logs."""
 
 
 @pytest.mark.process

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.raw_http import raw_http, request
+from tests.support.server_fixtures import LOAD_ALL, server_fixture
 from tests.support.servers import (
     EXAMPLES,
     WAIT_S,
@@ -36,7 +37,6 @@ pytestmark = pytest.mark.process
 
 SIZE = 64 * 1024
 Client: TypeAlias = triton.InferenceServerClient
-FLAGS = ["--model-control-mode=explicit", "--load-model=*"]
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
-    with serving_process(EXAMPLES, repository, flags=FLAGS) as server:
-        with client_of(server) as client:
-            assert client.is_server_ready()
-        yield server
+server = server_fixture(EXAMPLES, flags=LOAD_ALL, process=True)
 
 
 @pytest.fixture

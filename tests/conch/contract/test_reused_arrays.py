@@ -5,7 +5,6 @@ Triton copies a response's tensors when `execute` returns or when it is sent, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +15,10 @@ from tests.conch.contract.test_cache import Counts
 from tests.conch.contract.test_combinations import ORDERED, Stream, ask
 from tests.conch.contract.test_sequences import DECOUPLED
 from tests.support.ensembles import ensemble_config, plain, python_config, write_ensembles
+from tests.support.server_fixtures import LOAD_ALL, server_fixture
 from tests.support.servers import (
-    AnyServer,
     RawClient,
     eventually,
-    serving,
     write_model,
     write_probe,
 )
@@ -84,7 +82,7 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[AnyServer]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("reused")
     write_ensembles(repository)
     write_probe(repository, "busy")
@@ -97,9 +95,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
     write_model(repository, "overwrites", python_config(), {"model.py": OVERWRITES})
     steps = [plain("spy", "X", "t"), plain("overwrites", "t", "u")]
     write_model(repository, "forked", ensemble_config([*steps, ("join", {"A": "t", "B": "u"}, {"OUT": "Y"})]))
-    flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
-    with serving(repository, flags=flags) as server:
-        yield server
+    return repository
+
+
+server = server_fixture(flags=[*LOAD_ALL, "--disable-auto-complete-config"], placed=True)
 
 
 def ran(counts: Counts, times: int) -> bool:

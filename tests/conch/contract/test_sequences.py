@@ -29,13 +29,13 @@ from tests.support.sequence_models import (
     write_accumulator,
     write_sums,
 )
+from tests.support.server_fixtures import LOAD_ALL, server_fixture
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
     RawClient,
     client_of,
     eventually,
-    serving,
     tensor,
     write_model,
 )
@@ -103,14 +103,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
-@pytest.fixture(scope="module")
-def server(repository: Path, placement: str) -> Iterator[AnyServer]:
-    """A server of them."""
-    flags = ["--model-control-mode=explicit", "--load-model=*", placement]
-    with serving(repository, flags=flags) as server:
-        with client_of(server) as client:
-            assert client.is_server_ready()
-        yield server
+server = server_fixture(flags=LOAD_ALL, placed=True)
 
 
 def value(number: float) -> list[triton.InferInput]:

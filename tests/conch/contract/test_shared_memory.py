@@ -22,6 +22,7 @@ from tests.support.calls import refused
 from tests.support.cases import Case, check
 from tests.support.cases.region_cases import CALLS, REQUESTS, SIZE, part, request_of, write_adding
 from tests.support.names import new_name
+from tests.support.server_fixtures import server_fixture
 from tests.support.servers import (
     EXAMPLES,
     ROOT,
@@ -58,7 +59,7 @@ RETURNING_CONFIG = """
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("sharing")
     write_probe(repository)
     write_probe(
@@ -70,10 +71,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     write_steps(repository)
     write_adding(repository)
     write_model(repository, "returning", RETURNING_CONFIG, {"model.py": RETURNING})
-    with serving(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
-        with client_of(server) as client:
-            assert client.is_server_ready()
-        yield server
+    return repository
+
+
+server = server_fixture(EXAMPLES, flags=["--cache-config=local,size=1000000"])
 
 
 @pytest.fixture

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, serving, write_model
+from tests.support.server_fixtures import server_fixture
+from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, write_model
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -77,15 +78,17 @@ TEXTS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[AnyServer]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("unsendable")
     config = 'backend: "python"' + TENSORS
     write_model(repository, "together", config + BATCHES, {"model.py": START + TOGETHER})
     write_model(repository, "one", config, {"model.py": START + TOGETHER})
     decoupled = config + "model_transaction_policy { decoupled: true }"
     write_model(repository, "sender", decoupled, {"model.py": START + SENDER})
-    with serving(repository, flags=[placement]) as server:
-        yield server
+    return repository
+
+
+server = server_fixture(placed=True)
 
 
 def inputs(text: str, shape: tuple[int, ...] = (1,)) -> list[triton.InferInput]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import time
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.backend_harness import Harness, tensor_specs
-from tests.support.servers import AnyServer, LocalServer, RawClient, client_of, eventually, serving, tensor
+from tests.support.server_fixtures import server_fixture
+from tests.support.servers import AnyServer, RawClient, client_of, eventually, tensor
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -65,7 +65,7 @@ parameters { key: "CUSTOM_OUTPUT_DELAY_NS" value { string_value: "60000000000" }
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("models")
     tensors = "".join(
         f'input {{ name: "INPUT{n}" data_type: TYPE_{_config_type(kind)} dims: [ -1 ] optional: true }}'
@@ -84,8 +84,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     ):
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
-    with serving(repository) as server:
-        yield server
+    return repository
+
+
+server = server_fixture()
 
 
 def _config_type(kind: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.backend_harness import Harness, one_batch, tensor_specs
-from tests.support.servers import AnyServer, client_of, serving_process, tensor
+from tests.support.server_fixtures import server_fixture
+from tests.support.servers import AnyServer, client_of, tensor
 from tritonclient.utils import InferenceServerException
 
 from conch.backends import load_backend
@@ -53,7 +53,7 @@ def answers(models: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
+def repository(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("repository")
     for name, source, config in (
         ("affine", "affine", PLACE + "max_batch_size: 8 dynamic_batching { }"),
@@ -65,8 +65,10 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
         kind = "graphdef" if name == "graph" else "savedmodel"
         (models / source).rename(version / f"model.{kind}")
         (version.parent / "config.pbtxt").write_text(config)
-    with serving_process(repository) as server:
-        yield server
+    return repository
+
+
+server = server_fixture(process=True)
 
 
 @pytest.fixture(scope="module")

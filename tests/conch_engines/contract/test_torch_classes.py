@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.servers import IN_PROCESS, AnyServer, client_of, serving, serving_process, tensor
+from tests.support.server_fixtures import server_fixture
+from tests.support.servers import IN_PROCESS, AnyServer, client_of, serving_process, tensor
 from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("torch")
@@ -65,8 +65,7 @@ def write(repository: Path, name: str, source: str = SOURCE, config: str = CONFI
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
-    """Runs the classes in its own process, which is quicker to start; workers have a test of their own."""
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("models")
     torch.save({"layer.weight": WEIGHTS}, write(repository, "saved") / "model.pt")
     torch.save(
@@ -78,10 +77,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     torch.save({"layer.weight": Bomb()}, write(repository, "bomb") / "model.pt")
     write(repository, "without", source="VALUE = 1\n")
     write(repository, "fails", source=SOURCE.replace("x * 2", "x.reshape(99)"))
-    with serving(
-        repository, flags=["--model-control-mode=explicit", IN_PROCESS.replace("python", "pytorch")]
-    ) as server:
-        yield server
+    return repository
+
+
+server = server_fixture(flags=["--model-control-mode=explicit", IN_PROCESS.replace("python", "pytorch")])
+"""Runs the classes in its own process, which is quicker to start; workers have a test of their own."""
 
 
 def ask(client: Any, model: str) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.support.raw_http import Response, head, infer_body, raw_http, request
+from tests.support.server_fixtures import server_fixture
 from tests.support.servers import AnyServer, eventually, serving, write_probe
 
 INFER = "/v2/models/probe/infer"
@@ -18,11 +18,13 @@ UPGRADE = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Setting
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[AnyServer]:
-    """A server with one model."""
+def repository(tmp_path: Path) -> Path:
     write_probe(tmp_path / "models")
-    with serving(tmp_path / "models") as server:
-        yield server
+    return tmp_path / "models"
+
+
+server = server_fixture(scope="function")
+"""A server with one model."""
 
 
 def values(response: Response | None) -> list[float]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.loading import files, write_number
-from tests.support.servers import AnyServer, serving, started
+from tests.support.server_fixtures import server_fixture
+from tests.support.servers import AnyServer, started
 
 from conch.frontends.http.cors import cross_origin_reason
 
@@ -29,13 +30,16 @@ ASK = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
-    """A developer's server, in mode explicit, which lets pages of one origin run models."""
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("models")
     write_number(repository, "m")
-    flags = ["--model-control-mode=explicit", "--load-model=m", f"--http-cors-origin={APP}"]
-    with serving(repository, flags=flags) as running:
-        yield running
+    return repository
+
+
+server = server_fixture(
+    flags=["--model-control-mode=explicit", "--load-model=m", f"--http-cors-origin={APP}"]
+)
+"""A developer's server, in mode explicit, which lets pages of one origin run models."""
 
 
 @pytest.fixture

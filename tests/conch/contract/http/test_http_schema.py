@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.result import Ok
 from tests.support.profiles import scaled
-from tests.support.servers import AnyServer, serving, write_probe
+from tests.support.server_fixtures import server_fixture
+from tests.support.servers import AnyServer, write_probe
 
 from conch.frontends.http.openapi import document
 
@@ -53,12 +54,14 @@ ALLOWED = (
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
-    """A server with one model."""
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("models")
     write_probe(repository)
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=probe"]) as server:
-        yield server
+    return repository
+
+
+site = server_fixture(flags=["--model-control-mode=explicit", "--load-model=probe"])
+"""A server with one model."""
 
 
 def attack(site: AnyServer, label: str, examples: int) -> None:
