@@ -133,6 +133,58 @@ def echo(batch: Batch) -> list[InferenceResponse | None]:
     ]
 
 
+class Gate:
+    """Holds batches back until it is opened.
+
+    Attributes:
+        entered: One unit for each batch that has come.
+    """
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self._opened = threading.Event()
+
+    def __call__(self, batch: Batch) -> list[InferenceResponse | None]:
+        self.entered.release()
+        assert self._opened.wait(WAIT_S), "the test never opened the gate"
+        return echo(batch)
+
+    def wait_entered(self) -> None:
+        """Waits until another batch has come."""
+        assert self.entered.acquire(timeout=WAIT_S), "no batch came"
+
+    def open(self) -> None:
+        """Lets all batches run."""
+        self._opened.set()
+
+
+class Turnstile:
+    """Lets one batch run for each unit of `go`.
+
+    Attributes:
+        entered: One unit for each batch that has come.
+    """
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def __call__(self, batch: Batch) -> list[InferenceResponse | None]:
+        self.entered.release()
+        assert self.go.acquire(timeout=WAIT_S), "the test never let the batch run"
+        return echo(batch)
+
+    def wait_entered(self, count: int = 1) -> None:
+        """Waits until so many more batches have come."""
+        for _ in range(count):
+            assert self.entered.acquire(timeout=WAIT_S), "no batch came"
+
+    @property
+    def running(self) -> bool:
+        """Whether a batch has come that nobody has waited for."""
+        return self.entered.acquire(blocking=False)
+
+
 class Instance(BackendInstance):
     """Runs a function; checks that one batch at a time reaches it and that it is closed once."""
 

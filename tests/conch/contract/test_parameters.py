@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.support.contract_server import CASTER
 from tests.support.servers import RawClient, serving, write_model
 from tritonclient.grpc import service_pb2
 
@@ -36,19 +37,6 @@ TELLER_CONFIG = """
     backend: "python"
     input { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }
     output { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] }
-"""
-LABELLED = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("O" + tensor.name(), tensor.as_numpy()) for tensor in request.inputs()]
-            )
-            for request in requests
-        ]
 """
 LABELLED_TYPES = {"FP32": "FP32", "INT8": "INT8", "FP64": "FP64", "UINT64": "UINT64", "BOOL": "BOOL",
                   "FP16": "FP16", "STRING": "BYTES"}  # fmt: skip
@@ -87,7 +75,7 @@ Ask = Callable[[Any], Any]
 def write_models(repository: Path) -> None:
     """The models that tell what they were told, and one with labels."""
     write_model(repository, "teller", TELLER_CONFIG, {"model.py": TELLER})
-    directory = write_model(repository, "labelled", LABELLED_CONFIG, {"model.py": LABELLED})
+    directory = write_model(repository, "labelled", LABELLED_CONFIG, {"model.py": CASTER})
     (directory / "labels.txt").write_text(LABELS)
 
 

@@ -154,11 +154,8 @@ def ask(server: Server, start: int = 0) -> None:
         check_simple(client.infer("simple", simple_inputs(start), client_timeout=WAIT_S), start)
 
 
-@pytest.mark.parametrize("conch_first", [True, False])
-def test_beside_tritonclient(models: Path, conch_first: bool) -> None:
-    ours, theirs = "import conch.server", "import tritonclient.grpc"
-    first, second = (ours, theirs) if conch_first else (theirs, ours)
-    code = SCRIPT.format(first=first, second=second, repository=str(models))
+def check_program(code: str, says: str) -> None:
+    """Runs a program, which must end well."""
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
@@ -166,7 +163,15 @@ def test_beside_tritonclient(models: Path, conch_first: bool) -> None:
         timeout=WAIT_S,
         check=False,
     )
-    assert (result.returncode, result.stdout) == (0, "ok\n"), result.stderr
+    assert (result.returncode, result.stdout) == (0, f"{says}\n"), result.stderr
+
+
+@pytest.mark.parametrize("conch_first", [True, False])
+def test_beside_tritonclient(models: Path, conch_first: bool) -> None:
+    ours, theirs = "import conch.server", "import tritonclient.grpc"
+    first, second = (ours, theirs) if conch_first else (theirs, ours)
+    code = SCRIPT.format(first=first, second=second, repository=str(models))
+    check_program(code, "ok")
 
 
 def test_start_and_stop_again_and_again(models: Path) -> None:
@@ -233,14 +238,7 @@ def test_an_answer_after_a_stop_that_could_not_wait(tmp_path: Path, what: str) -
     write_probe(repository)
     write_model(repository, "slow", NUMBER_CONFIG, {"model.py": WAITING.format(running=running, go=go)})
     code = LATE.format(root=str(ROOT), running=running, go=go, repository=str(repository), what=what)
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert (result.returncode, result.stdout) == (0, "alive\n"), result.stderr
+    check_program(code, "alive")
 
 
 def test_its_metrics_are_those_of_any_other(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from tests.support.contract_server import CASTER
 from tests.support.servers import write_model
 
 NOT_STRING = "attempt to access JSON non-string as string"
@@ -102,19 +103,6 @@ OWN_REFUSED: list[tuple[str, Any, int, str]] = [
 
 _TYPES = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
           "FP64", "BYTES")  # fmt: skip
-_ECHO = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("O" + tensor.name(), tensor.as_numpy()) for tensor in request.inputs()]
-            )
-            for request in requests
-        ]
-"""
 
 
 def write_generate(repository: Path) -> None:
@@ -129,7 +117,7 @@ def write_generate(repository: Path) -> None:
         f'output {{ name: "O{name}" data_type: TYPE_{kind} dims: [ {dims} ] }}\n'
         for name, (kind, dims) in inputs.items()
     )
-    write_model(repository, "generate", config, {"model.py": _ECHO})
+    write_model(repository, "generate", config, {"model.py": CASTER})
 
 
 GENERATE: list[tuple[Any, tuple[int, ...], list[Any]]] = [

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tritonclient.http as http
 import tritonclient.http.aio as http_aio
+from tests.support.contract_server import CASTER
 from tests.support.servers import (
     WAIT_S,
     AnyServer,
@@ -40,20 +41,6 @@ TWO = """
     output { name: "OA" data_type: TYPE_FP32 dims: [ 2 ] }
     output { name: "OB" data_type: TYPE_INT32 dims: [ 2 ] }
 """
-ECHO = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("O" + tensor.name(), tensor.as_numpy()) for tensor in request.inputs()]
-            )
-            for request in requests
-        ]
-"""
 ONE_STRING = """
     backend: "python"
     input { name: "S" data_type: TYPE_STRING dims: [ 1 ] }
@@ -70,16 +57,16 @@ HEAD = "Inference-Header-Content-Length"
 
 def write_models(repository: Path) -> None:
     """Models that the tables of requests are for."""
-    write_model(repository, "two", TWO, {"model.py": ECHO})
-    write_model(repository, "one_string", ONE_STRING, {"model.py": ECHO})
-    write_model(repository, "strings", ONE_STRING.replace("[ 1 ]", "[ -1 ]"), {"model.py": ECHO})
+    write_model(repository, "two", TWO, {"model.py": CASTER})
+    write_model(repository, "one_string", ONE_STRING, {"model.py": CASTER})
+    write_model(repository, "strings", ONE_STRING.replace("[ 1 ]", "[ -1 ]"), {"model.py": CASTER})
     for name, dims in (("batched", "-1"), ("wild", "-1, -1")):
         config = (
             f'backend: "python" max_batch_size: 8\n'
             f'input {{ name: "IN" data_type: TYPE_FP32 dims: [ {dims} ] }}\n'
             f'output {{ name: "OIN" data_type: TYPE_FP32 dims: [ {dims} ] }}'
         )
-        write_model(repository, name, config, {"model.py": ECHO})
+        write_model(repository, name, config, {"model.py": CASTER})
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from tests.support.core import (
     WAIT_S,
     Answers,
     FollowingInstance,
+    Gate,
     Instance,
     LoadedModel,
     echo,
@@ -51,25 +52,6 @@ def fast_switching() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
-
-
-class Gate:
-    """Holds batches back until it is opened."""
-
-    def __init__(self) -> None:
-        self._entered = threading.Semaphore(0)
-        self._open = threading.Event()
-
-    def __call__(self, batch: Batch) -> list[InferenceResponse | None]:
-        self._entered.release()
-        assert self._open.wait(WAIT_S), "the test never opened the gate"
-        return echo(batch)
-
-    def wait_entered(self) -> None:
-        assert self._entered.acquire(timeout=WAIT_S), "no batch came"
-
-    def open(self) -> None:
-        self._open.set()
 
 
 def busy_for(ns: int) -> None:

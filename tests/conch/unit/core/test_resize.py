@@ -13,7 +13,17 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.core import WAIT_S, Answers, Execute, Instance, LoadedModel, echo, make_request, make_spec
+from tests.support.core import (
+    WAIT_S,
+    Answers,
+    Execute,
+    Instance,
+    LoadedModel,
+    Turnstile,
+    echo,
+    make_request,
+    make_spec,
+)
 from tests.support.profiles import scaled
 
 from conch.core.backend import BackendInstance
@@ -49,23 +59,6 @@ class Loaded(LoadedModel):
         return sorted(f"{each.name}:{each.device_id}" for each, instance in pairs if not instance.closed)
 
 
-class Gate:
-    """Holds every execution until it is let go."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.go = threading.Semaphore(0)
-
-    def __call__(self, batch: Batch) -> Sequence[InferenceResponse | None]:
-        self.entered.release()
-        assert self.go.acquire(timeout=WAIT_S)
-        return echo(batch)
-
-    def wait_entered(self, count: int = 1) -> None:
-        for _ in range(count):
-            assert self.entered.acquire(timeout=WAIT_S)
-
-
 def with_counts(spec: ModelSpec, *counts: int) -> ModelSpec:
     groups = zip(spec.instance_groups, counts, strict=True)
     return replace(spec, instance_groups=tuple(replace(group, count=count) for group, count in groups))
@@ -86,7 +79,7 @@ def resize(model: Model, *counts: int) -> Resize:
 
 
 def test_more_instances_run_what_waits() -> None:
-    gate = Gate()
+    gate = Turnstile()
     model, loaded = make(InstanceGroup("g"), execute=gate)
     answers = Answers()
     for _ in range(3):
@@ -110,7 +103,7 @@ def test_more_instances_run_what_waits() -> None:
 
 
 def test_fewer_instances_idle_ones_first() -> None:
-    gate = Gate()
+    gate = Turnstile()
     model, loaded = make(InstanceGroup("g", count=3), execute=gate)
     answers = Answers()
     model.submit(make_request(answers))
@@ -128,7 +121,7 @@ def test_fewer_instances_idle_ones_first() -> None:
 
 
 def test_a_busy_instance_finishes_its_batch_and_takes_no_other() -> None:
-    gate = Gate()
+    gate = Turnstile()
     model, loaded = make(InstanceGroup("g", count=2), execute=gate)
     answers = Answers()
     for _ in range(4):
@@ -149,7 +142,7 @@ def test_a_busy_instance_finishes_its_batch_and_takes_no_other() -> None:
 
 
 def test_close_waits_for_what_still_goes() -> None:
-    gate = Gate()
+    gate = Turnstile()
     model, loaded = make(InstanceGroup("g", count=2), execute=gate)
     answers = Answers()
     for _ in range(2):
@@ -234,7 +227,7 @@ def test_new_instances_are_warmed_up_before_they_take_requests() -> None:
 
 
 def test_resources_of_instances_that_come_and_go() -> None:
-    gate = Gate()
+    gate = Turnstile()
     limiter = RateLimiter()
     model, loaded = make(InstanceGroup("g", resources=(Resource("R", 1),)), execute=gate, limiter=limiter)
     answers = Answers()
@@ -267,7 +260,7 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
             asked.release()
             return granted
 
-    gate = Gate()
+    gate = Turnstile()
     limiter = Watched()
     held = ResourceGrant("other", [Resource("R", 2)], 0)
     limiter.add([held])

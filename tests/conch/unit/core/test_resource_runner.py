@@ -20,6 +20,7 @@ from tests.support.core import (
     FollowingInstance,
     Instance,
     LoadedModel,
+    Turnstile,
     echo,
     make_request,
     make_spec,
@@ -63,27 +64,6 @@ def make_model(
     return Model.create(
         spec, LoadedModel(execute, Instance if allows_inline else FollowingInstance), limiter=limiter
     )
-
-
-class Gate:
-    """Holds every execution until it is let go."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.go = threading.Semaphore(0)
-
-    def __call__(self, batch: Batch) -> Sequence[InferenceResponse | None]:
-        self.entered.release()
-        assert self.go.acquire(timeout=WAIT_S)
-        return echo(batch)
-
-    def wait_entered(self) -> None:
-        assert self.entered.acquire(timeout=WAIT_S)
-
-    @property
-    def running(self) -> bool:
-        """Whether an execution has begun that nobody has waited for."""
-        return self.entered.acquire(blocking=False)
 
 
 class Watched(RateLimiter):
@@ -141,7 +121,7 @@ def test_only_who_needs_something_asks() -> None:
 
 @pytest.mark.parametrize("allows_inline", [True, False])
 def test_two_models_never_run_at_the_same_time(allows_inline: bool) -> None:
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     one, two = (
         make_model(limiter, group(), execute=gate, name=name, allows_inline=allows_inline) for name in "ab"
     )
@@ -167,7 +147,7 @@ def test_two_models_never_run_at_the_same_time(allows_inline: bool) -> None:
 
 
 def test_a_claimant_runs_what_it_may_and_leaves_the_rest() -> None:
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     threads: list[threading.Thread] = []
 
     def noting(batch: Batch) -> Sequence[InferenceResponse | None]:
@@ -214,7 +194,7 @@ def test_a_budget_that_is_used_up() -> None:
 
 @pytest.mark.parametrize("end", ["cancel", "deadline", "drain"])
 def test_what_waits_and_has_nothing_to_run_any_more_waits_no_more(end: str) -> None:
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     small, big, other = (
         make_model(limiter, group(needs), execute=gate, name=needs) for needs in ("R1", "R2", "R1 S1")
     )
@@ -245,7 +225,7 @@ def test_what_waits_and_has_nothing_to_run_any_more_waits_no_more(end: str) -> N
 
 
 def test_a_decoupled_model_holds_what_it_needs_while_it_executes() -> None:
-    gate = Gate()
+    gate = Turnstile()
     limiter = Watched()
     begun: list[InferenceRequest] = []
 
@@ -272,7 +252,7 @@ def test_a_decoupled_model_holds_what_it_needs_while_it_executes() -> None:
 
 
 def test_an_instance_that_needs_nothing_runs_while_another_waits() -> None:
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     held = make_model(limiter, group(), execute=gate, name="held")
     mixed = make_model(limiter, group(), group(""), execute=gate, name="mixed")
     answers = Answers()
@@ -291,7 +271,7 @@ def test_an_instance_that_needs_nothing_runs_while_another_waits() -> None:
 
 
 def test_who_waits_for_a_request_that_another_instance_took_waits_no_more() -> None:
-    limiter, gates = Watched(), {name: Gate() for name in ("R1", "S1", "R1+S2", "S1 T1")}
+    limiter, gates = Watched(), {name: Turnstile() for name in ("R1", "S1", "R1+S2", "S1 T1")}
     r, s, two, other = (
         make_model(limiter, *(group(needs) for needs in name.split("+")), execute=gate, name=name)
         for name, gate in gates.items()
@@ -342,7 +322,7 @@ def test_a_delay_that_ends() -> None:
 
 @pytest.mark.parametrize(("priorities", "shares"), [((1, 2), (2, 1)), ((1, 1), (1, 1)), ((3, 1), (1, 3))])
 def test_priorities(priorities: tuple[int, int], shares: tuple[int, int]) -> None:
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     order: list[str] = []
 
     def noting(batch: Batch) -> Sequence[InferenceResponse | None]:
@@ -370,7 +350,7 @@ def test_priorities(priorities: tuple[int, int], shares: tuple[int, int]) -> Non
 
 
 def test_a_version_that_is_replaced_drains_and_leaves() -> None:
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     old = make_model(limiter, group("R4"), execute=gate)
     answers = Answers()
     submit(old, answers)
@@ -483,7 +463,7 @@ def slotted(limiter: RateLimiter, instances: Sequence[Instance]) -> Runner:
 
 
 def test_batches_that_name_their_instance() -> None:
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     instances = [Instance(gate) for _ in range(3)]
     runner = slotted(limiter, instances)
     answers = Answers()
@@ -502,7 +482,7 @@ def test_batches_that_name_their_instance() -> None:
 
 
 def test_batches_that_wait_for_their_instance_are_given_up_with_the_queue() -> None:
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     runner = slotted(limiter, [Instance(gate) for _ in range(2)])
     answers = Answers()
     requests = [make_request(answers, priority=number) for number in (0, 1, 1)]
@@ -538,7 +518,7 @@ class Blocked:
     """A model with three idle sequences, each with its row, whose resources another model holds."""
 
     def __init__(self) -> None:
-        self.limiter, self.gate = Watched(), Gate()
+        self.limiter, self.gate = Watched(), Turnstile()
         self.holder = make_model(self.limiter, group(), execute=self.gate, name="holder")
         sequence = SequenceBatching("DIRECT", 60_000 * MS)
         spec = replace(make_spec(4, name="m", sequence=sequence), instance_groups=(group(),))
@@ -614,7 +594,7 @@ def test_sequences_that_come_while_others_wait_for_resources_join_them() -> None
 
 def test_what_is_not_due_any_more_is_run_when_it_is_due_again() -> None:
     """One of those that reached a preferred size is cancelled: the other one's delay must be kept."""
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     held = make_model(limiter, group(), execute=gate, name="held")
     batching = DynamicBatching((4,), 100 * MS)
     patient = make_model(limiter, group(), name="patient", batching=batching, most=4)
@@ -761,7 +741,7 @@ def test_grants_that_lead_to_grants_are_not_nested() -> None:
 
 
 def test_cancelled_while_it_waits_for_resources() -> None:
-    limiter, gate = Watched(), Gate()
+    limiter, gate = Watched(), Turnstile()
     one, two = (make_model(limiter, group(), execute=gate, name=name) for name in "ab")
     answers, cancelled = Answers(), Answers()
     submit(one, answers)

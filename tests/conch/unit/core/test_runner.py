@@ -22,6 +22,7 @@ from tests.support.core import (
     Answers,
     Execute,
     FollowingInstance,
+    Gate,
     Instance,
     echo,
     make_request,
@@ -103,22 +104,6 @@ class Meeting:
     def __call__(self, batch: Batch) -> list[InferenceResponse | None]:
         self._barrier.wait(WAIT_S)
         return echo(batch)
-
-
-class Held:
-    """A batch that runs until it is let go."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.go = threading.Event()
-
-    def __call__(self, batch: Batch) -> list[InferenceResponse | None]:
-        self.entered.release()
-        assert self.go.wait(WAIT_S)
-        return echo(batch)
-
-    def wait_entered(self) -> None:
-        assert self.entered.acquire(timeout=WAIT_S), "no batch came"
 
 
 def test_a_claim_kept_late_loses_nothing() -> None:
@@ -523,7 +508,7 @@ class TestNothingIsKept:
 
 def test_a_spike_leaves_other_instances_to_be_handed_over() -> None:
     """What a claimant with a budget has left in the queue is run elsewhere once somebody says so."""
-    held = Held()
+    held = Gate()
     first = make_request()
 
     def execute(batch: Batch) -> list[InferenceResponse | None]:
@@ -540,7 +525,7 @@ def test_a_spike_leaves_other_instances_to_be_handed_over() -> None:
         assert (runner.pending, model_threads()) == (3, 0), "not worth waking anybody for short batches"
         runner.release()
         assert answers.wait(3)
-        held.go.set()
+        held.open()
         assert leading.result(WAIT_S) is False
     assert runner.closing.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.conch.unit.core.sequences import MS, US, sequence_request, sequence_spec
-from tests.support.core import WAIT_S, Answers, FollowingInstance, Instance, LoadedModel, Shifted, echo
+from tests.support.core import WAIT_S, Answers, FollowingInstance, Gate, Instance, LoadedModel, Shifted, echo
 
 from conch.core.clock import Clock
 from conch.core.errors import (
@@ -41,22 +41,6 @@ def model_of(
     settings.setdefault("max_idle_ns", HOUR_NS)
     spec = replace(sequence_spec(most, **settings), instance_groups=(InstanceGroup("m", count=instances),))
     return Model.create(spec, LoadedModel(execute, Instance if allows_inline else FollowingInstance), clock)
-
-
-class Gate:
-    """Batches run only when they are let go."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.go = threading.Event()
-
-    def __call__(self, batch: Batch) -> list[InferenceResponse | None]:
-        self.entered.release()
-        assert self.go.wait(WAIT_S)
-        return echo(batch)
-
-    def wait_entered(self) -> None:
-        assert self.entered.acquire(timeout=WAIT_S)
 
 
 def send(
@@ -109,7 +93,7 @@ def test_a_close_that_is_under_way_ends_then_too() -> None:
     gate.wait_entered()
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(model.close, None)
-        gate.go.set()
+        gate.open()
         assert closing.result(WAIT_S)
     assert answers.finals == 1
 
@@ -168,7 +152,7 @@ def test_timeouts_in_the_backlog_and_deadlines_are_answered() -> None:
         assert isinstance(error, UnavailableError)
         assert error.message == "timeout of the corresponding sequence has been expired"
     assert isinstance(error_of(answers, late[1]), DeadlineExceededError)
-    gate.go.set()
+    gate.open()
     last = send(model, answers, 1, "E")
     assert model.close(WAIT_S)
     assert error_of(answers, running) is None and error_of(answers, last) is None
@@ -184,7 +168,7 @@ def test_a_cancelled_request_takes_its_sequence_with_it() -> None:
     assert model.cancel(queued[1])
     assert answers.finals == 3
     assert all(isinstance(error_of(answers, request), CancelledError) for request in queued)
-    gate.go.set()
+    gate.open()
     assert model.close(WAIT_S)
     assert model.statistics.snapshot().fail.count == 3
 
@@ -238,7 +222,7 @@ def test_a_delay_that_ends_before_the_one_somebody_sleeps_for() -> None:
     # A thread reads the clock under the lock that it gives up when it sleeps until the late one is due.
     while not {"conch-m-0", "conch-m-1"}.intersection(clock.readers):
         assert time.monotonic() < deadline, "no thread waits for the late one"
-    gate.go.set()
+    gate.open()
     assert answers.wait(5)
     assert (answers.finals_of(soon), answers.finals_of(late)) == (1, 0)
     assert model.fail_queued(UnavailableError("Server exiting")) == 1
