@@ -11,7 +11,7 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.option import FlagError, Settings, nested, option, settings_of
 from conch.core.option_checks import contents_of
 from conch.core.value_types import BOOL, FILE, PORT, TEXT
-from conch.frontends.http.http_options import HttpTls, TlsFiles
+from conch.frontends.http.http_options import HttpTls, TlsFiles, pem_option
 from conch.server_options import AddOnOptions, AddOnSettings, Opening, PartOptions
 from conch_control.remote_api.connection_options import is_loopback, read_token
 
@@ -151,15 +151,10 @@ class ConsoleTlsFiles(TlsFiles):
     GROUP: ClassVar = "console"
 
     use_ssl: bool = option("--console-use-ssl", BOOL, False, "serve the console over TLS")
-    certificate: Path | None = option(
-        "--console-server-cert", FILE, None, "PEM file of the console's certificate"
-    )
-    private_key: Path | None = option("--console-server-key", FILE, None, "PEM file of the console's key")
-    root: Path | None = option(
-        "--console-root-cert",
-        FILE,
-        None,
-        "PEM file of the root certificates that browsers must have one from",
+    certificate: Path | None = pem_option("--console-server-cert", "the console's certificate")
+    private_key: Path | None = pem_option("--console-server-key", "the console's key")
+    root: Path | None = pem_option(
+        "--console-root-cert", "the root certificates that browsers must have one from"
     )
 
 

@@ -363,15 +363,8 @@ def test_unloading_a_part_takes_its_ensembles_along_until_it_is_back(site: Site)
     assert send(site) == b"\x07"
 
 
-@pytest.mark.parametrize("with_reload", [False, True])
-def test_unloading_a_part_lets_its_ensembles_finish(site: Site, with_reload: bool) -> None:
-    """Also the requests that an ensemble took before it was loaded anew."""
-    site.model("slow", {1: "slow"})
-    site.model("m")
-    site.model("inner", config=chain("m"))
-    site.model("e", config=chain("slow", "*inner", "m"))
-    agent = site.agent()
-    agent.load("e", {})
+def submitted(site: Site) -> queue.SimpleQueue[InferenceResponse | None]:
+    """Sends a request to ensemble ``e``; its responses come into the queue."""
     got: queue.SimpleQueue[InferenceResponse | None] = queue.SimpleQueue()
     request = InferenceRequest(
         "e",
@@ -381,6 +374,19 @@ def test_unloading_a_part_lets_its_ensembles_finish(site: Site, with_reload: boo
         0,
     )
     site.registry.resolve("e").submit(request)
+    return got
+
+
+@pytest.mark.parametrize("with_reload", [False, True])
+def test_unloading_a_part_lets_its_ensembles_finish(site: Site, with_reload: bool) -> None:
+    """Also the requests that an ensemble took before it was loaded anew."""
+    site.model("slow", {1: "slow"})
+    site.model("m")
+    site.model("inner", config=chain("m"))
+    site.model("e", config=chain("slow", "*inner", "m"))
+    agent = site.agent()
+    agent.load("e", {})
+    got = submitted(site)
     if with_reload:
         site.model("e", config=chain("slow", "*inner", "m") + "\n")
         agent.load("e", {})
@@ -393,8 +399,7 @@ def test_unloading_a_part_lets_its_ensembles_finish(site: Site, with_reload: boo
     assert site.backend.closed == []
     site.backend.gate.set()
     response = got.get(timeout=WAIT_S)
-    assert response is not None
-    assert response.error is None
+    assert response is not None and response.error is None
     eventually(lambda: site.states("m") == {1: ("UNAVAILABLE", "unloaded")}, "nobody needs it any more")
     assert site.backend.closed == ["m:1"]
     assert not site.registry.draining
@@ -406,23 +411,14 @@ def test_a_part_that_is_unloaded_and_comes_back_at_once(site: Site) -> None:
     site.model("e", config=chain("slow", "m"))
     agent = site.agent()
     agent.load("e", {})
-    got: queue.SimpleQueue[InferenceResponse | None] = queue.SimpleQueue()
-    request = InferenceRequest(
-        "e",
-        "",
-        {"A": Tensor("A", "UINT8", (1,), b"\x07")},
-        lambda _, response, final: got.put(response),
-        0,
-    )
-    site.registry.resolve("e").submit(request)
+    got = submitted(site)
     agent.unload("m", False)
     agent.load("m", {})
     assert site.serving("m") != {}
     assert site.serving("e") != {}
     site.backend.gate.set()
     response = got.get(timeout=WAIT_S)
-    assert response is not None
-    assert response.error is None
+    assert response is not None and response.error is None
     eventually(lambda: site.backend.closed == ["m:1"], "the first one goes")
     assert site.serving("m") != {}
     assert send(site) == b"\x07"

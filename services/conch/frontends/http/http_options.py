@@ -10,7 +10,7 @@ import argparse
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.core.errors import UnavailableError
 from conch.core.option import FlagError, Setting, Settings, flag_of, option
@@ -109,6 +109,11 @@ class TlsFiles:
         return HttpTls(self.certificate, self.private_key, self.root)
 
 
+def pem_option(flag: str, content: str) -> Any:
+    """The setting of a PEM file with TLS."""
+    return option(flag, FILE, None, f"PEM file of {content}")
+
+
 @dataclass(frozen=True, slots=True)
 class HttpTlsFiles(TlsFiles):
     """TLS of the REST port."""
@@ -116,15 +121,10 @@ class HttpTlsFiles(TlsFiles):
     GROUP: ClassVar = "HTTP TLS"
 
     use_ssl: bool = option("--http-use-ssl", BOOL, False, "serve REST over TLS")
-    certificate: Path | None = option(
-        "--http-server-cert", FILE, None, "PEM file of the REST port's certificate"
-    )
-    private_key: Path | None = option("--http-server-key", FILE, None, "PEM file of the REST port's key")
-    root: Path | None = option(
-        "--http-root-cert",
-        FILE,
-        None,
-        "PEM file of the root certificates that REST clients must have one from",
+    certificate: Path | None = pem_option("--http-server-cert", "the REST port's certificate")
+    private_key: Path | None = pem_option("--http-server-key", "the REST port's key")
+    root: Path | None = pem_option(
+        "--http-root-cert", "the root certificates that REST clients must have one from"
     )
 
 
