@@ -39,9 +39,9 @@ Flow control. Each DATA byte, padding too, counts against the windows of its str
 `consumed` gives bytes back; WINDOW_UPDATE frames follow once a quarter of a window has been. A stream that
 closes gives back what it had not consumed, and DATA that no stream takes is given back at once.
 Data to be sent goes straight to the output if both windows, the peer's frame size and `Limits.output_bytes`
-allow it whole; else it waits in the stream's queue. Streams that could send take turns, a frame each
-(`_pump`), at the end of `receive` and in `take_output`. Streams whose own window is shut wait outside of that
-line until it opens. Header blocks are encoded when they go to the output, in the order of the dynamic table.
+allow it whole; else it waits in the stream's queue. Streams that could send take turns, a few frames
+each (`_pump`), at the end of `receive` and in `take_output`. Streams whose own window is shut wait outside of
+that line until it opens. Header blocks are encoded when they go to the output, in the order of the dynamic table.
 
 Limits (`limits.Limits`) hold what the peer can cost; each that closes the connection has its `Reason`.
 """
@@ -130,6 +130,8 @@ _GAPS_REMEMBERED = 32
 _LISTS_REMEMBERED = 64
 # Output up to here is one buffer; above, only buffers smaller than the second number are joined.
 _JOINED_BYTES = 65_536
+# What a stream may send before it is the next one's turn.
+_TURN_BYTES = 65_536
 _SMALL_BYTES = 4096
 
 # In place of a content-length.
@@ -926,29 +928,32 @@ class Http2Connection:
             self._drop(stream)
 
     def _pump(self, events: list[Event]) -> None:
-        """Moves queued data to the output, a frame of each stream in turn, as far as windows allow."""
+        """Moves queued data to the output, some frames of each stream in turn, as far as windows allow."""
         ready, out = self._ready, self._out
+        frame_size = self._peer_frame_size
+        most = max(_TURN_BYTES, frame_size)
         moved: dict[int, None] = {}
         while ready and self._send_left and self._out_bytes < self._most_output:
             stream_id, stream = next(iter(ready.items()))
             queue = stream.queue
             assert queue is not None
-            count = min(
-                queue.count, self._send_left, self._peer_window - stream.send_used, self._peer_frame_size
-            )
+            count = min(queue.count, self._send_left, self._peer_window - stream.send_used, most)
             if count <= 0:
                 # Its own window is shut.
                 del ready[stream_id]
                 continue
             drained = count == queue.count
             self.queued_bytes -= count
-            out.append(pack_head(count << 8, drained and queue.end, stream_id))
-            out += queue.cut(count)
             self._out_bytes += count
             self._send_left -= count
             stream.send_used += count
-            self._recent.data_sent += 1
             moved[stream_id] = None
+            while count:
+                size = min(count, frame_size)
+                count -= size
+                out.append(pack_head(size << 8, drained and queue.end and not count, stream_id))
+                out += queue.cut(size)
+                self._recent.data_sent += 1
             if not drained:
                 ready.move_to_end(stream_id)
                 continue

@@ -13,10 +13,11 @@ Buffer = bytes | bytearray | memoryview
 class SendQueue:
     """What a stream is to send once windows allow it."""
 
-    __slots__ = ("buffers", "count", "end", "trailers")
+    __slots__ = ("_buffers", "_position", "count", "end", "trailers")
 
     def __init__(self) -> None:
-        self.buffers: deque[Buffer] = deque()
+        self._buffers: deque[memoryview] = deque()
+        self._position = 0  # in the first of them
         self.count = 0
         # END_STREAM on the last DATA frame, or trailers with it.
         self.end = False
@@ -24,21 +25,24 @@ class SendQueue:
 
     def put(self, buffers: Sequence[Buffer], count: int) -> None:
         """Adds data, which is not copied."""
-        self.buffers.extend(one for one in buffers if len(one))
+        self._buffers.extend(memoryview(one) for one in buffers if len(one))
         self.count += count
 
-    def cut(self, count: int) -> list[Buffer]:
+    def cut(self, count: int) -> list[memoryview]:
         """Takes the first `count` bytes."""
         self.count -= count
-        buffers, taken = self.buffers, []
+        buffers, position = self._buffers, self._position
+        taken: list[memoryview] = []
         while count:
-            first = buffers.popleft()
-            if len(first) > count:
-                whole = memoryview(first)
-                buffers.appendleft(whole[count:])
-                first = whole[:count]
-            count -= len(first)
-            taken.append(first)
+            first = buffers[0]
+            stop = position + count
+            taken.append(first[position:stop])
+            if stop < len(first):
+                self._position = stop
+                return taken
+            count = stop - len(first)
+            buffers.popleft()
+            position = self._position = 0
         return taken
 
 

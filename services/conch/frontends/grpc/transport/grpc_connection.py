@@ -68,6 +68,7 @@ from conch.frontends.grpc.transport.wire import Wire
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024
+_LONG_READ_BYTES = 256 * 1024  # while a long message is being received
 _READS = 4
 _MOST_PARTIAL_BYTES = 64 << 20
 _MOST_UNREAD_BYTES = 64 << 20
@@ -256,13 +257,14 @@ class GrpcConnection:
 
     def _read(self) -> None:
         wire, http2 = self._wire, self._http2
+        size = _LONG_READ_BYTES if self._partial else _READ_BYTES
         for _ in range(_READS):
             if self._state is State.CLOSED:
                 return
             direct = http2.direct()
             if direct is None or not self._read_directly(*direct):
                 try:
-                    data = wire.recv(_READ_BYTES)
+                    data = wire.recv(size)
                 except BlockingIOError:
                     break
                 if not data or self._state is State.LINGERING:
@@ -272,7 +274,7 @@ class GrpcConnection:
                 events = http2.receive(data, self._port.clock())
                 if events:
                     self._handle(events)
-                if len(data) < _READ_BYTES and wire.reads_all:
+                if len(data) < size and wire.reads_all:
                     break
         self.loop.flush_later(self)
 

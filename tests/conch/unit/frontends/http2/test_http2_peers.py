@@ -428,13 +428,13 @@ def test_long_header_blocks_are_continued() -> None:
 
 
 def test_streams_take_turns() -> None:
-    """A long answer does not hold up another: each has a frame in turn."""
+    """A long answer does not hold up another: each has four frames in turn."""
     connection = Http2Connection()
     connection.receive(PREFACE + settings_frame((4, 2**20)) + window_update(0, 2**20), 0)
     peer = Encoder()
     for stream_id in (1, 3):
         connection.receive(frame(HEADERS, END_HEADERS | END_STREAM, stream_id, peer.encode(REQUEST)), 0)
     for stream_id in (1, 3):
-        connection.send_data(stream_id, [bytes(100_000)], end_stream=True)
+        connection.send_data(stream_id, [bytes(9 * 16_384)], end_stream=True)
     order = [one.stream_id for one in frames(output(connection)) if one.kind == DATA]
-    assert order == [1, 3] * 7
+    assert order == [1] * 4 + [3] * 4 + [1] * 4 + [3] * 4 + [1, 3]
