@@ -1,6 +1,6 @@
 """Serves the calls of a model in a worker: BLS requests, model control, readiness, custom metrics.
 
-Owns: open calls by number. Threads: calls arrive on the thread that reads; delivery threads run what blocks.
+Owns: open calls by number. Threads: calls arrive on the I/O loop; delivery threads run what blocks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from conch.backends.python.calls.bls_call import not_ready
 from conch.backends.python.calls.deadlock_detection import DEADLOCK
 from conch.core.bls import ServerCalls
 from conch.core.clock import monotonic_ns
-from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
 from conch.core.execution.runner import bypassing_claims
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.servable import InlineClaim, Servable
+from conch.core.servable import Servable
 from conch.workers.connection.waiting_calls import WaitingCalls
 from conch.workers.connection.worker_metrics import WorkerMetrics
 from conch.workers.connection.worker_responses import ResponseDispatcher
@@ -44,16 +43,6 @@ from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
 log = logging.getLogger(__name__)
 
 Query = dict[str, Any]
-
-_MOST_NESTED = 8
-"""Most calls nested on one thread, each waiting for the next."""
-
-
-class _Depth(threading.local):
-    value = 0
-
-
-_depth = _Depth()
 
 
 class BlsServer:
@@ -137,14 +126,8 @@ class BlsServer:
                     f"model '{request.model_name}' has become {'' if decoupled else 'not '}decoupled since "
                     f"it was called before; send the request again"
                 )
-            # This thread may hold a claim to run the called model while it waits for the calling one.
-            lead = EnsembleClaim.current()
-            if lead is not None:
-                lead.release()
-            with bypassing_claims():
-                claim = self._calls.submit(request, True, model, parent=parent)
-            if claim is not None:
-                _run_claim(claim)
+            with bypassing_claims():  # a claimant may wait for the model that calls
+                self._calls.submit(request, False, model, parent=parent)
         except Exception as error:  # the called model's, for the model that calls
             self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
 
@@ -187,7 +170,7 @@ class BlsServer:
         try:
             self._send_reply(number, InferenceResponse([], error), True, True)
         except ChannelClosedError:
-            pass  # the reader thread notices
+            pass  # the I/O loop notices
 
     def close(self) -> None:
         """Cancels all calls: the worker is gone."""
@@ -224,7 +207,7 @@ class BlsServer:
             except Exception as error:  # no memory, or tensors that do not match their shapes
                 self._send_reply(number, InferenceResponse([], as_conch_error(error)), final, refused)
         except ChannelClosedError:
-            pass  # the reader thread notices, and cancels open calls
+            pass  # the I/O loop notices, and cancels open calls
         if self._waiting_calls:
             self._waiting_calls.finish(number)
 
@@ -251,7 +234,7 @@ class BlsServer:
         try:
             self._stream.send(Kind.RESULT, number, fields)
         except ChannelClosedError:
-            pass  # the reader thread notices
+            pass  # the I/O loop notices
 
     def _find(self, query: Query) -> dict[str, object]:
         request = InferenceRequest(_text(query, "name"), _text(query, "version"), {}, _ignore, 0)
@@ -319,19 +302,3 @@ def _parameter(value: object) -> LoadParameter:
 
 def _ignore(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
     """Ignores responses; the request is never submitted."""
-
-
-def _run_claim(model: InlineClaim) -> None:
-    """Has a model run that was called, here and now if it is in a worker too and quick.
-
-    Models in this process are left to threads of their own: they may take as long as they like.
-    """
-    if model.only_starts and _depth.value < _MOST_NESTED:
-        _depth.value += 1
-        try:
-            # Once to begin a batch, once to receive what comes of it.
-            if not (model.run_inline(0) and model.run_inline(0)):
-                return
-        finally:
-            _depth.value -= 1
-    model.release()

@@ -1,7 +1,7 @@
 """Table of the batches and requests that a worker has.
 
 Owns: batches and open requests by number. Threads and locks: one lock; batches come on any thread, one at
-a time; outcomes come on the thread that reads.
+a time; outcomes come on the I/O loop.
 """
 
 from __future__ import annotations

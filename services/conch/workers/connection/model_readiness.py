@@ -1,6 +1,6 @@
 """Asks a worker's model for its `is_ready`.
 
-Owns: open checks by number. Threads: any thread asks, the reader thread completes.
+Owns: open checks by number. Threads: any thread asks, the I/O loop completes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Handles a worker's outcomes of batches and responses of response senders.
 
-Threads: the thread that reads the socket.
+Threads: the I/O loop.
 """
 
 from __future__ import annotations

@@ -1,138 +1,116 @@
-"""Chooses the thread of the server that reads a worker's socket, and passes messages to their handlers.
-
-Each connection has a reader thread. A thread that starts a short batch may claim the socket until the batch
-is done: the reader thread stays asleep, which saves a wake-up.
-
-Owns: the epoll set. Threads and locks: the thread that reads holds `_read_lock`.
-"""
+"""Reads a worker's socket on the I/O loop, and passes messages to their handlers."""
 
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from conch.core.clock import monotonic_ns
-from conch.core.scheduling.scheduler import Batch
+from conch.core.io_loop import IoLoop, SharedLoop
 from conch.workers.protocol import codec
-from conch.workers.protocol.busy_poll import BusyPoll
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
+from conch.workers.protocol.channel import Kind, WireError
 from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
 
-_ASLEEP = 0
-_AWAKE = select.EPOLLIN | select.EPOLLONESHOT
-
+_MOST_AT_ONCE = 64
+"""Messages that `SocketReader.catch_up` handles before other sockets have their turn."""
 
 Handler = Callable[[int, ReceivedMessage], None]
 """Handles a message about a subject."""
 
 
 class SocketReader:
-    """Reads a worker's messages, on the reader thread or on a thread that has claimed the socket.
+    """Reads a worker's messages, from `start` until the socket is closed or a message is malformed.
 
-    1. Thread A claims: it takes `_read_lock` and disarms the socket in the epoll set.
-    2. The reader thread sleeps in epoll; a message wakes A only.
-    3. A releases: it arms the socket before it frees the lock, so no message is missed.
-    4. If A failed, it left `_failure` and shut the socket down; the reader thread wakes and raises it.
+    Args:
+        stream: The socket's messages.
+        shared_loop: The loop, held while the socket is read.
+        handle: Handles a message, on the loop's thread; returns at once.
+        on_end: Called once when reading has ended, on the loop's thread, with a `ChannelClosedError`, a
+            `WireError`, or what `handle` has raised. It leads to `close`.
     """
 
-    def __init__(self, channel: PacketChannel, stream: MessageStream) -> None:
-        self._channel = channel
+    def __init__(
+        self,
+        stream: MessageStream,
+        shared_loop: SharedLoop,
+        handle: Callable[[ReceivedMessage], None],
+        on_end: Callable[[BaseException], None],
+    ) -> None:
         self._stream = stream
-        self._read_lock = threading.Lock()
-        self._file = channel.fileno()
-        self._epoll = select.epoll()
-        self._epoll.register(self._file, _AWAKE)
-        self._closed = False
-        self._failure: Exception | None = None  # of a thread that had claimed the socket
-        self._reader_poll = select.poll()
-        self._reader_poll.register(self._file, select.POLLIN)
-        self._busy_poll = BusyPoll(partial(self._reader_poll.poll, 0))
+        self._shared_loop = shared_loop
+        self._handle = handle
+        self._on_end = on_end
+        self._loop: IoLoop | None = None
+        self._file = -1
+        self._ended = False
 
-    def read(self, handle: Callable[[ReceivedMessage], None]) -> None:
-        """Reads until the socket is closed; runs on the reader thread.
+    def start(self) -> None:
+        """Starts to read.
 
         Raises:
-            ChannelClosedError: The socket is closed.
-            WireError: A message is malformed.
-            Exception: `handle` failed, on this or on another thread.
+            OSError: No descriptor is free.
+            RuntimeError: There are too many threads.
         """
-        while True:
-            try:
-                self._epoll.poll()
-            except (OSError, ValueError):
-                raise ChannelClosedError("closed before its thread began to read") from None
-            with self._read_lock:
-                if self._closed:
-                    raise ChannelClosedError("the connection is closed")
-                if self._failure is not None:
-                    raise self._failure
-                try:
-                    while True:
-                        handle(self._stream.receive(wait=False))
-                except BlockingIOError:
-                    self._epoll.modify(self._file, _AWAKE)
-
-    def claim(self) -> bool:
-        """Claims the socket for the calling thread; False if another thread reads."""
-        if not self._read_lock.acquire(blocking=False):
-            return False
-        if self._closed:
-            self._read_lock.release()
-            return False
-        self._epoll.modify(self._file, _ASLEEP)
-        return True
-
-    def read_until(self, batch: Batch, handle: Callable[[ReceivedMessage], None], end_ns: int) -> None:
-        """Reads on the thread that has claimed the socket until the batch is done, or until `end_ns`."""
+        loop = self._shared_loop.hold()
         try:
-            if not batch.settled:
-                self._busy_poll.wait()
-            while not batch.settled:
-                left_ns = end_ns - monotonic_ns()
-                if left_ns <= 0 or not self._reader_poll.poll(left_ns / 1e6):
-                    return
-                handle(self._stream.receive(wait=False))
-        except (BlockingIOError, ChannelClosedError):
-            pass  # the reader thread finds it closed too, and reports it
-        except Exception as error:  # a handler of messages: the reader thread raises it
-            self._fail(error)
+            self._file = self._stream.channel.fileno()
+            self._loop = loop
+            loop.register(self._file, self)
+        except BaseException:
+            self._loop = None
+            self._shared_loop.release()
+            raise
 
-    def catch_up(self, handle: Callable[[ReceivedMessage], None], timeout_s: float) -> None:
-        """Handles what has arrived, on the calling thread; gives up after a time.
+    @property
+    def on_thread(self) -> bool:
+        """Whether the caller is the thread that reads."""
+        loop = self._loop
+        return loop is not None and loop.on_thread
 
-        What is handled under the lock by another thread has been handled when this one gets it.
-        """
-        end_ns = monotonic_ns() + int(timeout_s * 1e9)
-        if not self._read_lock.acquire(timeout=timeout_s):
+    def on_ready(self, events: int) -> None:
+        """See `conch.core.io_loop.Ready`: handles one message, so that other sockets have their turn."""
+        self._read(1)
+
+    def catch_up(self, timeout_s: float) -> None:
+        """Has all handled that has arrived; gives up after a time."""
+        loop = self._loop
+        if loop is None:
             return
-        try:
-            while not self._closed and monotonic_ns() < end_ns:
-                handle(self._stream.receive(wait=False))
-        except (BlockingIOError, ChannelClosedError):
-            pass
-        except Exception as error:  # a handler of messages: the reader thread raises it
-            self._fail(error)
-        finally:
-            self._read_lock.release()
+        end_ns = monotonic_ns() + int(timeout_s * 1e9)
+        caught_up = threading.Event()
 
-    def _fail(self, error: Exception) -> None:
-        """Has the reader thread report the loss and fail what is in flight: that takes time."""
-        self._failure = error
-        self._channel.shut_down()
+        def read() -> None:
+            if self._read(_MOST_AT_ONCE) and monotonic_ns() < end_ns:
+                loop.call_soon(read)
+            else:
+                caught_up.set()
 
-    def release(self) -> None:
-        """Returns the socket to the reader thread."""
-        self._epoll.modify(self._file, _AWAKE)
-        self._read_lock.release()
+        loop.call_soon(read)
+        caught_up.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends reading; the socket can be closed then."""
-        with self._read_lock:
-            self._closed = True
-            self._epoll.close()
+        """Frees the loop, once reading has ended or without a start."""
+        if self._loop is not None:
+            self._loop = None
+            self._shared_loop.release()
+
+    def _read(self, most: int) -> bool:
+        """Handles messages; False if there are no more."""
+        if self._ended:
+            return False
+        try:
+            for _ in range(most):
+                self._handle(self._stream.receive(wait=False))
+        except BlockingIOError:
+            return False
+        except BaseException as error:  # boundary: the loop serves others too
+            self._ended = True
+            assert self._loop is not None, "it has started"
+            self._loop.unregister(self._file)
+            self._on_end(error)
+            return False
+        return True
 
 
 class MessageDispatcher:

@@ -1,8 +1,8 @@
 """The server's connection to one worker process: load, batches, calls, loss, close.
 
 Owns: the channel, the in-flight table, responses under way, readiness checks, calls of the model.
-Threads: the reader thread `conch-NAME-reader` starts with `load`; a thread that starts a short batch may read
-in its place (see socket_reader).
+Threads: the I/O loop reads and handles messages, from `load` on. What a loss needs may block, and runs on a
+thread of the `ResponseDispatcher`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from conch.backends.python.runtime.python_instance import only_cpu_inputs
 from conch.core.backend import PENDING, ConfigNotes, Done, Pending
 from conch.core.bls import ServerCalls
-from conch.core.clock import monotonic_ns
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InvalidArgumentError, as_conch_error
 from conch.core.execution.placement import Placement
+from conch.core.io_loop import IO_LOOP, SharedLoop
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
@@ -46,7 +46,7 @@ from conch.workers.supervision.crash_report import CrashRecord
 log = logging.getLogger(__name__)
 
 _END_S = 5.0
-"""Timeout of the reader thread's end once the channel is shut down."""
+"""Timeout of the connection's end once the channel is shut down."""
 
 
 class WorkerConnection:
@@ -57,14 +57,15 @@ class WorkerConnection:
         name: The instance's name.
         spec: The model version.
         calls: The server, for calls of the model.
-        on_lost: Called once, on the reader thread, with the reason, when the worker is lost and all it had is
-            completed; not after `close`, and not when the load failed.
+        on_lost: Called once with the reason, when the worker is lost and all it had is completed; not after
+            `close`, and not when the load failed. May block.
         explain: Called once before that, with the reason (empty if the socket just ended); returns the error
             for everything that the worker had. May block; `in_flight` tells what the worker had.
         families: Registry of custom metrics.
         waiter: The instance in deadlock detection; None without detection across restarts.
         gpus: The GPUs of this process.
         notes: Collects deviations of the model from its config.
+        shared_loop: Reads the socket.
 
     Attributes:
         readiness: The model's `is_ready`; None without one, and before the load.
@@ -88,6 +89,7 @@ class WorkerConnection:
         waiter: WorkerWaiter | None = None,
         gpus: CudaDevices | None = None,
         notes: ConfigNotes | None = None,
+        shared_loop: SharedLoop = IO_LOOP,
     ) -> None:
         self.channel = channel
         self._name = name
@@ -99,7 +101,6 @@ class WorkerConnection:
         self._load_done: Callable[[ConchError | None], None] | None = None  # while the model loads
         self._expected_end = False  # closed or failed to load
         self.stream = MessageStream(channel, in_worker=False)
-        self.socket_reader = SocketReader(channel, self.stream)
         self._loss = CrashRecord(name)
         self._response_dispatcher = ResponseDispatcher(name)
         opened = OpenRequests(spec, self._response_dispatcher, self._grant)
@@ -114,7 +115,7 @@ class WorkerConnection:
         self._caller = BlsServer(
             self.stream, calls, metrics, self._response_dispatcher, waiting_calls, self.table.request
         )
-        self._dispatcher = MessageDispatcher(
+        dispatcher = MessageDispatcher(
             {
                 Kind.DONE: self._results.done,
                 Kind.RESPONSE: self._results.response,
@@ -132,7 +133,10 @@ class WorkerConnection:
                 Kind.LOST: self._on_message_lost,
             }
         )
-        self._reader = threading.Thread(target=self._read, name=f"conch-{name}-reader", daemon=True)
+        self.socket_reader = SocketReader(self.stream, shared_loop, dispatcher.handle, self._on_read_end)
+        self._reading = False  # from `load` on
+        self._over = threading.Event()  # reading has ended, and `on_lost` has returned
+        self._finisher: int | None = None  # the thread that sees to that
 
     # --- to the worker -------------------------------------------------------------------------------------
 
@@ -142,16 +146,24 @@ class WorkerConnection:
         Args:
             placement: Device of the instance.
             done: Called once, with None when the model is ready, with the error if the load failed or
-                the worker is lost; on the reader thread, or the one that calls `load`, `close` or `lose`.
+                the worker is lost; on the I/O loop, or the thread that calls `load`, `close` or `lose`.
+
+        Raises:
+            OSError, RuntimeError: The socket can't be read, see `SocketReader.start`.
         """
         with self._lock:
             lost = self.lost
             if not lost:
                 self._load_done = done
+                self._reading = True
         if lost:
             done(self._loss.error())
             return
-        self._reader.start()
+        try:
+            self.socket_reader.start()
+        except BaseException:
+            self._reading = False
+            raise
         fields = {
             "spec": spec_to_json(self._spec),
             "placement": placement_to_json(placement),
@@ -162,31 +174,10 @@ class WorkerConnection:
 
     def start(self, batch: Batch, done: Done) -> Pending:
         """Sends a batch, see `BackendInstance.start`; on a lost connection it fails at once."""
-        wait = batch.wait
-        if wait is not None and self.socket_reader.claim():
-            wait.reader = self
-        try:
-            sent = self.table.add(batch, done)
-            if sent is not None:
-                self._send(sent)
-        except BaseException:
-            if wait is not None and wait.reader is not None:
-                wait.reader = None
-                self.socket_reader.release()
-            raise
+        sent = self.table.add(batch, done)
+        if sent is not None:
+            self._send(sent)
         return PENDING
-
-    def wait(self, batch: Batch, timeout_ns: int) -> None:
-        """See `OutcomeReader.wait`: reads until the batch is done or time is up, and releases the socket."""
-        try:
-            end_ns = monotonic_ns() + timeout_ns
-            self.socket_reader.read_until(batch, self._dispatcher.handle, end_ns)
-        finally:
-            self.socket_reader.release()
-
-    def detach(self) -> None:
-        """See `OutcomeReader.detach`: the reader thread reads again."""
-        self.socket_reader.release()
 
     def in_flight(self) -> list[InFlight]:
         """What the worker has, oldest first; after its loss, what it had."""
@@ -234,7 +225,7 @@ class WorkerConnection:
         except BaseException as error:
             if payload is not None:
                 self.stream.discard(payload)
-            # On a closed channel the reader thread ends the batch.
+            # On a closed channel the loss ends the batch.
             if not isinstance(error, ChannelClosedError):
                 self._results.fail(sent, as_conch_error(error))
             return
@@ -262,30 +253,38 @@ class WorkerConnection:
         try:
             self.stream.send(kind, subject, fields)
         except ChannelClosedError:
-            pass  # the reader thread notices
+            pass  # the I/O loop notices
 
     # --- from the worker -----------------------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _on_read_end(self, error: BaseException) -> None:
         reason = ""
-        try:
-            self.socket_reader.read(self._dispatcher.handle)
-        except ChannelClosedError:
+        if isinstance(error, ChannelClosedError):
             reason = self.channel.close_reason
-        except WireError as error:
+        elif isinstance(error, WireError):
             reason = f"it has sent something that can't be understood: {error}"
             log.error("worker of '%s': %s", self._name, error)
-        except BaseException as error:  # the top of the reader thread
+        else:
             reason = "the server failed with what it had sent"
-            log.exception("worker of '%s'", self._name, exc_info=error)
-        self.lose(reason)
-        self._end()
-        if not self._expected_end:
-            self.on_lost(self._loss.reason or reason)
+            log.error("worker of '%s'", self._name, exc_info=error)
+        finish = partial(self._finish, reason)
+        if not self._response_dispatcher.run(finish):
+            finish()  # there are too many threads: the loop is held up
+
+    def _finish(self, reason: str) -> None:
+        """Completes what the worker had and frees everything, once reading has ended; blocks."""
+        self._finisher = threading.get_ident()
+        try:
+            self.lose(reason)
+            self._end()
+            if not self._expected_end:
+                self.on_lost(self._loss.reason or reason)
+        finally:
+            self._over.set()
 
     def _catch_up(self, timeout_s: float) -> None:
-        """Handles what the worker had sent before, on the calling thread."""
-        self.socket_reader.catch_up(self._dispatcher.handle, timeout_s)
+        """Waits until all is handled that the worker had sent before."""
+        self.socket_reader.catch_up(timeout_s)
 
     def _on_loaded(self, subject: int, facts: dict[str, Any]) -> None:
         if facts.get("readiness") is True:
@@ -393,7 +392,7 @@ class WorkerConnection:
             error = self._loss.error()
             entry.fail(error if entry.watched is None else entry.watched.lost(entry, error))
         self._caller.close()
-        if self._reader.ident is None:
+        if not self._reading:
             self._end()
 
     def _end(self) -> None:
@@ -404,9 +403,9 @@ class WorkerConnection:
         self.stream.close()
 
     def _wait(self, timeout_s: float) -> bool:
-        """Waits for the end of the reader thread."""
-        reader = self._reader
-        if reader.ident is None or reader is threading.current_thread():
-            return reader.ident is None
-        reader.join(timeout_s)
-        return not reader.is_alive()
+        """Waits for the end of the connection."""
+        if not self._reading:
+            return True
+        if self.socket_reader.on_thread or self._finisher == threading.get_ident():
+            return False  # it would wait for itself
+        return self._over.wait(timeout_s)

@@ -22,7 +22,7 @@ from tests.support.clocks import Clock
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 
-from conch.core.io_loop import IoLoop, Timer, expect_wait
+from conch.core.io_loop import IoLoop, SharedLoop, Timer, expect_wait
 
 MS = 1_000_000
 
@@ -611,6 +611,20 @@ def test_no_descriptor_is_left_behind() -> None:
             queue_claims(loop, [claim])
             claim.runs.get(timeout=WAIT_S)
     assert (count(), threading.active_count()) == (before, threads)
+
+
+def test_a_shared_loop_runs_while_it_is_held() -> None:
+    def threads() -> int:
+        return sum(thread.name.startswith("conch-io") for thread in threading.enumerate())
+
+    shared = SharedLoop()
+    for _ in range(2):
+        first = shared.hold()
+        assert shared.hold() is first
+        shared.release()
+        assert threads() == 1 and owner_of(first)
+        first.call_soon(shared.release)  # also on its own thread
+        eventually(lambda: threads() == 0, "it ends with its last holder")
 
 
 # --- random interleavings ----------------------------------------------------------------------------------

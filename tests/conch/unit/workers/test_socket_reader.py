@@ -1,34 +1,29 @@
-"""Who begins a quick batch receives its outcome itself; nothing else changes."""
+"""Sockets of workers on the I/O loop: what is read there, what leaves it, and that it serves the others."""
 
 from __future__ import annotations
 
 import socket
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.core import make_request, make_spec
+from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 from tests.support.workers import Begun, Running, batch_of, model_spec, request_of, worker
 
-from conch.core.backend import PENDING, BackendInstance, BackendModel, Done, Outcome, Pending
-from conch.core.clock import monotonic_ns
+from conch.core.backend import Outcome
 from conch.core.errors import ConchError, UnavailableError
-from conch.core.execution.placement import Placement
-from conch.core.model_version import Model
-from conch.core.request import InferenceResponse
-from conch.core.scheduling.scheduler import Batch, OutcomeWait
+from conch.core.io_loop import SharedLoop
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.workers.connection.outcome_handler import OutcomeHandler
 from conch.workers.connection.socket_reader import SocketReader
-from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
 
-LONG_NS = 10_000_000_000
-SHORT_NS = 1_000_000
 MODEL = """
 import os, socket, time
 import triton_python_backend_utils as pb_utils
@@ -55,30 +50,114 @@ class TritonPythonModel:
 """
 
 
-def test_a_thread_may_catch_up_with_what_has_arrived() -> None:
-    ours, theirs = (PacketChannel(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    stream = MessageStream(ours, in_worker=False)
-    reader = SocketReader(ours, stream)
-    worker_end = MessageStream(theirs, in_worker=True)
-    seen: list[int] = []
+class Ends:
+    """A reader, the other end of its socket, and what becomes of it."""
+
+    def __init__(self, loop: SharedLoop, handle: Callable[[ReceivedMessage], None]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel, self.theirs = PacketChannel(ours, blocking=False), PacketChannel(theirs)
+        self.stream = MessageStream(self.channel, in_worker=False)
+        self.worker = MessageStream(self.theirs, in_worker=True)
+        self.errors: list[BaseException] = []
+        self.reader = SocketReader(self.stream, loop, handle, self.errors.append)
+
+    def close(self) -> None:
+        self.channel.shut_down()
+        eventually(lambda: self.errors, "reading ends")
+        self.reader.close()
+        for stream in (self.stream, self.worker):
+            stream.close()
+        for channel in (self.channel, self.theirs):
+            channel.close()
+
+
+@contextmanager
+def ends(loop: SharedLoop, handle: Callable[[ReceivedMessage], None]) -> Iterator[Ends]:
+    """A reader that has started, closed afterwards."""
+    made = Ends(loop, handle)
+    made.reader.start()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_catching_up_waits_for_all_that_had_been_sent() -> None:
+    loop, seen, go = SharedLoop(), list[int](), threading.Event()
 
     def handle(received: ReceivedMessage) -> None:
+        assert go.wait(WAIT_S)
         seen.append(received.subject)
 
-    for number in (1, 2):
-        worker_end.send(Kind.METRIC, number)
-    assert reader.claim()
-    reader.catch_up(handle, 0.01)
-    assert seen == [], "the thread that has claimed the socket reads"
-    reader.release()
-    reader.catch_up(handle, 10)
-    reader.catch_up(handle, 10)
-    assert seen == [1, 2]
-    reader.close()
-    for each in (stream, worker_end):
-        each.close()
-    for channel in (ours, theirs):
+    with ends(loop, handle) as made:
+        for number in range(200):
+            made.worker.send(Kind.METRIC, number)
+        made.reader.catch_up(0.01)
+        assert seen == [], "it gives up"
+        go.set()
+        made.reader.catch_up(WAIT_S)
+        assert seen == list(range(200))
+        made.reader.catch_up(WAIT_S)
+    made.reader.catch_up(WAIT_S)  # of a closed one, it does nothing
+
+
+def test_a_worker_that_sends_without_end_does_not_stop_the_others() -> None:
+    loop, other = SharedLoop(), list[int]()
+    answered = threading.Event()
+
+    def answer(received: ReceivedMessage) -> None:
+        if not answered.is_set():  # each message is followed by the next
+            talker.worker.send(Kind.METRIC, received.subject + 1)
+
+    def handle(received: ReceivedMessage) -> None:
+        other.append(received.subject)
+        answered.set()
+
+    with ends(loop, answer) as talker, ends(loop, handle) as quiet:
+        talker.worker.send(Kind.METRIC, 0)
+        catching_up = threading.Thread(target=talker.reader.catch_up, args=(WAIT_S,))
+        catching_up.start()
+        quiet.worker.send(Kind.METRIC, 7)
+        assert answered.wait(WAIT_S)
+        catching_up.join(WAIT_S)
+    assert other == [7]
+
+
+def test_reading_ends_once_whatever_fails() -> None:
+    loop = SharedLoop()
+
+    def fail(received: ReceivedMessage) -> None:
+        raise ValueError("a mistake of the server's")
+
+    def ignore(received: ReceivedMessage) -> None:
+        pass
+
+    with ends(loop, fail) as failing, ends(loop, ignore) as wrong, ends(loop, ignore) as closed:
+        for number in range(3):
+            failing.worker.send(Kind.METRIC, number)
+        for _ in range(3):
+            wrong.theirs.send([b"nonsense"])
+        closed.theirs.shut_down()
+        eventually(lambda: failing.errors and wrong.errors and closed.errors, "reading ends")
+        failing.reader.catch_up(WAIT_S)
+    kinds = [[type(error) for error in each.errors] for each in (failing, wrong, closed)]
+    assert kinds == [[ValueError], [WireError], [ChannelClosedError]]
+
+
+def test_a_reader_without_a_socket_does_not_hold_the_loop() -> None:
+    loop = SharedLoop()
+    made = Ends(loop, lambda received: None)
+    for channel in (made.channel, made.theirs):
         channel.close()
+    with pytest.raises(OSError):
+        made.reader.start()
+    made.reader.close()
+    for stream in (made.stream, made.worker):
+        stream.close()
+    held = loop.hold()
+    loop.release()
+    with pytest.raises(RuntimeError, match="stopped"):
+        held.start()  # no one else held it
 
 
 def spec_of(directory: Path) -> ModelSpec:
@@ -89,91 +168,56 @@ def spec_of(directory: Path) -> ModelSpec:
 class Noted(Begun):
     """A batch that notes on which thread it is done."""
 
-    thread = 0
+    thread = ""
 
     def done(self, batch: Batch, outcome: Outcome) -> None:
-        self.thread = threading.get_ident()
+        self.thread = threading.current_thread().name
         super().done(batch, outcome)
 
 
-def start_awaitable(running: Running, value: float, timeout_ns: int, count: int = 4) -> Noted:
+def start(running: Running, value: float, count: int = 4) -> Noted:
     request, _ = request_of(f"of {value}", IN=np.full(count, value, np.float32))
     begun = Noted(batch_of(request))
-    begun.batch.wait = wait = OutcomeWait()
     running.link.start(begun.batch, begun.done)
-    if wait.reader is not None:
-        wait.reader.wait(begun.batch, timeout_ns)
     return begun
 
 
 @pytest.mark.parametrize("count", [1, 100_000])
 @pytest.mark.process
-def test_the_outcome_comes_on_the_thread_that_waits(tmp_path: Path, count: int) -> None:
+def test_outcomes_come_on_the_loop(tmp_path: Path, count: int) -> None:
     with worker(spec_of(tmp_path)) as running:
-
-        def here() -> bool:
-            begun = start_awaitable(running, -10, LONG_NS, count)
-            (response,) = begun.result()
-            assert response is not None
-            assert np.array_equal(response.outputs[0].numpy(), np.full(count, -10, np.float32))
-            return begun.thread == threading.get_ident()
-
-        # Not if the link's thread is just seeing to something else.
-        eventually(here, "the outcome comes here")
-        eventually(here, "and again")
-
-
-@pytest.mark.process
-def test_what_takes_longer_comes_on_the_links_thread(tmp_path: Path) -> None:
-    with worker(spec_of(tmp_path)) as running:
-        begun = start_awaitable(running, 0.2, SHORT_NS)
-        assert begun.outcomes == []
-        begun.result()
-        assert begun.thread not in (0, threading.get_ident())
-
-        def here() -> bool:
-            begun = start_awaitable(running, 0, LONG_NS)
-            begun.result()
-            return begun.thread == threading.get_ident()
-
-        eventually(here, "the next one comes here again")
-
-
-@pytest.mark.process
-def test_while_somebody_reads_the_next_one_does_not(tmp_path: Path) -> None:
-    with worker(spec_of(tmp_path)) as running, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(start_awaitable, running, 0.2, LONG_NS)
-        eventually(lambda: bool(running.link.in_flight()), "the first batch begins")
-        second = start_awaitable(running, 0, LONG_NS)
-        second.result()
-        first.result().result()
-        assert second.thread not in (0, threading.get_ident())  # it was left to who reads
+        begun = start(running, -10, count)
+        (response,) = begun.result()
+        assert response is not None
+        assert np.array_equal(response.outputs[0].numpy(), np.full(count, -10, np.float32))
+        assert begun.thread == "conch-io"
 
 
 @pytest.mark.parametrize(("how", "says"), [(-1, "its process has ended"), (-2, "can't be understood")])
 @pytest.mark.process
-def test_a_worker_that_ends_meanwhile(tmp_path: Path, how: int, says: str) -> None:
+def test_a_worker_that_ends(tmp_path: Path, how: int, says: str) -> None:
     with worker(spec_of(tmp_path)) as running:
-        begun = start_awaitable(running, how, LONG_NS)
         with pytest.raises(UnavailableError):
-            begun.result()
+            start(running, how).result()
         assert says in running.wait_lost()
         with pytest.raises(UnavailableError):
-            start_awaitable(running, 0, LONG_NS).result()
+            start(running, 0).result()
 
 
 @pytest.mark.process
-def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_path: Path) -> None:
-    """Also where the one who waits for a batch is the one who reads it."""
+def test_all_is_answered_before_a_worker_counts_as_lost_and_others_are_served_meanwhile(
+    tmp_path: Path,
+) -> None:
     events: list[str] = []
-    with worker(spec_of(tmp_path)) as running:
+    go = threading.Event()
+    with worker(spec_of(tmp_path)) as running, worker(spec_of(tmp_path)) as other:
         link = running.link
         told = link.on_lost
 
-        def explain(reason: str) -> UnavailableError:
-            events.append(
-                f"explained on {threading.current_thread().name}, {len(link.in_flight())} in flight"
-            )
+        def explain(reason: str) -> ConchError:  # waits for the end of the process
+            ids = [one for each in link.in_flight() for one in each.request_ids]
+            events.append(f"explained on {threading.current_thread().name}, {ids} in flight")
+            assert go.wait(WAIT_S)
             return UnavailableError("gone")
 
         def lost(reason: str) -> None:
@@ -181,27 +225,26 @@ def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_
             told(reason)
 
         link.explain, link.on_lost = explain, lost
-        request, _ = request_of(IN=np.full(4, -2, np.float32))
+        request, _ = request_of("a request", IN=np.full(4, -2, np.float32))
         begun = Begun(batch_of(request))
 
         def done(batch: Batch, outcome: Outcome) -> None:
             events.append("answered")
             begun.done(batch, outcome)
 
-        eventually(link.socket_reader.claim, "the link's thread waits")
-        link.socket_reader.release()
-        begun.batch.wait = wait = OutcomeWait()
         link.start(begun.batch, done)
-        assert wait.reader is not None
-        wait.reader.wait(begun.batch, LONG_NS)
+        eventually(lambda: events, "it is explained")
+        start(other, 0).result()
+        assert begun.outcomes == []
+        go.set()
         with pytest.raises(UnavailableError, match="gone"):
             begun.result()
         assert "can't be understood" in running.wait_lost()
-    assert events == ["explained on conch-m_0_0-reader, 1 in flight", "answered", "lost"]
+    assert events == ["explained on conch-m_0_0-deliver, ['a request'] in flight", "answered", "lost"]
 
 
 @pytest.mark.process
-def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
+def test_a_failure_of_the_server_loses_the_worker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(handler: OutcomeHandler, number: int, received: object) -> None:
@@ -209,7 +252,7 @@ def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
 
     monkeypatch.setattr(OutcomeHandler, "done", fail)
     with worker(spec_of(tmp_path)) as running:
-        begun = start_awaitable(running, 0, LONG_NS)
+        begun = start(running, 0)
         with pytest.raises(UnavailableError, match="the server failed with what it had sent"):
             begun.result()
         assert running.wait_lost() == "the server failed with what it had sent"
@@ -217,105 +260,16 @@ def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
 
 
 @pytest.mark.process
-def test_who_waits_leaves_what_a_lost_worker_had_to_the_links_thread(tmp_path: Path) -> None:
-    """Who waits may be a client's thread; and what had been asked is known until it is answered."""
+def test_a_worker_that_is_closed_on_the_loop_is_not_waited_for(tmp_path: Path) -> None:
+    closed: list[bool] = []
     with worker(spec_of(tmp_path)) as running:
-        seen: list[tuple[int, int, list[str]]] = []
-        link, begun = running.link, list[Noted]()
+        request, _ = request_of(IN=np.zeros(4, np.float32))
+        begun = Begun(batch_of(request))
 
-        def explain(reason: str) -> ConchError:
-            time.sleep(0.2)  # waits for the end of the process
-            ids = [one for each in link.in_flight() for one in each.request_ids]
-            seen.append((threading.get_ident(), len(running.lost), ids))
-            return UnavailableError(reason)
+        def done(batch: Batch, outcome: Outcome) -> None:
+            closed.append(running.link.close(WAIT_S))
+            begun.done(batch, outcome)
 
-        link.explain = explain
-        begun.append(start_awaitable(running, -2, LONG_NS))
-        with pytest.raises(UnavailableError, match="can't be understood"):
-            begun[0].result()
-        running.wait_lost()
-        ((thread, lost, ids),) = seen
-        assert (lost, ids) == (0, ["of -2"])
-        assert thread != threading.get_ident()
-        assert begun[0].thread == thread
-
-
-def test_a_link_that_is_closed_before_its_thread_reads() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        channel = PacketChannel(ours)
-        turns = SocketReader(channel, MessageStream(channel, in_worker=False))
-        turns.close()
-        with pytest.raises(ChannelClosedError):
-            turns.read(lambda received: None)
-        assert not turns.claim()
-        channel.close()
-
-
-# --- when the runner waits ---------------------------------------------------------------------
-
-
-class Waited(BackendInstance):
-    """Does its batches at once, and notes whether it might have taken its time."""
-
-    blocks = False
-
-    def __init__(self) -> None:
-        self.computed_ns = 1000
-        self.waits: list[int] = []
-
-    def start(self, batch: Batch, done: Done) -> Pending:
-        self.waits.append(int(batch.wait is not None))
-        batch.compute_input_end_ns = monotonic_ns()
-        batch.compute_output_start_ns = batch.compute_input_end_ns + self.computed_ns
-        done(batch, [InferenceResponse([]) for _ in batch.requests])
-        return PENDING
-
-
-class WaitedModel(BackendModel):
-    def __init__(self) -> None:
-        self.instance = Waited()
-
-    def create_instance(self, placement: Placement) -> BackendInstance:
-        return self.instance
-
-
-def test_only_those_who_lead_wait_and_only_for_quick_models() -> None:
-    loaded = WaitedModel()
-    model = Model.create(make_spec(), loaded)
-    instance = loaded.instance
-
-    def run_inline() -> bool:
-        runner = model.submit(make_request(), may_claim=True)
-        assert runner is not None
-        runner.run_inline(1_000_000)
-        return instance.waits[-1] > 0
-
-    try:
-        assert not run_inline()  # nobody knows yet how long it takes
-        assert run_inline()
-        model.submit(make_request())
-        assert instance.waits[-1] == 0
-        runner = model.submit(make_request(), may_claim=True)
-        assert runner is not None
-        runner.release()
-        assert instance.waits[-1] == 0
-        instance.computed_ns = 100_000_000
-        assert run_inline()
-        assert not run_inline()
-    finally:
-        assert model.close(10)
-
-
-def test_nobody_who_leads_waits_for_a_decoupled_model() -> None:
-    """What it answers may have to wait for a client to read, and those who lead send to that client."""
-    loaded = WaitedModel()
-    model = Model.create(make_spec(decoupled=True), loaded)
-    try:
-        for _ in range(3):
-            runner = model.submit(make_request(), may_claim=True)
-            assert runner is not None
-            runner.run_inline(1_000_000)
-        assert loaded.instance.waits == [0, 0, 0]
-    finally:
-        assert model.close(10)
+        running.link.start(begun.batch, done)
+        begun.result()
+    assert closed == [False]
