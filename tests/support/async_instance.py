@@ -30,7 +30,6 @@ class Begins(BackendInstance):
     Attributes:
         begin: Begins a batch.
         problems: What should not have happened.
-        waited_for: The outcomes that somebody was to wait for.
         begun: How many batches it was given.
         closed: How often it was closed.
     """
@@ -45,7 +44,6 @@ class Begins(BackendInstance):
         self._again: Callable[[], None] | None = None
         self._out = False
         self.problems: list[str] = []
-        self.waited_for: list[Unread] = []
         self.begun = 0
         self.closed = 0
 
@@ -54,24 +52,7 @@ class Begins(BackendInstance):
         return echo(batch)
 
     def start(self, batch: Batch, done: backend.Done) -> Pending:
-        unread: Unread | None = None
-        come: Done = partial(done, batch)
-        if batch.wait is not None:
-            # An outcome that comes later is not seen before it is waited for, or left.
-            unread = Unread(come, self.problems)
-            self.waited_for.append(unread)
-            come = unread.come
-        try:
-            self._start(batch, come)
-        except BaseException:
-            if unread is not None:
-                unread.detach()
-            raise
-        if unread is not None and batch.wait is not None:
-            if unread.has_come:
-                unread.detach()
-            else:
-                batch.wait.reader = unread
+        self._start(batch, partial(done, batch))
         return PENDING
 
     def _start(self, batch: Batch, done: Done) -> None:
@@ -147,59 +128,6 @@ class Begins(BackendInstance):
             self.closed += 1
 
 
-class Unread:
-    """An outcome that nobody sees before it is waited for, or left; see `OutcomeReader`.
-
-    Args:
-        done: Takes the outcome.
-        problems: Where it is noted if it is waited for twice.
-
-    Attributes:
-        thread: Who has waited for it, and has received it.
-        seen: Whether somebody has waited for it, or left it.
-    """
-
-    def __init__(self, done: Done, problems: list[str]) -> None:
-        self._done = done
-        self._problems = problems
-        self._lock = threading.Lock()
-        self._outcomes: list[Outcome] = []
-        self.seen = False
-        self.thread = 0
-
-    def come(self, outcome: Outcome) -> None:
-        """The outcome has come."""
-        with self._lock:
-            if not self.seen:
-                self._outcomes.append(outcome)
-                return
-        self._done(outcome)
-
-    @property
-    def has_come(self) -> bool:
-        """Whether it is there."""
-        return bool(self._outcomes)
-
-    def wait(self, batch: Batch, timeout_ns: int) -> None:
-        """Receives it if it has come; time is up at once if it has not."""
-        if self._take():
-            self.thread = threading.get_ident()
-
-    def detach(self) -> None:
-        """Has it come from now on."""
-        self._take()
-
-    def _take(self) -> bool:
-        with self._lock:
-            if self.seen:
-                self._problems.append("an outcome is waited for, or left, twice")
-            self.seen = True
-            outcomes, self._outcomes = self._outcomes, []
-        for outcome in outcomes:
-            self._done(outcome)
-        return bool(outcomes)
-
-
 class BeginsModel(BackendModel):
     """Makes instances, and keeps them.
 
@@ -240,14 +168,9 @@ def at_once(batch: Batch, done: Done) -> None:
 
 
 class Kept:
-    """Begins batches and keeps them until somebody has them done.
+    """Begins batches and keeps them until somebody has them done."""
 
-    Args:
-        quick: Whether it says that they took no time to compute, however long they were kept.
-    """
-
-    def __init__(self, quick: bool = False) -> None:
-        self._quick = quick
+    def __init__(self) -> None:
         self._changed = threading.Condition()
         self.batches: list[tuple[Batch, Done]] = []
 
@@ -265,8 +188,6 @@ class Kept:
         """Has one done, on this thread."""
         with self._changed:
             batch, done = self.batches.pop(index)
-        if self._quick:
-            batch.compute_input_end_ns = batch.compute_output_start_ns = batch.compute_start_ns
         done(echo(batch))
 
 

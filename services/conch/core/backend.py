@@ -107,8 +107,7 @@ class BackendInstance:
         """Starts a batch; the base class executes it.
 
         Called with no lock held. An instance that does not block is started by any thread, also one that
-        must not wait. It may set `on_cancel` of the requests. If ``batch.wait`` is set, it may let the
-        calling thread receive the outcome: see `OutcomeWait`.
+        must not wait. It may set `on_cancel` of the requests.
 
         Args:
             batch: The batch; the instance gets no other one before it is done and this has returned.

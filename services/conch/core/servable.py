@@ -61,10 +61,6 @@ class InlineClaim(Protocol):
     def fast(self) -> bool:
         """Whether batches are short enough to run while no thread polls."""
 
-    @property
-    def only_starts(self) -> bool:
-        """Whether running inline only starts batches, and receives outcomes that come soon."""
-
     def run_inline(self, budget_ns: int | None = None) -> bool:
         """Runs batches until nothing is ready, or the budget is used up: then True, and claimed again."""
 

@@ -44,11 +44,6 @@ class EnsembleClaim:
         """Whether the first model's batches are short enough to run while no thread polls."""
         return self._first.fast
 
-    @property
-    def only_starts(self) -> bool:
-        """False: a step may run here."""
-        return False
-
     @staticmethod
     def current() -> EnsembleClaim | None:
         """The claim that the calling thread runs now; None if it takes no further models."""

@@ -12,23 +12,22 @@ runner calls it under a lock. The instances say which thread pulls:
 A batch is one object, from the scheduler's decision until its instance is idle again. States down, events
 across; the runner's lock is held for each change:
 
-    ========  ===============  ===============  ==================  ===============  ====================
-    state     `start` returns  `start` returns  the responses to a  the claimant     the claim is released,
-              the outcome      `PENDING`        later outcome sent  keeps it         or the wait times out
-    ========  ===============  ===============  ==================  ===============  ====================
+    ========  ===============  ===============  =========================================
+    state     `start` returns  `start` returns  the responses to a later outcome are sent
+              the outcome      `PENDING`
+    ========  ===============  ===============  =========================================
     TAKEN     RELEASED         STARTED          FINISHED
-    STARTED                                     RELEASED            AWAITED
-    AWAITED                                     RELEASED                             STARTED
+    STARTED                                     RELEASED
     FINISHED  RELEASED         RELEASED
     RELEASED
-    ========  ===============  ===============  ==================  ===============  ====================
+    ========  ===============  ===============  =========================================
 
 `Runner._take` makes a batch TAKEN: its requests leave the queue, and the instance is busy. The thread that
 has the outcome finishes the batch (`Executor.finish`). Each request has succeeded, failed, was cancelled,
 runs again or stays open; it is counted so in the statistics, and then gets its response.
 `Runner._release_batch` makes the batch RELEASED: the instance is idle, and rescheduled requests are queued.
 Of two threads, the one that started the batch and the one that finished it, the later one releases it and
-pulls the next batch; after an AWAITED batch the claimant pulls.
+pulls the next batch.
 
 The first outcome counts (`Batch.settled`), whatever the instance does after it. An outcome that comes while
 its thread finishes another batch waits until that is done: chains of short batches do not grow the stack.
@@ -46,32 +45,19 @@ an owner: any thread may end it.
     none      any other `submit`, one is idle        none; if the instances block, a thread of the model
                                                      is woken, otherwise the caller starts what is due
     claimed   `submit`                               claimed; no thread is woken
-    claimed   `submit` within `bypassing_claims`,    as `release`; also without a claim, if no instance is
-              instances that do not block            idle and an outcome is awaited (see below)
+    claimed   `submit` within `bypassing_claims`,    as `release`
+              instances that do not block
     any       `run_inline` or `run_batch_inline`     none, even if there is no batch to take
               begins
     any       the budget of `run_inline` is used up  claimed, and the caller gets True; only if an idle
               (that of `run_batch_inline` is 0)      instance has a batch that is due
-    any       `run_inline` has waited for an         none; the caller goes on with what is due
-              outcome
     any       `release`                              none; if the instances block, a thread of the model
                                                      is woken, otherwise the caller starts what is due
     ========  =====================================  =====================================================
 
-A claimant may also receive the outcome of a batch that it has started, while the batches of the instances are
-short: waking another thread, which competes for the interpreter, takes longer than such a batch.
-
-    1. `submit` gives thread A the claim. A calls `run_inline`, which ends the claim, starts a batch that may
-       be waited for, makes it AWAITED, and returns True: A is to run inline again. This is no claim. Other
-       threads may claim meanwhile, or start batches on other instances.
-    2. A takes in other events. Meanwhile thread B may call `release`: the batch is STARTED again, and its
-       outcome comes to another thread.
-    3. Otherwise A calls `run_inline` again: it starts what is due on other instances, waits for the outcome,
-       and starts the next batch.
-
-Guarantees: while an instance is idle and a batch is due, a claim exists, an outcome is awaited, or a thread
-that pulls is awake; an instance gets a batch when the one before is finished and its `start` has returned.
-Assumes: a thread that has a claim or awaits an outcome runs or releases it soon.
+Guarantees: while an instance is idle and a batch is due, a claim exists or a thread that pulls is awake; an
+instance gets a batch when the one before is finished and its `start` has returned.
+Assumes: a thread that has a claim runs or releases it soon.
 Locks: one for each runner. Models, responders and other models' limits are called without it.
 """
 
@@ -96,14 +82,13 @@ from conch.core.execution.response_order import ResponseOrder
 from conch.core.execution.runner_base import RunnerBase
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.queue import NEVER
-from conch.core.scheduling.scheduler import Batch, OutcomeReader, OutcomeWait, Scheduler, WaitUntil
+from conch.core.scheduling.scheduler import Batch, Scheduler, WaitUntil
 from conch.core.servable import ClosedError
 
 log = logging.getLogger(__name__)
 
 FAST_NS = 500_000
-"""Mean time of the batches of a fast version, and of computations that are waited for."""
-_WAIT_NS = 2_000_000  # of a claimant for an outcome
+"""Mean time of the batches of a fast version."""
 
 
 class BatchState(Enum):
@@ -111,12 +96,11 @@ class BatchState(Enum):
 
     TAKEN = "taken"
     STARTED = "started"
-    AWAITED = "awaited"
     FINISHED = "finished"
     RELEASED = "released"
 
 
-_TAKEN, _STARTED, _AWAITED, _FINISHED, _RELEASED = BatchState
+_TAKEN, _STARTED, _FINISHED, _RELEASED = BatchState
 
 
 class _Thread(threading.local):
@@ -133,7 +117,7 @@ _thread = _Thread()
 def bypassing_claims() -> Iterator[None]:
     """Lets requests submitted within start at once, without waiting for a claimant.
 
-    The claimant may be the submitting thread, or a thread that waits for it.
+    The claimant may wait for the submitting model.
     """
     outer, _thread.bypasses = _thread.bypasses, True
     try:
@@ -191,8 +175,7 @@ class Runner(RunnerBase):
         self._expiries = scheduler.expiries
         self._later_ns = NEVER  # when a batch is due, if `_take` found none
         self._claimed = False
-        self._awaited: Batch | None = None  # the claimant will receive its outcome
-        self._mean_ns = self._computed_ns = 0  # of recent batches, and of their time in the model
+        self._mean_ns = 0  # of recent batches
         if limits is not None:
             limits.attach(self, instances)
 
@@ -211,11 +194,6 @@ class Runner(RunnerBase):
     def fast(self) -> bool:
         """Whether running inline takes little time: recent batches were short, or are only started."""
         return not self._blocks or 0 < self._mean_ns < FAST_NS
-
-    @property
-    def only_starts(self) -> bool:
-        """Whether running inline only starts batches, and receives outcomes that come soon."""
-        return not self._blocks
 
     def continues(self, request: InferenceRequest) -> bool:
         """Whether a request belongs to a live sequence."""
@@ -254,7 +232,7 @@ class Runner(RunnerBase):
                 if self._claimed or not self._idle:
                     # Pulled by the claimant, or by the next instance that is idle. A thread that bypasses
                     # claims can't wait for a claimant: it ends the claim below.
-                    if self._blocks or not (self._claimed or self._awaited) or not _thread.bypasses:
+                    if self._blocks or not self._claimed or not _thread.bypasses:
                         return False
                 elif may_claim and self.instances.allow_inline:
                     self._claimed = True
@@ -299,24 +277,14 @@ class Runner(RunnerBase):
     def run_inline(self, budget_ns: int | None = None) -> bool:
         """Runs claimed batches on the calling thread until nothing is ready.
 
-        After `budget_ns` no further batch starts. True if the caller is to call this or `release` again soon:
-        it has the claim again because a batch is due, or it awaits an outcome, without the claim.
+        After `budget_ns` no further batch starts. True if the caller has the claim again, because a batch is
+        due then: it is to call this or `release` again soon.
         """
-        while True:
-            with self.lock:
-                self._claimed = False
-                now = self.clock()
-                batch = self._take(now, budget_ns is None)
-                awaited, self._awaited = self._awaited, None
-            if awaited is None and batch is None:
-                return False
-            end = None if budget_ns is None else now + budget_ns
-            if awaited is not None:
-                more = self._receive(awaited, batch, end)
-            else:
-                more = self._drive(batch, end, True)
-            if not more or budget_ns is not None:
-                return more
+        with self.lock:
+            self._claimed = False
+            now = self.clock()
+            batch = self._take(now, budget_ns is None)
+        return batch is not None and self._drive(batch, None if budget_ns is None else now + budget_ns)
 
     def run_batch_inline(self) -> bool:
         """Runs one claimed batch, waking a thread for others; True if a batch is due then: claimed again."""
@@ -326,21 +294,15 @@ class Runner(RunnerBase):
         return batch is not None and self._drive(batch, 0)
 
     def release(self) -> None:
-        """Ends the claim and the wait for an outcome; the model's threads or this one run what is due."""
+        """Ends the claim; the model's threads or this one run what is due."""
         batch: Batch | None = None
-        reader: OutcomeReader | None = None
         with self.lock:
             self._claimed = False
-            if self._awaited is not None:
-                reader = self._stop_waiting(self._awaited)
-                self._awaited = None
             now = self.clock()
             if self._blocks:
                 self.wake_if_due(now)
             else:
                 batch = self._take(now, False)  # cheaper than waking another thread for that
-        if reader is not None:
-            reader.detach()
         if batch is not None:
             self._drive(batch, None)
 
@@ -429,49 +391,33 @@ class Runner(RunnerBase):
             return now if self.scheduler.pending else None
         return self.scheduler.due_ns(now)
 
-    def _drive(self, batch: Batch | None, end: int | None, may_wait: bool = False) -> bool:
+    def _drive(self, batch: Batch | None, end: int | None) -> bool:
         """Runs or starts a batch, then what else is ready.
 
-        After `end` no other batch starts. With `may_wait` the caller may receive the outcome of one batch.
-        Returns whether the caller is to run inline again: for that outcome, without the claim, or with the
-        claim, because time is up.
+        After `end` no other batch starts; returns whether one is due then, which is left to the caller with
+        the claim.
         """
         more = False
         while batch is not None:
             if self.limits is not None:
                 self.limits.settle()
-            # 1. May this thread receive the outcome? Of short batches, one at a time.
-            if may_wait and not more and 0 < self._computed_ns < FAST_NS and not self.tracker.decoupled:
-                batch.wait = OutcomeWait()
             ran = self._executor.start(batch, self._done)
-            unread: OutcomeReader | None = None
             with self.lock:
                 now = self.clock()
-                # 2. Is the batch done, here or on another thread? Then this thread is the later one.
+                # 1. Is the batch done, here or on another thread? Then this thread is the later one.
                 if ran or batch.state is _FINISHED:
                     self._release_batch(batch, now)
                 else:
                     batch.state = _STARTED
-                # 3. If the instance lets this thread receive: is the outcome awaited? Not if it has come, or
-                # if another thread awaits one; then the instance receives it (`detach`).
-                if batch.wait is not None and batch.wait.reader is not None:
-                    if batch.state is _STARTED and self._awaited is None:
-                        batch.state = _AWAITED
-                        self._awaited = batch
-                        more = True
-                    else:
-                        unread = batch.wait.reader
-                # 4. Is the next batch left to the caller, who has the claim then, as time is up?
+                # 2. Is the next batch left to the caller, who has the claim then, as time is up?
                 if end is not None and now >= end and self._is_due(now):
                     self._claimed = more = True
                     batch = None
                 else:
                     batch = self._take(now, end is None)
-                # 5. If nothing follows: was this the last batch of a runner that closes?
+                # 3. If nothing follows: was this the last batch of a runner that closes?
                 if batch is None and self.closing.begun:
                     self.closing.check()
-            if unread is not None:
-                unread.detach()
         if self.limits is not None:
             self.limits.settle()
         return more
@@ -479,45 +425,6 @@ class Runner(RunnerBase):
     def _is_due(self, now: int) -> bool:
         due = self._due_ns(now) if self._idle else None
         return due is not None and due <= now
-
-    def _receive(self, awaited: Batch, batch: Batch | None, end: int | None) -> bool:
-        """Starts what is due on other instances, then receives an outcome; True as in `run_inline`."""
-        wait = awaited.wait
-        assert wait is not None and wait.reader is not None
-        try:
-            if batch is not None:
-                self._drive(batch, end)
-        except BaseException:  # raised again
-            with self.lock:
-                self._stop_waiting(awaited)
-            wait.reader.detach()  # or the outcome would never be received
-            raise
-        # Outcomes that come within this wait are finished right after it, even if the thread is finishing
-        # another batch: that one goes on only after this.
-        outer = _thread.outcomes
-        outcomes = _thread.outcomes = deque()
-        try:
-            try:
-                wait.reader.wait(awaited, _WAIT_NS)
-            except Exception:  # boundary: instances; the claimant must go on
-                log.exception("a batch that was done could not be finished")
-            _finish_all(outcomes)
-        finally:
-            _thread.outcomes = outer
-        with self.lock:
-            self._stop_waiting(awaited)
-            self._claimed = False
-            batch = self._take(self.clock(), False)
-            if batch is None:
-                self.closing.check()
-        return batch is not None and self._drive(batch, end, True)
-
-    @staticmethod
-    def _stop_waiting(batch: Batch) -> OutcomeReader | None:
-        """Lets the thread with the outcome pull the next batch; called with the lock held."""
-        if batch.state is _AWAITED:
-            batch.state = _STARTED
-        return None if batch.wait is None else batch.wait.reader
 
     def _done(self, batch: Batch, outcome: Outcome) -> None:
         """Takes the outcome of a batch whose `start` has not returned it."""
@@ -543,10 +450,8 @@ class Runner(RunnerBase):
                 batch.state = _FINISHED  # its starter goes on when `start` has returned
             else:
                 now = self.clock()
-                pulls = batch.state is _STARTED
                 self._release_batch(batch, now)
-                if pulls:
-                    following = self._take(now, False)
+                following = self._take(now, False)
             if following is None and self.closing.begun:
                 self.closing.check()
         if following is not None or self.limits is not None:
@@ -557,9 +462,6 @@ class Runner(RunnerBase):
         batch.state = _RELEASED
         spent = batch.compute_end_ns - batch.compute_start_ns
         self._mean_ns = (7 * self._mean_ns + spent) // 8 if self._mean_ns else spent
-        if not self._blocks:
-            spent = max(batch.compute_output_start_ns - batch.compute_input_end_ns, 1)
-            self._computed_ns = (7 * self._computed_ns + spent) // 8 if self._computed_ns else spent
         instances = self.instances
         instances.running.remove(batch)
         instances.past_ns += now - batch.compute_start_ns

@@ -9,29 +9,6 @@ from typing import Any, Protocol
 from conch.core.request import InferenceRequest, InferenceResponse, RunTimes
 
 
-class OutcomeReader(Protocol):
-    """Receives outcomes of started batches on the calling thread; one call of either method for a batch."""
-
-    def wait(self, batch: Batch, timeout_ns: int) -> None:
-        """Receives the batch's outcome; after the timeout it comes to another thread."""
-
-    def detach(self) -> None:
-        """Lets the outcome come to another thread."""
-
-
-class OutcomeWait:
-    """Permission for an instance to let the starting thread receive a batch's outcome.
-
-    Attributes:
-        reader: Set by the instance in `start` if the thread may; the runner calls it soon.
-    """
-
-    __slots__ = ("reader",)
-
-    def __init__(self) -> None:
-        self.reader: OutcomeReader | None = None
-
-
 class Batch:
     """Requests that run together: one object from the scheduler's decision to the last response.
 
@@ -52,7 +29,6 @@ class Batch:
         runs_on: The `BackendInstance` that the runner chose; unset before.
         state: The runner's `BatchState`; unset before an instance took the batch.
         settled: True once the batch has an outcome; later outcomes are dropped.
-        wait: Lets the starting thread receive the outcome; None if it may not.
         log_times: Run times shared with the request log; None if no request is logged.
         execution: The `ExecutionRecord` of a decoupled model; None for others.
     """
@@ -73,7 +49,6 @@ class Batch:
         "settled",
         "size",
         "state",
-        "wait",
     )
 
     end: Callable[[InferenceRequest, InferenceResponse], None]
@@ -91,7 +66,6 @@ class Batch:
         self.compute_end_ns = 0
         self.bytes_copied = 0
         self.settled = False
-        self.wait: OutcomeWait | None = None
         self.log_times: RunTimes | None = None
         self.execution: Any = None
 

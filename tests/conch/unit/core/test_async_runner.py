@@ -16,7 +16,6 @@ from tests.conch.unit.core.sequences import sequence_request, sequence_spec
 from tests.support.async_instance import Begins, BeginsModel, Done, Kept, at_once, make_beginning
 from tests.support.core import WAIT_S, Answers, echo, make_request, make_spec
 
-from conch.core.clock import Clock
 from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from conch.core.execution.rate_limiter import RateLimiter
 from conch.core.execution.response_tracker import ExecutionRecord
@@ -756,19 +755,7 @@ def test_a_batch_that_can_not_be_finished_holds_up_no_other(
     assert loaded.problems == []
 
 
-# --- those who lead wait for outcomes -----------------------------------------------------------------------
-
-
-def quick(
-    kept: Kept, instances: int = 1, clock: Clock = time.monotonic_ns
-) -> tuple[Model, BeginsModel, Answers]:
-    """A model that has answered a request, so that it is known to be quick."""
-    model, loaded = make_beginning(make_spec(instances=instances), kept, clock)
-    answers = Answers()
-    model.submit(make_request(answers))
-    kept.finish()
-    assert answers.finals == 1
-    return model, loaded, answers
+# --- who leads ---------------------------------------------------------------------------------------------
 
 
 def led(model: Model, answers: Answers) -> InlineClaim:
@@ -777,118 +764,24 @@ def led(model: Model, answers: Answers) -> InlineClaim:
     return claim
 
 
-def test_who_runs_inline_starts_a_batch_and_receives_it_when_running_again() -> None:
-    kept = Kept(quick=True)
-    model, loaded, answers = quick(kept)
+@pytest.mark.parametrize("budget_ns", [MS, None])
+def test_who_runs_inline_starts_what_is_due_and_waits_for_nothing(budget_ns: int | None) -> None:
+    kept, answers = Kept(), Answers()
+    model, loaded = make_beginning(make_spec(instances=2), kept)
+    assert not led(model, answers).run_inline(budget_ns)
     claim = led(model, answers)
-    assert claim.run_inline(MS)  # there is more to do: to wait
-    (unread,) = loaded.instances[0].waited_for
-    # Meanwhile the thread takes in what else has arrived, and the outcome comes.
-    for _ in range(2):
-        model.submit(make_request(answers), may_claim=True)
-    kept.finish()
-    assert (answers.finals, unread.seen) == (1, False)
-    assert claim.run_inline(MS)  # and the next one has begun
-    assert (answers.finals, unread.thread, len(kept.batches)) == (2, threading.get_ident(), 1)
-    kept.finish()
-    assert claim.run_inline(MS)
-    kept.finish()
-    assert not claim.run_inline(MS)
-    assert (answers.finals, model_threads()) == (4, 0)
-    end(model, loaded)
-
-
-def test_other_instances_do_not_wait_for_the_one_that_is_waited_for() -> None:
-    kept = Kept(quick=True)
-    model, loaded, answers = quick(kept, instances=2)
-    claim = led(model, answers)
-    assert claim.run_inline(MS)
-    assert led(model, answers).run_inline(MS) is False  # the other one is begun, and the first one waited for
-    assert [len(one.waited_for) for one in loaded.instances] in ([0, 1], [1, 0])
-    assert len(kept.batches) == 2
-    kept.finish(1)
-    kept.finish(0)
-    assert answers.finals == 3
-    assert not claim.run_inline(MS)
-    end(model, loaded)
-
-
-def test_two_who_lead_at_the_same_time_wait_for_one_outcome() -> None:
-    kept = Kept(quick=True)
-    model, loaded, answers = quick(kept, instances=2)
-    first, second = led(model, answers), None
-
-    def begin(batch: Batch, done: Done) -> None:
-        nonlocal second
-        kept(batch, done)
-        if second is None:  # another thread, while this one begins
-            second = led(model, answers)
-            assert second.run_inline(MS)
-
-    for instance in loaded.instances:
-        instance.begin = begin
-    assert not first.run_inline(MS)
-    assert [one.seen for instance in loaded.instances for one in instance.waited_for].count(True) == 1
-    kept.finish()
-    kept.finish()
-    assert second is not None and not second.run_inline(MS)
-    assert answers.finals == 3
-    end(model, loaded)
-
-
-def test_what_takes_too_long_is_not_waited_for_again() -> None:
-    kept = Kept(quick=True)
-    model, loaded, answers = quick(kept)
-    claim = led(model, answers)
-    assert claim.run_inline(MS)
-    model.submit(make_request(answers))
-    assert not claim.run_inline(MS)  # time is up at once
-    kept.finish()  # whoever has it done begins the next one
-    assert (answers.finals, len(kept.batches)) == (2, 1)
-    kept.finish()
-    assert (answers.finals, loaded.instances[0].waited_for[0].thread) == (3, 0)
-    end(model, loaded)
-
-
-def test_what_is_waited_for_can_be_handed_over() -> None:
-    kept = Kept(quick=True)
-    model, loaded, answers = quick(kept, instances=2)
-    claim = led(model, answers)
-    assert claim.run_inline(MS)
     model.submit(make_request(answers), may_claim=True)
-    claim.release()
-    assert len(kept.batches) == 2
+    assert not claim.run_inline(budget_ns)
+    assert (len(kept.batches), answers.finals) == (2, 0)
+    kept.finish()  # whoever has it done begins the next one
+    assert (len(kept.batches), answers.finals) == (2, 1)
     kept.finish()
     kept.finish()
-    assert answers.finals == 3
-    assert all(one.thread == 0 for instance in loaded.instances for one in instance.waited_for)
+    assert (answers.finals, model_threads()) == (3, 0)
     end(model, loaded)
 
 
-def test_who_runs_inline_without_a_budget_waits_at_once() -> None:
-    kept = Kept(quick=True)
-    model, loaded, answers = quick(kept)
-    claim = led(model, answers)
-    assert not claim.run_inline()
-    assert loaded.instances[0].waited_for[0].seen
-    kept.finish()
-    assert answers.finals == 2
-    end(model, loaded)
-
-
-def test_a_close_waits_for_what_is_waited_for() -> None:
-    kept = Kept(quick=True)
-    model, loaded, answers = quick(kept)
-    claim = led(model, answers)
-    assert claim.run_inline(MS)
-    kept.finish()
-    assert not model.close(0)
-    assert not claim.run_inline(MS)
-    assert answers.finals == 2
-    end(model, loaded)
-
-
-def test_who_can_not_run_inline_leaves_what_it_was_to_receive() -> None:
+def test_who_can_not_run_inline_leaves_it_to_others() -> None:
     reads = math.inf
 
     def clock() -> int:
@@ -898,36 +791,28 @@ def test_who_can_not_run_inline_leaves_what_it_was_to_receive() -> None:
             raise RuntimeError("the clock has stopped")
         return time.monotonic_ns()
 
-    kept = Kept(quick=True)
-    model, loaded, answers = quick(kept, instances=2, clock=clock)
+    kept, answers = Kept(), Answers()
+    model, loaded = make_beginning(make_spec(), kept, clock)
     claim = led(model, answers)
-    assert claim.run_inline(MS)
-    led(model, answers)
     reads = 0
     with pytest.raises(RuntimeError, match="the clock has stopped"):
         claim.run_inline(MS)
     reads = math.inf
     claim.release()  # as a poller does then
-    (unread,) = [one for instance in loaded.instances for one in instance.waited_for]
-    assert unread.seen
-    kept.finish()  # on any thread now, which begins what is left
     kept.finish()
-    assert answers.finals == 3
+    assert answers.finals == 1
     end(model, loaded)
 
 
 def test_what_is_urgent_waits_for_no_claim() -> None:
-    """A model that is called: its caller may be what the one who has claimed to lead it waits for."""
-    kept = Kept(quick=True)
-    model, loaded, answers = quick(kept, instances=2)
-    assert led(model, answers).run_inline(MS)
+    """A model that is called: the one who has claimed to lead it may wait for its caller."""
+    kept, answers = Kept(), Answers()
+    model, loaded = make_beginning(make_spec(instances=2), kept)
     led(model, answers)  # claimed, and not led yet
     with bypassing_claims():
         assert model.submit(make_request(answers), may_claim=True) is None
     assert len(kept.batches) == 2
-    assert all(one.seen for instance in loaded.instances for one in instance.waited_for)
     kept.finish()
     kept.finish()
-    kept.finish()
-    assert answers.finals == 4
+    assert answers.finals == 2
     end(model, loaded)

@@ -20,7 +20,7 @@ MS = 1_000_000
 
 
 class Starts(BackendInstance):
-    """Starts batches, which end when a test says so; the starting thread may wait for them.
+    """Starts batches, which end when a test says so.
 
     Attributes:
         batches: All batches, in order.
@@ -32,7 +32,6 @@ class Starts(BackendInstance):
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.early: Callable[[Batch], None] = lambda batch: None
-        self.detached = 0
         self._done: Done
 
     def start(self, batch: Batch, done: Done) -> Outcome | Pending:
@@ -41,8 +40,6 @@ class Starts(BackendInstance):
         self.batches.append(batch)
         self._done = done
         self.early(batch)
-        if batch.wait is not None:
-            batch.wait.reader = self
         return PENDING
 
     def end(self, batch: Batch) -> None:
@@ -50,25 +47,10 @@ class Starts(BackendInstance):
         batch.compute_output_start_ns = batch.compute_start_ns + 1
         self._done(batch, echo(batch))
 
-    def wait(self, batch: Batch, timeout_ns: int) -> None:
-        self.end(batch)
-
-    def detach(self) -> None:
-        self.detached += 1
-
 
 def make_runner(instance: BackendInstance) -> Runner:
     executor = Executor(make_spec(), ModelStatistics(), time.monotonic_ns)
     return Runner("m", DefaultScheduler(0), [instance], executor, time.monotonic_ns)
-
-
-def quick() -> tuple[Runner, Starts, Answers]:
-    """A runner whose first batch has shown that outcomes come soon."""
-    starts, answers = Starts(), Answers()
-    runner = make_runner(starts)
-    runner.submit(make_request(answers))
-    starts.end(starts.batches[0])
-    return runner, starts, answers
 
 
 def test_an_outcome_that_start_returns_releases_the_batch() -> None:
@@ -118,43 +100,26 @@ def test_a_batch_that_ends_before_its_start_returns_is_released_by_its_starter()
     assert runner.closing.close(WAIT_S)
 
 
-def test_a_claimant_awaits_a_batch_and_pulls_the_next_one() -> None:
-    runner, starts, answers = quick()
+def test_a_claimant_starts_a_batch_and_goes_on() -> None:
+    starts, answers = Starts(), Answers()
+    runner = make_runner(starts)
     assert runner.submit(make_request(answers), True)
-    assert runner.run_inline(MS)
-    batch = starts.batches[1]
-    assert batch.state is BatchState.AWAITED
-    runner.submit(make_request(answers))
-    assert runner.run_inline(MS)  # receives the outcome, and awaits the next one
-    assert [each.state for each in starts.batches[1:]] == [BatchState.RELEASED, BatchState.AWAITED]
+    runner.submit(make_request(answers), True)
     assert not runner.run_inline(MS)
-    assert (answers.finals, starts.detached) == (3, 0)
-    assert runner.closing.close(WAIT_S)
-
-
-def test_the_outcome_of_an_awaited_batch_may_come_elsewhere_while_the_claimant_pulls() -> None:
-    runner, starts, answers = quick()
-    assert runner.submit(make_request(answers), True)
-    assert runner.run_inline(MS)
-    runner.submit(make_request(answers))
-    starts.end(starts.batches[1])  # as where the connection to a worker is lost
-    assert [batch.state for batch in starts.batches[1:]] == [BatchState.RELEASED]
-    assert not runner.run_inline(MS)
-    assert [batch.state for batch in starts.batches[1:]] == [BatchState.RELEASED, BatchState.STARTED]
-    starts.end(starts.batches[2])
-    assert answers.finals == 3
-    assert runner.closing.close(WAIT_S)
-
-
-def test_a_released_claim_leaves_the_batch_to_the_thread_with_the_outcome() -> None:
-    runner, starts, answers = quick()
-    assert runner.submit(make_request(answers), True)
-    assert runner.run_inline(MS)
-    runner.submit(make_request(answers))
-    runner.release()
-    assert (starts.batches[1].state, starts.detached) == (BatchState.STARTED, 1)
+    assert [batch.state for batch in starts.batches] == [BatchState.STARTED]
+    starts.end(starts.batches[0])
+    assert [batch.state for batch in starts.batches] == [BatchState.RELEASED, BatchState.STARTED]
     starts.end(starts.batches[1])
-    assert [batch.state for batch in starts.batches[1:]] == [BatchState.RELEASED, BatchState.STARTED]
-    starts.end(starts.batches[2])
-    assert answers.finals == 3
+    assert answers.finals == 2
+    assert runner.closing.close(WAIT_S)
+
+
+def test_a_released_claim_starts_a_batch() -> None:
+    starts, answers = Starts(), Answers()
+    runner = make_runner(starts)
+    assert runner.submit(make_request(answers), True)
+    runner.release()
+    assert [batch.state for batch in starts.batches] == [BatchState.STARTED]
+    starts.end(starts.batches[0])
+    assert answers.finals == 1
     assert runner.closing.close(WAIT_S)

@@ -13,7 +13,6 @@ class Promised:
 
     def __init__(self, clock: Clock, takes_ns: int = 0, follows: Promised | None = None) -> None:
         self.fast = True
-        self.only_starts = False
         self.seen_to: list[str] = []
         self._clock = clock
         self._takes_ns = takes_ns

@@ -78,7 +78,6 @@ class Claim:
 
     def __init__(self, during: Callable[[], object] = lambda: None, fast: bool = True) -> None:
         self.fast = fast
-        self.only_starts = False
         self.during = during
         self.runs: queue.Queue[tuple[int, int | None]] = queue.Queue()
         self.releases: queue.Queue[int] = queue.Queue()

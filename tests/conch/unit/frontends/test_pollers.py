@@ -131,7 +131,6 @@ class Model:
         self._name = name
         self._during = during
         self.fast = fast
-        self.only_starts = False
 
     def run_inline(self, budget_ns: int | None = None) -> bool:
         self._rig.note(LEAD, self._name, budget_ns)
