@@ -39,9 +39,10 @@ Flow control. Each DATA byte, padding too, counts against the windows of its str
 `consumed` gives bytes back; WINDOW_UPDATE frames follow once a quarter of a window has been. A stream that
 closes gives back what it had not consumed, and DATA that no stream takes is given back at once.
 Data to be sent goes straight to the output if both windows, the peer's frame size and `Limits.output_bytes`
-allow it whole; else it waits in the stream's queue. Streams that could send take turns, a few frames
-each (`_pump`), at the end of `receive` and in `take_output`. Streams whose own window is shut wait outside of
-that line until it opens. Header blocks are encoded when they go to the output, in the order of the dynamic table.
+allow it whole; else it waits in the stream's queue. Streams that could send take turns, a few
+frames each (`_pump`), at the end of `receive` and in `take_output`. Streams whose own window is shut wait
+outside of that line until it opens. Header blocks are encoded when they go to the output, in the order of the
+dynamic table.
 
 Limits (`limits.Limits`) hold what the peer can cost; each that closes the connection has its `Reason`.
 """
