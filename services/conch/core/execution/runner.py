@@ -32,6 +32,13 @@ pulls the next batch.
 The first outcome counts (`Batch.settled`), whatever the instance does after it. An outcome that comes while
 its thread finishes another batch waits until that is done: chains of short batches do not grow the stack.
 
+A thread that has taken a batch runs it and those that follow (`Runner._run_batches`), in these steps:
+
+    1. The instance starts the batch, without the lock. All other steps hold it.
+    2. If the batch is done, here or on another thread, it is RELEASED; otherwise it is STARTED.
+    3. The next batch is taken. If time is up and one is due, it is left to the caller, who has the claim.
+    4. If no batch follows and the runner closes, this may have been the last one.
+
 A claim is the promise of a thread to run the next batches soon. While it exists, no other thread is woken for
 a batch that is due; a thread that receives an outcome still pulls. The claim is one flag (`_claimed`) without
 an owner: any thread may end it.
@@ -74,9 +81,11 @@ from conch.core.backend import BackendInstance, Outcome
 from conch.core.clock import Clock
 from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.execution.batch_selector import selector_for
+from conch.core.execution.closing import Closing
 from conch.core.execution.executor import Executor
 from conch.core.execution.expiry_thread import ExpiryThread
 from conch.core.execution.instance_set import InstanceSet
+from conch.core.execution.model_threads import ModelThreads
 from conch.core.execution.resource_limits import ResourceLimits
 from conch.core.execution.response_order import ResponseOrder
 from conch.core.execution.runner_base import RunnerBase
@@ -104,10 +113,15 @@ _TAKEN, _STARTED, _FINISHED, _RELEASED = BatchState
 
 
 class _Thread(threading.local):
-    """Outcomes that a thread has yet to finish, while it finishes one; and whether it bypasses claims."""
+    """What the module knows of a thread.
 
-    outcomes: deque[tuple[Runner, Batch, Outcome]] | None = None
+    Attributes:
+        bypasses: Whether it bypasses claims.
+        received: The outcomes that it finishes next; None if it finishes no batch.
+    """
+
     bypasses: bool = False
+    received: deque[tuple[Runner, Batch, Outcome]] | None = None
 
 
 _thread = _Thread()
@@ -169,8 +183,8 @@ class Runner(RunnerBase):
         self._blocks = self.instances.blocks
         self.selector = selector_for(scheduler, self.instances, named, limits)
         self.threads = ModelThreads(name, self)
-        self.closing = Closing(self)
         self.expiry = ExpiryThread(name, self, self.tracker)
+        self.closing = Closing(self, self.instances, self.tracker, self.threads, self.expiry)
         self.tracker.runner = self
         self._expiries = scheduler.expiries
         self._later_ns = NEVER  # when a batch is due, if `_take` found none
@@ -250,7 +264,7 @@ class Runner(RunnerBase):
         if batch is None:  # bypassing
             self.release()
         else:
-            self._drive(batch, None)
+            self._run_batches(batch, None)
         return False
 
     def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
@@ -284,14 +298,14 @@ class Runner(RunnerBase):
             self._claimed = False
             now = self.clock()
             batch = self._take(now, budget_ns is None)
-        return batch is not None and self._drive(batch, None if budget_ns is None else now + budget_ns)
+        return batch is not None and self._run_batches(batch, None if budget_ns is None else now + budget_ns)
 
     def run_batch_inline(self) -> bool:
         """Runs one claimed batch, waking a thread for others; True if a batch is due then: claimed again."""
         with self.lock:
             self._claimed = False
             batch = self._take(self.clock(), True)
-        return batch is not None and self._drive(batch, 0)
+        return batch is not None and self._run_batches(batch, 0)
 
     def release(self) -> None:
         """Ends the claim; the model's threads or this one run what is due."""
@@ -304,7 +318,7 @@ class Runner(RunnerBase):
             else:
                 batch = self._take(now, False)  # cheaper than waking another thread for that
         if batch is not None:
-            self._drive(batch, None)
+            self._run_batches(batch, None)
 
     def wake_if_due(self, now: int) -> None:
         """Wakes a thread if a batch is or will be due and no claim exists; called with the lock held."""
@@ -336,7 +350,7 @@ class Runner(RunnerBase):
     def run_thread(self, woken: threading.Condition) -> None:
         """Runs batches on one of the model's threads, until the runner is closed."""
         while (batch := self._pull(woken)) is not None:
-            self._drive(batch, None)
+            self._run_batches(batch, None)
             del batch  # or the batch lives for as long as the thread sleeps
 
     def _pull(self, woken: threading.Condition) -> Batch | None:
@@ -391,55 +405,56 @@ class Runner(RunnerBase):
             return now if self.scheduler.pending else None
         return self.scheduler.due_ns(now)
 
-    def _drive(self, batch: Batch | None, end: int | None) -> bool:
-        """Runs or starts a batch, then what else is ready.
+    def _run_batches(self, batch: Batch | None, end_ns: int | None) -> bool:
+        """Runs or starts a batch, then what else is ready; the module has the steps.
 
-        After `end` no other batch starts; returns whether one is due then, which is left to the caller with
-        the claim.
+        After `end_ns` no other batch starts; returns whether one is due then, which is left to the caller
+        with the claim.
         """
-        more = False
+        claimed = False
         while batch is not None:
             if self.limits is not None:
                 self.limits.settle()
+            # 1.
             ran = self._executor.start(batch, self._done)
             with self.lock:
                 now = self.clock()
-                # 1. Is the batch done, here or on another thread? Then this thread is the later one.
+                # 2. A batch that another thread has finished is released here: this thread is the later one.
                 if ran or batch.state is _FINISHED:
                     self._release_batch(batch, now)
                 else:
                     batch.state = _STARTED
-                # 2. Is the next batch left to the caller, who has the claim then, as time is up?
-                if end is not None and now >= end and self._is_due(now):
-                    self._claimed = more = True
+                # 3.
+                if end_ns is not None and now >= end_ns and self._is_due(now):
+                    self._claimed = claimed = True
                     batch = None
                 else:
-                    batch = self._take(now, end is None)
-                # 3. If nothing follows: was this the last batch of a runner that closes?
+                    batch = self._take(now, end_ns is None)
+                # 4.
                 if batch is None and self.closing.begun:
                     self.closing.check()
         if self.limits is not None:
             self.limits.settle()
-        return more
+        return claimed
 
     def _is_due(self, now: int) -> bool:
         due = self._due_ns(now) if self._idle else None
         return due is not None and due <= now
 
     def _done(self, batch: Batch, outcome: Outcome) -> None:
-        """Takes the outcome of a batch whose `start` has not returned it."""
+        """Finishes a batch whose `start` has not returned the outcome: after one that the thread finishes."""
         if batch.settled:
             return
         batch.settled = True
-        outcomes = _thread.outcomes
-        if outcomes is not None:
-            outcomes.append((self, batch, outcome))
+        received = _thread.received
+        if received is not None:
+            received.append((self, batch, outcome))
             return
-        outcomes = _thread.outcomes = deque(((self, batch, outcome),))
+        received = _thread.received = deque(((self, batch, outcome),))
         try:
-            _finish_all(outcomes)
+            _finish_all(received)
         finally:
-            _thread.outcomes = None
+            _thread.received = None
 
     def finish(self, batch: Batch, outcome: Outcome) -> None:
         """Settles the requests of a batch, and starts what is due then."""
@@ -454,8 +469,10 @@ class Runner(RunnerBase):
                 following = self._take(now, False)
             if following is None and self.closing.begun:
                 self.closing.check()
-        if following is not None or self.limits is not None:
-            self._drive(following, None)
+        if following is not None:
+            self._run_batches(following, None)
+        elif self.limits is not None:
+            self.limits.settle()
 
     def _release_batch(self, batch: Batch, now: int) -> None:
         """Makes the instance of a finished batch idle; called with the lock held."""
@@ -477,114 +494,11 @@ class Runner(RunnerBase):
             self.limits.release(instance, idle and self.selector.has_use_for(instance, now))
 
 
-def _finish_all(outcomes: deque[tuple[Runner, Batch, Outcome]]) -> None:
-    """Finishes batches one after the other, and those that come meanwhile."""
-    while outcomes:
-        runner, batch, outcome = outcomes.popleft()
+def _finish_all(received: deque[tuple[Runner, Batch, Outcome]]) -> None:
+    """Finishes batches one after the other, and those whose outcomes come meanwhile."""
+    while received:
+        runner, batch, outcome = received.popleft()
         try:
             runner.finish(batch, outcome)
         except Exception:  # boundary: a thread of an instance; the other outcomes must be finished
             log.exception("a batch that was done could not be finished")
-
-
-class ModelThreads:
-    """The threads of one model version, which run what no other thread has claimed; started on demand.
-
-    All calls but `join` hold the runner's lock.
-
-    Attributes:
-        timed_ns: When the thread wakes that waits for a delayed batch; `NEVER` if none does.
-    """
-
-    __slots__ = ("_name", "_runner", "_sleeping", "_threads", "timed_ns")
-
-    def __init__(self, name: str, runner: Runner) -> None:
-        self._name = name
-        self._runner = runner
-        self._sleeping: list[threading.Condition] = []
-        self._threads: list[threading.Thread] = []
-        self.timed_ns = NEVER
-
-    def wake(self, most: int) -> None:
-        """Wakes a thread, or starts one if there are fewer than `most`."""
-        if self._sleeping:
-            self._sleeping.pop().notify()
-        elif len(self._threads) < most:
-            # One condition for each thread: it has been woken exactly if it has left `_sleeping`, also if its
-            # wait times out at that moment.
-            woken = threading.Condition(self._runner.lock)
-            name = f"conch-{self._name}-{len(self._threads)}"
-            thread = threading.Thread(target=self._runner.run_thread, args=(woken,), name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def wake_all(self) -> None:
-        """Wakes all sleeping threads."""
-        while self._sleeping:
-            self._sleeping.pop().notify()
-
-    def sleep(self, woken: threading.Condition, now_ns: int, until_ns: int) -> None:
-        """Waits on the calling thread until it is woken; for the first one also until a batch is due."""
-        timed = until_ns < self.timed_ns
-        if timed:
-            self.timed_ns = until_ns
-        self._sleeping.append(woken)
-        woken.wait((until_ns - now_ns) / 1e9 if timed else None)
-        if woken in self._sleeping:
-            self._sleeping.remove(woken)  # its wait timed out
-        if timed:
-            self.timed_ns = NEVER
-
-    def join(self) -> None:
-        """Waits for all threads, without the lock."""
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
-
-
-class Closing:
-    """The close of a runner: it refuses new requests, the accepted ones finish, then the threads end.
-
-    A runner is drained when no request is queued, runs or is open, no sequence is live, and all expired
-    requests are complete. Whatever changes one of these calls `check`.
-
-    Attributes:
-        begun: Whether new requests are refused.
-    """
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._drained = threading.Condition(runner.lock)
-        self.begun = False
-
-    def close(self, timeout_s: float | None = None) -> bool:
-        """Refuses new requests, finishes the accepted ones, and ends the threads.
-
-        Returns whether everything finished in time; if not, the threads end with their batches.
-        """
-        runner = self._runner
-        with runner.lock:
-            self.begun = True
-            runner.scheduler.begin_closing(runner.clock())
-            runner.threads.wake_all()
-            runner.expiry.notify_over()
-            done = self._drained.wait_for(self._is_drained, timeout_s)
-        if done:
-            runner.threads.join()
-            runner.expiry.join()
-        return done
-
-    def check(self) -> bool:
-        """Lets `close` and the threads end if the runner closes and is drained; called with the lock held."""
-        if not self.begun or not self._is_drained():
-            return False
-        self._drained.notify_all()
-        self._runner.threads.wake_all()
-        self._runner.expiry.notify_over()
-        return True
-
-    def _is_drained(self) -> bool:
-        runner = self._runner
-        scheduler = runner.scheduler
-        unfinished = scheduler.pending or scheduler.held or runner.expiry.incomplete or runner.tracker.count
-        return runner.instances.all_rest and not unfinished

@@ -44,3 +44,7 @@ class RunnerBase(ABC):
     @abstractmethod
     def check_open(self) -> None:
         """As `check_drained`, when the last open request is complete; without the lock."""
+
+    @abstractmethod
+    def run_thread(self, woken: threading.Condition) -> None:
+        """Runs batches on one of the model's threads, until the runner is closed."""
