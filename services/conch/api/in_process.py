@@ -167,7 +167,6 @@ class InProcessRequests:
         if timeout is not None:
             request.deadline_ns = now + round(timeout * _S)
         admission = self._admission
-        admission.check_refused(request)
         found = admission.resolve(request)
         spec = found.spec
         datatypes = {tensor.name: tensor.datatype for tensor in spec.inputs}

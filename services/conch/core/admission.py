@@ -3,12 +3,26 @@
 gRPC, HTTP, the Python API, ensemble steps and BLS calls each hold an `Admission`. `admit` runs these steps:
 
 1. Refuse the request if the server refuses new ones and it continues no open sequence.
-2. Resolve the model version, unless the caller has done so by one of the `resolve` methods.
+2. Resolve the model version, unless the caller has done so (see below).
 3. Wrap the responder, innermost first: shared-memory regions, request log, single response.
 4. Submit. The version validates and queues the request, or raises `ClosedError` if it was replaced since it
    was resolved. Its successor is published before it closes, so the request is resolved and submitted again.
 5. Cancel, if the client left before the version knew the request.
 6. On an error, release the regions and end the log line; the error is raised to the caller.
+
+What a caller may call before `admit`:
+
+    ==============  ======================================  ================================================
+    method          callers                                 reason
+    ==============  ======================================  ================================================
+    `check_open`    gRPC's unary calls, HTTP, the console   a front end that has closed refuses requests of
+                                                            open sequences, too
+    `resolve_name`  HTTP's infer route, before the body     an unknown model is refused without reading it
+    `resolve`       gRPC's streams, the Python API, raw     the model's description says how to read the
+                    HTTP requests                           request or to order responses; includes step 1
+    `resolve_step`  ensembles                               a model that is being unloaded still serves the
+                                                            steps of ensembles that run
+    ==============  ======================================  ================================================
 
 Threads and locks: any thread. Admission has no lock; each `SingleResponse` has one.
 """
@@ -103,7 +117,7 @@ class Admission:
             if self._stages.refusing:
                 self._check_continues(request)
             if model is None:
-                model = self.resolve(request)
+                model = self._resolve(request)
             if request.region_bindings is not None:
                 request.region_bindings.attach(request)
             if self._log is not None and self._log.on:
@@ -185,36 +199,23 @@ class Admission:
             self.refused += 1
             raise ExitingError("Server exiting")
 
-    def check_refused(self, request: InferenceRequest) -> None:
-        """Raises UnavailableError for a request that the stopping server refuses; `admit` checks the same."""
-        if self._stages.refusing:
-            self._check_continues(request)
-
     def resolve(self, request: InferenceRequest) -> Servable:
         """The version for a request: the one with its live sequence, even if that is being replaced.
 
         Raises:
+            UnavailableError: The server refuses new requests, as `admit` would.
             ConchError: There is no such model; see `Registry.resolve`.
         """
-        registry = self._registry
-        if registry.draining and request.correlation_id and not request.sequence_start:
-            model = self._draining(request)
-            if model is not None:
-                return model
-        return registry.resolve(request.model_name, request.model_version)
+        if self._stages.refusing:
+            self._check_continues(request)
+        return self._resolve(request)
 
-    def resolve_name(self, name: str, version: str) -> Servable:
-        """Resolves a name and version before there is a request.
+    def resolve_name(self, name: str, version: str) -> Servable | None:
+        """The version for a name and version text; None if only a draining version may have the request.
 
         Raises:
             ConchError: The start failed, or there is no such model.
         """
-        if self._stages.stage is Stage.FAILED:
-            raise UnavailableError("Server not ready")
-        return self._registry.resolve(name, version)
-
-    def resolve_early(self, name: str, version: str) -> Servable | None:
-        """As `resolve_name`, but None if a draining version may have the sequence of the request."""
         if self._stages.stage is Stage.FAILED:
             raise UnavailableError("Server not ready")
         try:
@@ -225,13 +226,13 @@ class Admission:
             return None
 
     def resolve_step(self, request: InferenceRequest) -> Servable:
-        """The version for a step of an ensemble, which may also be one that is being unloaded.
+        """The version for a step of an ensemble, possibly one that is being unloaded.
 
         Raises:
             ConchError: There is no such model.
         """
         try:
-            return self.resolve(request)
+            return self._resolve(request)
         except ConchError:
             number = parse_version(request.model_version)
             models = self._registry.draining_of(request.model_name)
@@ -242,8 +243,16 @@ class Admission:
                 raise
             return model
 
+    def _resolve(self, request: InferenceRequest) -> Servable:
+        registry = self._registry
+        if registry.draining and request.correlation_id and not request.sequence_start:
+            model = self._draining(request)
+            if model is not None:
+                return model
+        return registry.resolve(request.model_name, request.model_version)
+
     def _successor(self, request: InferenceRequest, closed: Servable) -> Servable:
-        model = self.resolve(request)
+        model = self._resolve(request)
         decoupled = closed.spec.decoupled
         if model.spec.decoupled is not decoupled:
             # The caller has chosen its way to answer by the old version.
@@ -278,7 +287,7 @@ class Admission:
                     "Server is stopping, scheduler for model has stopped accepting new inference requests"
                 )
             try:
-                if self.resolve(request).continues(request):
+                if self._resolve(request).continues(request):
                     return
             except ConchError:
                 pass

@@ -220,7 +220,6 @@ class StreamInferHandler:
             slot.request = request
             if self._prepare is not None:
                 self._prepare(request, call, len(message))
-            self.admission.check_refused(request)
             model = self.admission.resolve(request)
             if not model.spec.decoupled:
                 slot.stream.order(slot)

@@ -150,7 +150,7 @@ class Submission:
         try:
             self._admission.check_open()
             self._core.check_running()
-            model = self._admission.resolve_name(name, version)
+            model = self._core.model(name, version)
             if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             received.body = await read_body(exchange, self._most_bytes)

@@ -197,7 +197,7 @@ class InferRoute:
         try:
             if self._admission.closed:
                 self._admission.check_open()
-            call.model = self._admission.resolve_early(model, version)
+            call.model = self._admission.resolve_name(model, version)
             fields = exchange.fields
             encoding = fields.get(b"content-encoding")
             if encoding is not None:
