@@ -14,7 +14,7 @@ from tests.support.servers import WAIT_S, eventually
 from conch.core.errors import UnavailableError
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_loop import LoopThread
-from conch.frontends.http.infer.infer_route import ResponseMailbox
+from conch.frontends.http.infer.infer_route import ReplyMailbox
 
 
 @pytest.fixture
@@ -86,11 +86,11 @@ def test_a_taken_port(thread: LoopThread) -> None:
 
 def test_the_mailbox_loses_nothing_and_keeps_order(thread: LoopThread) -> None:
     thread.start()
-    mailbox = ResponseMailbox(thread)
+    mailbox = ReplyMailbox(thread)
     got: list[tuple[int, int]] = []
 
     class Collector:
-        def deliver(self, item: tuple[int, int]) -> None:
+        def send(self, item: tuple[int, int]) -> None:
             got.append(item)
 
     collector = Collector()
@@ -111,6 +111,6 @@ def test_the_mailbox_loses_nothing_and_keeps_order(thread: LoopThread) -> None:
 
 def test_a_mailbox_of_a_closed_loop(thread: LoopThread) -> None:
     thread.start()
-    mailbox = ResponseMailbox(thread)
+    mailbox = ReplyMailbox(thread)
     thread.stop()
     mailbox.put(object(), 1)  # type: ignore[arg-type]

@@ -14,13 +14,14 @@ import pytest
 from tests.support.core import WAIT_S, make_spec
 from tests.support.raw_http import request as http_request
 from tests.support.rest import Agent, Wire, make_core
+from tests.support.servers import eventually
 from tests.support.sharing import SharedObject, shared_object
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import TensorSpec
-from conch.frontends.http.http_exchange import HttpExchange, Reply
+from conch.frontends.http.http_exchange import ExchangeHooks, HttpExchange, Reply
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.infer_route import InferCall, InferRoute
 from conch.memory.regions import Regions
@@ -40,10 +41,14 @@ class Recording:
         self.seen: list[int] = []
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> None:
-        request.model = self  # type: ignore[assignment]
+        request.model = self
         self.threads.append(threading.current_thread().name)
         self.seen.append(int(request.inputs["IN"].numpy().sum()))
         request.respond(InferenceResponse([]))
+
+    def cancel(self, request: InferenceRequest) -> bool:
+        request.cancelled = True
+        return False
 
 
 LOOP: Any = SimpleNamespace(call_soon_threadsafe=lambda call: call())
@@ -141,7 +146,8 @@ def test_what_fails_on_a_worker_is_answered(route: InferRoute, error: Exception,
             answered.set()
 
     exchange: Any = Exchange()
-    InferCall(route, exchange, "m", "", 0).deliver(fail)
+    call = InferCall(make_core(Agent()).admission("http"), exchange, "m", "", 0)
+    assert route.run_on_pool(call, fail)
     assert answered.wait(WAIT_S)
     assert exchange.response[0] == status
     assert (str(error).encode() in exchange.response[1]) is isinstance(error, InvalidArgumentError)
@@ -156,3 +162,25 @@ def test_a_model_with_a_namespace_that_is_leaving_is_known(route: InferRoute) ->
         wire.send(head)
         answers.append(b"".join(wire.written)[:13])
     assert answers == [b"", b"HTTP/1.1 404 "]
+
+
+def test_a_request_whose_client_leaves_while_the_pool_decodes_it_is_cancelled(route: InferRoute) -> None:
+    """It has no response that would be sent, so nothing else would end it."""
+    wires: list[Wire] = []
+    prepared: list[InferenceRequest] = []
+
+    class Leaving(ExchangeHooks):
+        def prepare(self, request: InferenceRequest, exchange: HttpExchange) -> None:
+            wires[0].hang_up()
+            prepared.append(request)
+
+    def handle(exchange: HttpExchange) -> None:
+        exchange.hooks = Leaving()
+        route(exchange, "m", "")
+
+    wires.append(Wire(handle, LOOP))
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [1 << 18], "data": [1] * (1 << 18)}
+    wires[0].send(http_request("POST", "/", json.dumps({"inputs": [tensor]}).encode()))
+    eventually(lambda: bool(prepared) and prepared[0].completed, "the request has ended")
+    assert prepared[0].cancelled
+    assert wires[0].written == []

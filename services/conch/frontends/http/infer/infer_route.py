@@ -1,13 +1,14 @@
 """The infer route: decodes a request, submits it to admission, encodes its response.
 
-Steps of a request, by thread; no locks:
+The way of a request, by thread; no locks:
 
-1. Event loop: `InferRoute.__call__` checks the headers. `_on_body` submits a short request (`_submit`), and
-   gives a long one to the parsing pool.
-2. Parsing pool, if needed: `_on_pool` submits the long request, or encodes a long response (`_long`).
-3. Any thread: `_respond` encodes the response, or leaves it to the pool if it is long.
-4. Event loop: `InferCall.deliver` takes what 2 and 3 put into the `ResponseMailbox`. It sends a response,
-   gives a long one to the pool, or keeps a submitted request, to cancel it after a disconnect.
+1. Event loop: `InferRoute.__call__` checks the headers, and `_on_body` the size of the body.
+2. Event loop, or the parsing pool if it takes long: `_submit` decodes the request and submits it.
+3. Any thread, such as the model's: `_respond` encodes the response. What takes long is left to the pool.
+4. Event loop: `InferCall.send` sends the reply, which has come through the `ReplyMailbox`.
+
+A request that is refused gets its reply in step 1 or 2 (`_refuse`). After a disconnect, `InferCall.abandon`
+cancels the request.
 """
 
 from __future__ import annotations
@@ -50,10 +51,9 @@ log = logging.getLogger(__name__)
 
 DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 _QUICK_BODY = 1 << 20
-
-
-Work = Callable[[], Answer | InferenceRequest]
-"""Slow work: decodes and submits a request, or builds its response."""
+_EXITING = "Server exiting"
+Work = Callable[[], Reply | None]
+"""Slow work: decodes and submits a request, or builds a reply; returns the reply, if there is one already."""
 
 
 class InferCall:
@@ -69,11 +69,11 @@ class InferCall:
         head: Length of the JSON; None for the whole body.
         encoding: Compression of the response, or None.
         wanted: Outputs to send as binary.
-        request: The core request while it runs.
+        request: The core request, from before it is submitted until its reply is sent.
     """
 
     __slots__ = (
-        "_route",
+        "_admission",
         "encoding",
         "exchange",
         "head",
@@ -89,9 +89,9 @@ class InferCall:
     wanted: BinaryOutputs
 
     def __init__(
-        self, route: InferRoute, exchange: HttpExchange, model_name: str, version: str, received_ns: int
+        self, admission: Admission, exchange: HttpExchange, model_name: str, version: str, received_ns: int
     ) -> None:
-        self._route = route
+        self._admission = admission
         self.exchange = exchange
         self.model_name = model_name
         self.version = version
@@ -102,42 +102,35 @@ class InferCall:
         self.encoding: bytes | None = None
         self.request: InferenceRequest | None = None
 
-    def deliver(self, item: Answer | InferenceRequest) -> None:
-        """Sends a response, has the pool build a long one, or keeps a request that the pool has submitted."""
-        if isinstance(item, Reply):
-            # Breaks a reference cycle that would keep the tensors until garbage collection.
-            self.request = None
-            if not self.exchange.began:
-                self.exchange.respond(*item)
-        elif not isinstance(item, InferenceRequest):
-            self._route.run_on_pool(self, item)
-        elif self.exchange.lost:  # while the pool submitted it
-            self._route.cancel(item)
-        elif not self.exchange.began:  # its response may have come first
-            self.request = item
+    def send(self, reply: Reply) -> None:
+        """Sends the reply; event loop."""
+        # Breaks a reference cycle that would keep the tensors until garbage collection.
+        self.request = None
+        if not self.exchange.began:
+            self.exchange.respond(*reply)
 
     def abandon(self) -> None:
-        """Cancels the request after a disconnect."""
+        """Cancels the request after a disconnect; event loop."""
         request, self.request = self.request, None
         if request is not None:
-            self._route.cancel(request)
+            self._admission.cancel(request)
 
 
-class ResponseMailbox:
-    """Delivers answers from any thread on the event loop; answers close together share a wake-up.
+class ReplyMailbox:
+    """Has replies from any thread sent on the event loop; replies close together share a wake-up.
 
-    Lock-free: `_empty` clears `_waking` before it reads the queue, so an answer that is added later wakes the
+    Lock-free: `_empty` clears `_waking` before it reads the queue, so a reply that is added later wakes the
     loop again.
     """
 
     def __init__(self, thread: LoopThread) -> None:
         self._thread = thread
-        self._filled: deque[tuple[InferCall, Answer | InferenceRequest]] = deque()
+        self._filled: deque[tuple[InferCall, Reply]] = deque()
         self._waking = False
 
-    def put(self, call: InferCall, item: Answer | InferenceRequest) -> None:
-        """Queues an item for `InferCall.deliver`; any thread."""
-        self._filled.append((call, item))
+    def put(self, call: InferCall, reply: Reply) -> None:
+        """Queues a reply for `InferCall.send`; any thread."""
+        self._filled.append((call, reply))
         if not self._waking:
             self._waking = True
             try:
@@ -146,11 +139,11 @@ class ResponseMailbox:
                 pass  # the loop is closed
 
     def _empty(self) -> None:
-        self._waking = False  # first: later items wake the loop again
+        self._waking = False  # first: later replies wake the loop again
         filled = self._filled
         while filled:
-            call, item = filled.popleft()
-            call.deliver(item)
+            call, reply = filled.popleft()
+            call.send(reply)
 
 
 class InferRoute:
@@ -182,18 +175,14 @@ class InferRoute:
         self._workers = workers
         self._clock = clock
         self._most_bytes = most_bytes
-        self._mailbox = ResponseMailbox(thread)
+        self._mailbox = ReplyMailbox(thread)
         self._decode = RequestDecoder(most_bytes, regions)
         self._encode = ResponseEncoder()
         self._forwarder = HeaderForwarder(forward_pattern) if forward_pattern else None
 
-    def cancel(self, request: InferenceRequest) -> None:
-        """Cancels a request."""
-        self._admission.cancel(request)
-
     def __call__(self, exchange: HttpExchange, model: str, version: str) -> None:
         """Checks the headers of a request; refuses it at once, or reads its body."""
-        call = InferCall(self, exchange, model, version, self._clock())
+        call = InferCall(self._admission, exchange, model, version, self._clock())
         try:
             if self._admission.closed:
                 self._admission.check_open()
@@ -214,7 +203,7 @@ class InferRoute:
             if accept is not None:
                 call.encoding = accepted(accept)
         except ConchError as error:
-            call.deliver(self._failed(call, None, error))
+            call.send(self._refuse(call, None, error))
             return
         exchange.on_disconnect = call.abandon
         # For bodies whose length is not known. Binary tensors behind JSON have no limit.
@@ -222,72 +211,32 @@ class InferRoute:
         exchange.read_body(sys.maxsize if has_binary else self._most_bytes, partial(self._on_body, call))
 
     def _on_body(self, call: InferCall) -> None:
-        """Submits a short request with its body, or has the pool do so; may respond before it returns."""
+        """Submits a request with its body, on the pool if that takes long."""
         exchange = call.exchange
         if exchange.unread:
-            call.deliver(self._failed(call, None, self._unread_error(call)))
+            call.send(self._refuse(call, None, self._unread_error(call)))
             return
         body, head, size = exchange.take_body(), call.head, exchange.size
         json_size = size if head is None else head
         is_short = size <= _QUICK_BODY and json_size <= QUICK_BYTES and not call.packed
         if is_short:
             try:
-                done = self._submit(call, body, _QUICK_BODY)
+                refusal = self._submit(call, body, True)
             except (LargeBindingsError, SlowTextError):
                 pass  # it takes long though it is short
             else:
-                if isinstance(done, Reply):
-                    call.deliver(done)
-                else:
-                    call.request = done  # its response is delivered later, also on the loop
+                if refusal is not None:
+                    call.send(refusal)
                 return
-        self.run_on_pool(call, partial(self._submit, call, body))
+        if not self.run_on_pool(call, partial(self._submit, call, body, False)):
+            call.send(self._refuse(call, None, UnavailableError(_EXITING)))
 
-    def _unread_error(self, call: InferCall) -> ConchError:
-        exchange = call.exchange
-        if exchange.chunks > MOST_CHUNKS:
-            return TooManyChunksError()
-        text = (
-            f"Decompressed data size exceeds the maximum allowed value of {self._most_bytes} bytes. Use "
-            f"--http-max-input-size to increase the limit."
-        )
-        if not call.packed:
-            try:
-                check_head(call.head, exchange.size, self._most_bytes)
-            except InvalidArgumentError as refused:
-                text = refused.message
-        return UnreadBodyError(text)
-
-    def run_on_pool(self, call: InferCall, work: Work) -> None:
-        """Runs slow work on the parsing pool and delivers its result to the call."""
-        exchange = call.exchange
-        try:
-            self._workers.submit_for(exchange.client, lambda: exchange.lost, self._on_pool, call, work)
-        except RuntimeError:  # the pool is closed
-            error = UnavailableError("Server exiting")
-            # A submitted request is already logged.
-            call.deliver(self._failed(call, None, error) if call.request is None else failure(error))
-
-    def _on_pool(self, call: InferCall, work: Work) -> None:
-        done: Answer | InferenceRequest
-        try:
-            done = work()
-        except ConchError as error:
-            done = failure(error)
-        except Exception:  # boundary: the top of the pool's work
-            log.exception("a request or response of model '%s' could not be handled", call.model_name)
-            prefix = "" if call.request is None else call.request.log_prefix
-            done = failure(InternalError(f"{prefix}the request or its response could not be handled"))
-        self._mailbox.put(call, done)
-
-    def _submit(
-        self, call: InferCall, body: memoryview, most_used: int | None = None
-    ) -> InferenceRequest | Reply:
-        """Decodes and submits a request; returns the response on failure.
+    def _submit(self, call: InferCall, body: memoryview, quick: bool) -> Reply | None:
+        """Decodes and submits a request; returns the reply if it is refused.
 
         Raises:
-            LargeBindingsError: The request needs the pool; it has no effect yet.
-            SlowTextError: The JSON needs the pool; the request has no effect yet.
+            LargeBindingsError: With `quick`: the request takes long; it has no effect yet.
+            SlowTextError: With `quick`: the JSON takes long; the request has no effect yet.
         """
         request: InferenceRequest | None = None
         exchange, head, names = call.exchange, call.head, (call.model_name, call.version)
@@ -303,7 +252,7 @@ class InferRoute:
                 call.wanted = BinaryOutputs(True)
             else:
                 request, call.wanted = self._decode(
-                    names, body, head, self._respond, call.received_ns, most_used
+                    names, body, head, self._respond, call.received_ns, _QUICK_BODY if quick else None
                 )
             request.context = call
             if self._forwarder is not None:
@@ -313,14 +262,18 @@ class InferRoute:
                 exchange.hooks.prepare(request, exchange)
             # With a correlation id, a draining version may have the sequence.
             model = None if request.correlation_id else call.model
+            call.request = request
+            if not quick and exchange.lost:  # while the pool decoded it; `abandon` found no request
+                self._admission.cancel(request)
             self._admission.admit(request, False, model, exchange, exchange.size, single=DECOUPLED)
         except (LargeBindingsError, SlowTextError):
             raise
         except Exception as error:  # boundary: the client gets an answer, whatever happens
-            return self._failed(call, request, error)
-        return request
+            return self._refuse(call, request, error)
+        return None
 
-    def _failed(self, call: InferCall, request: InferenceRequest | None, error: Exception) -> Reply:
+    def _refuse(self, call: InferCall, request: InferenceRequest | None, error: Exception) -> Reply:
+        """Releases and logs a request that is not admitted; returns its reply."""
         if request is None:  # the log shows the model of the path
             request = InferenceRequest(call.model_name, call.version, {}, self._respond, call.received_ns)
         exchange, received_ns = call.exchange, call.received_ns
@@ -343,23 +296,66 @@ class InferRoute:
                     # The model's thread goes on; the model may write to its arrays then.
                     outputs = [tensor.detached(tensor.name) for tensor in response.outputs]
                     kept = InferenceResponse(outputs, parameters=response.parameters)
-                    answer = partial(self._long, request, kept, call)
+                    answer = partial(self._encode_long, request, kept, call)
         except Exception as error:  # boundary: outputs that user code has made
             answer = failure(unsendable(request.model_name, response, error))
-        if request.watch is not None:
-            # A body that is encoded later is counted by its tensors.
-            request.watch.bytes_out += (
-                body_size(answer.body) if isinstance(answer, Reply) else _tensor_bytes(response)
-            )
-        self._mailbox.put(call, answer)
+        watch = request.watch
+        if isinstance(answer, Reply):
+            if watch is not None:
+                watch.bytes_out += body_size(answer.body)
+            self._mailbox.put(call, answer)
+            return
+        if watch is not None:
+            watch.bytes_out += _tensor_bytes(response)  # the body does not exist yet
+        if not self.run_on_pool(call, answer):
+            self._mailbox.put(call, failure(UnavailableError(_EXITING)))
 
-    def _long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
+    def _encode_long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
+        """Encodes a response on the pool."""
         try:
             answer = self._encode(request, response, call.wanted, call.encoding)
         except Exception as error:  # boundary: outputs that user code has made
             raise unsendable(request.model_name, response, error) from None
         assert isinstance(answer, Reply)
         return answer
+
+    def run_on_pool(self, call: InferCall, work: Work) -> bool:
+        """Runs slow work on the parsing pool and sends its reply; any thread. False if the pool is closed."""
+        exchange = call.exchange
+        try:
+            self._workers.submit_for(exchange.client, lambda: exchange.lost, self._on_pool, call, work)
+        except RuntimeError:
+            return False
+        return True
+
+    def _on_pool(self, call: InferCall, work: Work) -> None:
+        reply: Reply | None
+        try:
+            reply = work()
+        except ConchError as error:
+            reply = failure(error)
+        except Exception:  # boundary: the top of the pool's work
+            log.exception("a request or response of model '%s' could not be handled", call.model_name)
+            request = call.request  # the loop may take it away meanwhile
+            prefix = "" if request is None else request.log_prefix
+            reply = failure(InternalError(f"{prefix}the request or its response could not be handled"))
+        if reply is not None:
+            self._mailbox.put(call, reply)
+
+    def _unread_error(self, call: InferCall) -> ConchError:
+        exchange = call.exchange
+        if exchange.chunks > MOST_CHUNKS:
+            return TooManyChunksError()
+        text = (
+            f"Decompressed data size exceeds the maximum allowed value of {self._most_bytes} bytes. Use "
+            f"--http-max-input-size to increase the limit."
+        )
+        if not call.packed:
+            try:
+                check_head(call.head, exchange.size, self._most_bytes)
+            except InvalidArgumentError as refused:
+                text = refused.message
+        return UnreadBodyError(text)
 
 
 def _tensor_bytes(response: InferenceResponse | None) -> int:
