@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from types import MappingProxyType
 
 from conch.core.latencies import FirstResponses, Latencies
 from conch.core.request import InferenceRequest
@@ -46,10 +45,6 @@ class RequestEnd(Enum):
     """Rescheduled: only the time of this run is counted."""
     OPEN = "open"
     """Its model responds later; the request is counted with its last response."""
-
-
-_SUCCEEDED: Mapping[InferenceRequest, RequestEnd] = MappingProxyType({})
-"""All requests of a batch did."""
 
 
 class ModelStatistics:
@@ -161,17 +156,12 @@ class ModelStatistics:
             with self._lock:
                 self._first_responses.add(ns)
 
-    def record_batch(
-        self,
-        batch: Batch,
-        ends: Mapping[InferenceRequest, RequestEnd] = _SUCCEEDED,
-        execution: bool = True,
-    ) -> None:
+    def record_batch(self, batch: Batch, ends: Sequence[RequestEnd], execution: bool = True) -> None:
         """Records a batch that has run, and the requests that end with it.
 
         Args:
             batch: The batch, with its start and end.
-            ends: How requests ended; those without an entry succeeded.
+            ends: How each of its requests ended, without fillers.
             execution: Whether the execution is counted here too, if any request ran to an end in it.
         """
         requests = batch.requests
@@ -184,14 +174,14 @@ class ModelStatistics:
         input_ns, infer_ns, output_ns = input_end - start, output_start - input_end, end - output_start
         size = batch.size
         rows = size - batch.fillers
-        success_ns = queue_ns = runs = 0
+        success_ns = queue_ns = 0
+        runs = count = ends.count(RequestEnd.SUCCEEDED)
         with self._lock:
-            if ends:
-                requests = [request for request in requests if request not in ends]
+            if count != len(ends):
+                again, queue_ns = self._add_others(requests, ends, start, end)
+                runs += again
+                requests = [requests[index] for index, how in enumerate(ends) if how is RequestEnd.SUCCEEDED]
                 rows = sum(request.batch_size for request in requests)
-                runs, queue_ns = self._add_ends(ends, start, end)
-            count = len(requests)
-            runs += count
             if not runs:
                 return
             for request in requests:
@@ -267,18 +257,21 @@ class ModelStatistics:
             if self._summaries is not None:
                 self._summaries.add(end, REQUEST, total_ns, queue_ns, input_ns, infer_ns, output_ns)
 
-    def _add_ends(
-        self, ends: Mapping[InferenceRequest, RequestEnd], start_ns: int, end_ns: int
+    def _add_others(
+        self, requests: Sequence[InferenceRequest], ends: Sequence[RequestEnd], start_ns: int, end_ns: int
     ) -> tuple[int, int]:
         """Adds failures; returns how many requests run again, and their time in the queue.
 
         Of those, the sums have all runs; counts and histograms only have the last one.
         """
-        again = [request for request, how in ends.items() if how is RequestEnd.RUNS_AGAIN]
-        for request, how in ends.items():
-            if how in (RequestEnd.FAILED, RequestEnd.CANCELLED):
+        again = queue_ns = 0
+        for request, how in zip(requests, ends, strict=True):
+            if how is RequestEnd.RUNS_AGAIN:
+                again += 1
+                queue_ns += start_ns - request.queued_ns
+            elif how in (RequestEnd.FAILED, RequestEnd.CANCELLED):
                 self._add_failure(how, end_ns - request.received_ns)
-        return len(again), sum(start_ns - request.queued_ns for request in again)
+        return again, queue_ns
 
     def _add_failure(self, how: RequestEnd, ns: int) -> None:
         """Adds a request that failed in its model, or was cancelled there; called with the lock held."""

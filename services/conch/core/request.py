@@ -243,7 +243,7 @@ class InferenceRequest:
         sequence: The scheduler's `LiveSequence` of the request; None for none.
         rescheduled: Set by a model that runs the request again instead of ending it.
         answered: Whether the last response has been given, also while the request waits to run again.
-        failed: Set if a model itself answers with an error; unset before.
+        failed: Whether a model itself has answered with an error.
         kept: A backend's state of a rescheduled request until it runs again, a `Kept` if it ends the
             request; unset before.
         responses_wait: Whether responses may be held before they are sent, so that arrays which the model
@@ -300,7 +300,6 @@ class InferenceRequest:
     )
 
     depth: int
-    failed: bool
     kept: object
     output_start_ns: int
     on_cancel: Callable[[InferenceRequest], None]
@@ -343,6 +342,7 @@ class InferenceRequest:
         self.watch: Watch | None = None
         self.sequence: object = None
         self.rescheduled = False
+        self.failed = False
         self.completed = False
         self.responses_wait = False
         self._responder = responder

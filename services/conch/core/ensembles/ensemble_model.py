@@ -16,7 +16,7 @@ from conch.core.ensembles.flow import Answer, Correlation
 from conch.core.ensembles.plan import Plan
 from conch.core.errors import CancelledError, ConchError
 from conch.core.execution.shaping import Shaper
-from conch.core.model_statistics import RUNNING, ModelStatistics
+from conch.core.model_statistics import RUNNING, ModelStatistics, RequestEnd
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.request_log import REQUESTS, note_run
@@ -195,7 +195,7 @@ class EnsembleModel:
             else:
                 self.statistics.record_failure(now - request.received_ns)
             return
-        self.statistics.record_batch(batch)
+        self.statistics.record_batch(batch, [RequestEnd.SUCCEEDED])
 
 
 def _parameters(correlation: Correlation) -> dict[str, Parameter]:

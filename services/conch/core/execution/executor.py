@@ -2,9 +2,9 @@
 
 `finish` is the same for all models, in three steps: it settles the requests, counts them, and sends.
 
-1. Settling shapes the responses and notes how each request ends (`RequestEnd`). A request without a response
+1. Settling shapes the responses and finds how each request ends (`RequestEnd`). A request without a response
    may run again, or its model responds later; a `ResponseTracker` counts it then, with its last response. All
-   requests of a decoupled model are tracked so from the start.
+   requests of a decoupled model are tracked so from the start, and are open for this module.
 2. Counting takes one call for all requests, before any is sent: a client that has its response finds it in
    the statistics.
 3. Sending hands each response to its responder.
@@ -179,18 +179,18 @@ class Executor:
                     batch.compute_output_start_ns = batch.compute_output_start_ns or now
             if batch.log_times is not None:
                 complete_run(batch, batch.log_times, execution is not None)
-            ends: dict[InferenceRequest, RequestEnd] = {}
+            # 1. Settle. All requests of most batches succeed.
+            ends = [RequestEnd.SUCCEEDED] * len(requests)
             if unanswered:
                 execution = execution or ExecutionRecord(self._statistics, batch)
                 responses = self._settle_unanswered(batch, requests, responses, ends, execution)
             self._settle_answered(requests, responses, ends)
+            # 2. Count, before anything is sent.
             if execution is not None:
-                self._end_execution(batch, execution, requests, ends)
-            # Counted before they are sent: a client that has its response finds it in the statistics.
+                ends = self._end_execution(batch, execution, ends)
             self._statistics.record_batch(batch, ends, execution is None)
-            # The last responses of a decoupled model go behind those that are still being sent; a worker's
-            # `OutcomeHandler` has set `end` if there are such.
-            send = None if batch.execution is None else getattr(batch, "end", None)
+            # 3. Send; behind the responses that a decoupled model is still sending, if there are any.
+            send = batch.end
             for request, response in zip(requests, responses, strict=True):
                 if response is not None:
                     try:
@@ -215,11 +215,11 @@ class Executor:
         self,
         requests: Sequence[InferenceRequest],
         responses: Sequence[InferenceResponse | None],
-        ends: dict[InferenceRequest, RequestEnd],
+        ends: list[RequestEnd],
     ) -> None:
-        """Shapes the responses, and settles their requests in `ends`; those that succeed get no entry."""
+        """Shapes the responses, and sets the ends of requests with one that did not succeed."""
         reshapes = self._shaper.reshapes_outputs
-        for request, response in zip(requests, responses, strict=True):
+        for index, (request, response) in enumerate(zip(requests, responses, strict=True)):
             if response is None:
                 continue
             if response.error is None:
@@ -231,71 +231,78 @@ class Executor:
                 if shapes:
                     self._shape(request, response)
             if request.cancelled:
-                ends[request] = RequestEnd.CANCELLED
+                ends[index] = RequestEnd.CANCELLED
             elif response.error is not None:
-                ends[request] = RequestEnd.FAILED
+                ends[index] = RequestEnd.FAILED
 
     def _settle_unanswered(
         self,
         batch: Batch,
         requests: Sequence[InferenceRequest],
         responses: Sequence[InferenceResponse | None],
-        ends: dict[InferenceRequest, RequestEnd],
+        ends: list[RequestEnd],
         execution: ExecutionRecord,
     ) -> list[InferenceResponse | None]:
-        """Settles requests without a response, in `ends`; returns the responses with errors added.
-
-        Such a request runs again, may not do so, is complete, or is open: its model responds later.
-        """
+        """Sets the ends of requests without a response; returns the responses with errors added."""
         settled = list(responses)
         for index, request in enumerate(requests):
-            if settled[index] is not None:
-                continue
-            if request.rescheduled:
-                refusal = self._runs_again(request, batch)
-                if refusal is not None:
-                    settled[index] = InferenceResponse([], refusal)
-                    continue
-                if request.rescheduled:
-                    ends[request] = RequestEnd.RUNS_AGAIN
-                    continue
-            if execution is batch.execution:
-                continue  # decoupled: tracked from the start
-            if self.tracker.adopt(request, execution):
-                ends[request] = RequestEnd.OPEN
-                if self._statistics.watched:
-                    note_open(request)
-            elif request.cancelled:
-                ends[request] = RequestEnd.CANCELLED
-            elif getattr(request, "failed", False):
-                ends[request] = RequestEnd.FAILED
+            if settled[index] is None:
+                end = self._end_of_unanswered(batch, request, execution)
+                if isinstance(end, RequestEnd):
+                    ends[index] = end
+                else:
+                    settled[index] = InferenceResponse([], end)
         return settled
 
+    def _end_of_unanswered(
+        self, batch: Batch, request: InferenceRequest, execution: ExecutionRecord
+    ) -> RequestEnd | ConchError:
+        """How a request without a response ends, or the error that it ends with."""
+        rescheduled, request.rescheduled = request.rescheduled, False
+        if rescheduled and not (request.filler or request.completed):
+            return self._run_again(batch, request)
+        if execution is batch.execution:
+            return RequestEnd.OPEN  # decoupled: tracked from the start
+        if self.tracker.adopt(request, execution):
+            if self._statistics.watched:
+                note_open(request)
+            return RequestEnd.OPEN
+        # Complete: its model has sent the response.
+        if request.cancelled:
+            return RequestEnd.CANCELLED
+        return RequestEnd.FAILED if request.failed else RequestEnd.SUCCEEDED
+
+    def _run_again(self, batch: Batch, request: InferenceRequest) -> RequestEnd | ConchError:
+        """Prepares a request to run again; returns that end, or an error if it may not."""
+        if request.cancelled:
+            return CancelledError("")
+        if not self._iterative:
+            return InvalidArgumentError(_NOT_ITERATIVE)
+        if batch.compute_end_ns - batch.compute_start_ns > self._longest_ns:
+            return self._idle_error(request)
+        request.rescheduled = True
+        if self._shaper.reshapes_inputs:
+            self._shaper.restore_inputs(request)
+        return RequestEnd.RUNS_AGAIN
+
     @staticmethod
-    def _end_execution(
-        batch: Batch,
-        execution: ExecutionRecord,
-        requests: Sequence[InferenceRequest],
-        ends: dict[InferenceRequest, RequestEnd],
-    ) -> None:
-        """Counts the execution of a batch whose requests are counted apart from it, now or not yet."""
+    def _end_execution(batch: Batch, execution: ExecutionRecord, ends: list[RequestEnd]) -> list[RequestEnd]:
+        """Counts the execution of a batch apart from its requests, now or not yet; returns their ends."""
         if execution is batch.execution:
             # A decoupled model: the execution ends with the batch, and the tracked responder of each request
-            # counts the request.
-            for request in requests:
-                if ends.get(request) is not RequestEnd.RUNS_AGAIN:
-                    ends[request] = RequestEnd.OPEN
+            # counts the request, also if it has failed.
             execution.end(batch.compute_end_ns)
-        else:
-            # Any other model that has left requests without a response: the execution ends with the batch if
-            # a request has succeeded (it is not in `ends`) or runs again. With open requests alone it also
-            # does if their outputs began; otherwise the first response of one of them ends it. If all
-            # requests failed or were cancelled, it is not counted.
-            ending: tuple[RequestEnd | None, ...] = (None, RequestEnd.RUNS_AGAIN)
-            if batch.compute_output_start_ns:
-                ending += (RequestEnd.OPEN,)
-            if any(ends.get(request) in ending for request in requests):
-                execution.end(batch.compute_end_ns)
+            return [end if end is RequestEnd.RUNS_AGAIN else RequestEnd.OPEN for end in ends]
+        # Any other model that has left requests without a response: the execution ends with the batch if a
+        # request has succeeded or runs again. With open requests alone it also does if their outputs began;
+        # otherwise the first response of one of them ends it. If all requests failed or were cancelled, it is
+        # not counted.
+        ending = {RequestEnd.SUCCEEDED, RequestEnd.RUNS_AGAIN}
+        if batch.compute_output_start_ns:
+            ending.add(RequestEnd.OPEN)
+        if not ending.isdisjoint(ends):
+            execution.end(batch.compute_end_ns)
+        return ends
 
     def notify_cancelled(self, request: InferenceRequest) -> None:
         """Notifies the instance that runs a request of its cancellation."""
@@ -355,22 +362,6 @@ class Executor:
                 if response is not None:
                     self._states.collect(request, response)
         return requests, responses
-
-    def _runs_again(self, request: InferenceRequest, batch: Batch) -> ConchError | None:
-        """Prepares a rescheduled request to run again; an error if it may not."""
-        request.rescheduled = False
-        if request.filler or request.completed:
-            return None
-        if request.cancelled:
-            return CancelledError("")
-        if not self._iterative:
-            return InvalidArgumentError(_NOT_ITERATIVE)
-        if batch.compute_end_ns - batch.compute_start_ns > self._longest_ns:
-            return self._idle_error(request)
-        request.rescheduled = True
-        if self._shaper.reshapes_inputs:
-            self._shaper.restore_inputs(request)
-        return None
 
     def _idle_error(self, request: InferenceRequest) -> ConchError:
         """The error for a sequence that idled for too long; begins with Triton's text."""

@@ -25,7 +25,7 @@ class Batch:
         compute_end_ns: When all responses were made.
         bytes_copied: Bytes copied to gather inputs and scatter outputs.
         end: Sends the last response of a decoupled request that failed or may not run again, behind the
-            responses still being sent; unset where the order needs no care.
+            responses still being sent; None where the order needs no care.
         runs_on: The `BackendInstance` that the runner chose; unset before.
         state: The runner's `BatchState`; unset before an instance took the batch.
         settled: True once the batch has an outcome; later outcomes are dropped.
@@ -51,7 +51,6 @@ class Batch:
         "state",
     )
 
-    end: Callable[[InferenceRequest, InferenceResponse], None]
     runs_on: Any
     state: Any
 
@@ -65,6 +64,7 @@ class Batch:
         self.compute_output_start_ns = 0
         self.compute_end_ns = 0
         self.bytes_copied = 0
+        self.end: Callable[[InferenceRequest, InferenceResponse], None] | None = None
         self.settled = False
         self.log_times: RunTimes | None = None
         self.execution: Any = None

@@ -111,7 +111,7 @@ class ResponseWriter:
                 texts = []
             flags = []
             for request, response in zip(requests, responses, strict=True):
-                own = flags_of(response, failed=getattr(request, "failed", False))
+                own = flags_of(response, failed=request.failed)
                 if response is None and request.rescheduled:
                     own |= RESCHEDULED
                     left.append(request)  # even if completed: the server may resend it before it knows
@@ -138,7 +138,7 @@ class ResponseWriter:
             return
         if self._decoupled and request.granted <= request.spent and not self._has_credit(request):
             return
-        failed = getattr(request, "failed", False)
+        failed = request.failed
         try:
             try:
                 self._send_response(request, response, final, failed)

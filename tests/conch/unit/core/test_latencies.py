@@ -26,8 +26,9 @@ def run(statistics: ModelStatistics, waits: Sequence[int], failing: Sequence[boo
     batch.compute_input_end_ns = start + 5
     batch.compute_output_start_ns = start + 105
     batch.compute_end_ns = start + 1105
-    failed = (one for one, fails in zip(requests, failing, strict=False) if fails)
-    statistics.record_batch(batch, dict.fromkeys(failed, RequestEnd.FAILED))
+    failed = {index for index, fails in enumerate(failing) if fails}
+    ends = [RequestEnd.FAILED if each in failed else RequestEnd.SUCCEEDED for each in range(len(requests))]
+    statistics.record_batch(batch, ends)
 
 
 def place(ns: int) -> int:
@@ -86,7 +87,7 @@ def test_a_request_that_runs_again_counts_when_it_is_done() -> None:
     request = make_request(received_ns=0, queued_ns=0)
     batch = Batch([request], 1)
     batch.compute_start_ns, batch.compute_input_end_ns, batch.compute_end_ns = 10, 20, 50
-    statistics.record_batch(batch, {request: RequestEnd.RUNS_AGAIN})
+    statistics.record_batch(batch, [RequestEnd.RUNS_AGAIN])
     counted = statistics.snapshot()
     assert totals(counted) == [0] * 5
     assert (counted.success.count, counted.inference_count, counted.queue.ns) == (0, 0, 10)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.core import make_request
 
-from conch.core.model_statistics import ModelStatistics
+from conch.core.model_statistics import ModelStatistics, RequestEnd
 from conch.core.scheduling.scheduler import Batch
 from conch.core.summaries import (
     CACHE_HIT,
@@ -70,7 +70,7 @@ def test_what_counts() -> None:
     batch = Batch([make_request(received_ns=0, queued_ns=10), make_request(received_ns=20, queued_ns=30)], 2)
     batch.compute_start_ns, batch.compute_input_end_ns = 40, 45
     batch.compute_output_start_ns, batch.compute_end_ns = 60, 63
-    statistics.record_batch(batch)
+    statistics.record_batch(batch, [RequestEnd.SUCCEEDED] * 2)
     found = statistics.quantiles(100, (0.0, 1.0))
     assert found is not None
     assert found[REQUEST : COMPUTE_INFER + 1] == [[43, 63], [10, 30], [5, 5], [15, 15]]

@@ -18,7 +18,7 @@ from tests.support.metrics import Samples, families, of_model, samples, value
 from tests.support.servers import ROOT
 
 from conch.core.load_statistics import LoadStatistics
-from conch.core.model_statistics import ModelStatistics
+from conch.core.model_statistics import ModelStatistics, RequestEnd
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import WorkerStatus
@@ -49,7 +49,7 @@ class Served:
         batch.compute_output_start_ns = 1_000_000
         batch.compute_end_ns = 2_000_000
         batch.bytes_copied = 10
-        self.statistics.record_batch(batch)
+        self.statistics.record_batch(batch, [RequestEnd.SUCCEEDED])
 
 
 class Site:
