@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conch.unit.backends.test_python_utils import received_tensor
 from tests.support.backend_harness import Harness
+from tests.support.clocks import Clock
+from tests.support.core import WAIT_S
 
 from conch.backends.python.api import pb_utils
 from conch.backends.python.api.pb_errors import CallsEndedError
@@ -26,6 +30,7 @@ from conch.backends.python.runtime.module_loading import ModelCode
 from conch.core.bls import Wait, Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import NotFoundError, ResourceExhaustedError, UnavailableError
+from conch.core.io_loop import IoLoop
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
@@ -169,6 +174,38 @@ def test_another_thread_answers(calling: Calling) -> None:
 
     calling.server.answer = later
     assert value(calling.module.make().exec()) == 5
+
+
+class ExecutingClaim:
+    """Runs a model that calls another one, on the thread of a loop."""
+
+    fast = True
+
+    def __init__(self, calling: Calling) -> None:
+        self._calling = calling
+        self.values: queue.SimpleQueue[float] = queue.SimpleQueue()
+
+    def run_inline(self, budget_ns: int | None = None) -> bool:
+        self.values.put(value(self._calling.module.make().exec()))
+        return False
+
+    def run_batch_inline(self) -> bool:
+        return self.run_inline()
+
+    def release(self) -> None:
+        """The loop is taken over."""
+
+
+def test_a_call_on_the_loop_that_receives_its_response_gives_the_loop_away(calling: Calling) -> None:
+    loop = IoLoop(Clock())  # no time passes, in which a claim could become late
+    calling.server.answer = lambda request: loop.call_soon(partial(respond, request, 5.0))
+    claim = ExecutingClaim(calling)
+    loop.start()
+    try:
+        loop.call_soon(lambda: loop.queue_inline(claim))
+        assert claim.values.get(timeout=WAIT_S) == 5
+    finally:
+        assert loop.stop(WAIT_S)
 
 
 @given(counts=st.lists(st.integers(0, 5), max_size=4), empty=st.booleans())

@@ -38,6 +38,7 @@ from conch.core.bls import Wait as WaitedFor
 from conch.core.clock import monotonic_ns
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.errors import ConchError, InternalError, NotFoundError, without_details
+from conch.core.io_loop import expect_wait
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import Responder
@@ -339,6 +340,8 @@ class WaitingCall(Call):
         wait: Wait | None = getattr(self.caller.known_server, "wait", None)
         try:
             if wait is None:
+                if self._answers.empty():
+                    expect_wait()  # a loop that runs this model may have to receive the response
                 return self._answers.get(timeout=timeout_s)
             # In a worker: the waiting thread also reads the connection, which saves a thread switch.
             wait(self._has_answer, timeout_s)
