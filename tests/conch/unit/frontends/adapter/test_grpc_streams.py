@@ -1,4 +1,4 @@
-"""Streams: how long a writer waits where more is written than read, and the status of their end."""
+"""Streams on grpcio: how long a writer waits where more is written than read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from conch.frontends.grpc.adapter.grpcio_calls import StreamCall
 from conch.frontends.grpc.open_calls import OpenCalls
-from conch.frontends.grpc.stream_infer_rpc import InferStream
 
 WAIT_S = 30.0
 BLOCK = bytes(16 << 20)
@@ -98,57 +97,3 @@ def test_several_threads() -> None:
     for _ in range(2):
         stream.read()
     assert all(ended(thread) for thread in threads)
-
-
-class Handler:
-    """Takes the requests of a stream, and responds when the test says so."""
-
-    reports = None
-
-    def __init__(self) -> None:
-        self.closed: list[int] = []
-        call: Any = SimpleNamespace(
-            write=lambda message: None, close=lambda status, *more: self.closed.append(status)
-        )
-        self.stream = InferStream(call, self, False)  # type: ignore[arg-type]
-        self.slots: list[Any] = []
-
-    def submit(self, call: Any, slot: Any, message: bytes) -> None:
-        self.slots.append(slot)
-
-    def respond(self) -> None:
-        """Sends the last response of the earliest request."""
-        self.stream.send(self.slots.pop(0), b"", True)
-
-
-OK, UNAVAILABLE = 0, 14
-
-
-@pytest.mark.parametrize(
-    ("events", "status"),
-    [
-        ("request respond end", OK),
-        ("request respond stop", UNAVAILABLE),
-        ("request stop respond", UNAVAILABLE),
-        ("request end stop respond", OK),
-        ("request stop end respond", OK),
-        ("request request stop respond end respond", OK),
-        ("request stop request respond", UNAVAILABLE),
-        ("end stop", OK),
-        ("stop end", UNAVAILABLE),
-    ],
-)
-def test_a_stream_that_its_client_has_ended_ends_with_ok_also_while_the_server_stops(
-    events: str, status: int
-) -> None:
-    handler = Handler()
-    stream = handler.stream
-    act: dict[str, Callable[[], None]] = {
-        "request": lambda: stream.on_message(b""),
-        "respond": handler.respond,
-        "end": lambda: stream.on_message(None),
-        "stop": lambda: stream.on_drain(UNAVAILABLE, "stopping"),
-    }
-    for event in events.split():
-        act[event]()
-    assert handler.closed[0] == status  # later ones change nothing
