@@ -39,7 +39,6 @@ from conch.observability.metrics.server_metrics import CustomMetrics
 from conch.observability.request_watch import RequestWatches
 from conch.observability.tracing.open_tracing import open_tracing
 from conch.observability.tracing.trace_ring import TraceRing
-from conch.parts.control_part import ControlPart
 from conch.parts.grpc_part import GrpcPart
 from conch.parts.http_part import HttpPart
 from conch.parts.metrics_part import MetricsPart
@@ -161,6 +160,8 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
     if options.http is not None:
         yield HttpPart(options.http, context)
     if options.control_port is not None:
+        from conch.parts.control_part import ControlPart  # imports grpcio
+
         yield ControlPart(options.control_port, context)
     for name, add_on in options.add_ons.items():
         yield from load_add_on("conch.parts", name)(add_on, context)

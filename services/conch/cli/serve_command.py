@@ -15,7 +15,7 @@ from conch.core.errors import ConchError, error_text
 from conch.core.execution.placement import Devices
 from conch.core.option import FlagError, Settings
 from conch.core.process_setup import raise_descriptor_limit, register_stack_dump
-from conch.frontends.grpc.adapter import IncompatibleGrpcError
+from conch.frontends.grpc.rpc_calls import IncompatibleGrpcError
 from conch.observability.logging.process_logs import LogFileError, Logs, open_logs
 from conch.process.allocator import keep_large_blocks, trim_when_idle
 from conch.process.banner import models_announcement

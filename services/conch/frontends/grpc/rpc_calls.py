@@ -18,6 +18,10 @@ from conch.frontends.grpc.tls_options import TlsOptions
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
+class IncompatibleGrpcError(RuntimeError):
+    """The installed grpcio lacks the private layer that the transport on it needs."""
+
+
 class RpcCall(Caller, Protocol):
     """Metadata, client and deadline of a call, and what an access policy grants its client."""
 

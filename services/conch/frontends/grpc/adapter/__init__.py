@@ -15,11 +15,10 @@ from conch.frontends.grpc.adapter.grpc_server import (
     UnaryHandler,
 )
 from conch.frontends.grpc.adapter.grpcio_calls import StreamCall, UnaryCall
-from conch.frontends.grpc.adapter.library import IncompatibleGrpcError, check_grpcio
+from conch.frontends.grpc.adapter.library import check_grpcio
 
 __all__ = [
     "ChannelArguments",
-    "IncompatibleGrpcError",
     "Server",
     "StreamCall",
     "StreamHandler",

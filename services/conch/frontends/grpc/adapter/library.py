@@ -12,7 +12,9 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 import grpc
 from grpc._cython import cygrpc
 
-__all__ = ["IncompatibleGrpcError", "check_grpcio", "cygrpc", "grpc"]
+from conch.frontends.grpc.rpc_calls import IncompatibleGrpcError
+
+__all__ = ["check_grpcio", "cygrpc", "grpc"]
 
 TESTED_GRPCIO = ((1, 81), (1, 86))
 """The tested range of grpcio: from the first version up to, not including, the second."""
@@ -29,10 +31,6 @@ _NEEDED = (
     "Server",
     "auth_context",
 )
-
-
-class IncompatibleGrpcError(RuntimeError):
-    """The installed grpcio lacks the private layer that the front end needs."""
 
 
 def check_grpcio() -> None:
