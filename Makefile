@@ -7,6 +7,10 @@ STAMP := $(VENV)/.ready
 SERVE_STAMP := $(VENV)/.serves
 # Three files at a time on two cores: tests wait for half of their time.
 PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# What clients of gRPC see, for a second run on grpcio's transport.
+GRPC_TESTS = $(addprefix tests/conch/contract/,$(addsuffix .py,test_access_limits test_aio test_bad_input \
+	test_client_certificates test_decoupled test_infer test_load_reports test_odd_texts test_parameters test_protocol \
+	test_stream test_unsendable_responses)) $(addprefix tests/conch/e2e/,test_connections.py test_drain.py)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # The servers and workers that tests start import what is compiled already, also where Python is told to write none:
@@ -52,6 +56,7 @@ test-all: $(STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_image.sh
 	-bash tests/setup_browser.sh
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
+	CONCH_TEST_GRPC_TRANSPORT=grpcio $(PYTEST) $(GRPC_TESTS) --budgets grpcio
 
 test-failed: $(STAMP)
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest --last-failed --last-failed-no-failures none

@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option of `make test` and its like."""
     parser.addoption(
         "--budgets",
-        choices=("quick", "all"),
+        choices=("quick", "all", "grpcio"),
         help="report the slowest tests and each folder's time; fail where a budget is passed by half",
     )
 

@@ -38,7 +38,7 @@ def report(terminal: Any, part: str) -> list[str]:
 
     Args:
         terminal: pytest's terminal reporter.
-        part: Which budgets hold: "quick" or "all".
+        part: Which budgets hold: "quick", "all" or "grpcio".
     """
     taken = durations(terminal)
     terminal.section(f"slowest {SLOWEST} tests")

@@ -34,6 +34,8 @@ PYTHON_EXAMPLES = ROOT / "examples" / "models" / "python"
 CONCH = Path(sys.executable).with_name("conch")
 PEERS = Path(os.environ.get("CONCH_PEERS", Path.home() / ".cache" / "conch-peers"))
 """Where a real Triton and its load generator are, if they are installed; see bench/setup_peers.sh."""
+GRPC_TRANSPORT = os.environ.get("CONCH_TEST_GRPC_TRANSPORT", "own")
+"""What serves the gRPC port of these servers, unless a flag names it."""
 
 WAIT_S = 30.0
 """For what happens at once unless the code under test is broken."""
@@ -128,8 +130,12 @@ class ServerProcess:
         self._errors = directory / "stderr"
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("CONCH_")}
         # Any port, unless a flag says which: others may have the usual one.
-        ports: dict[str, str | None] = {"CONCH_HTTP_PORT": "0", "CONCH_METRICS_PORT": "0"}
-        variables = {**inherited, **ports, **(environment or {})}
+        ours: dict[str, str | None] = {
+            "CONCH_HTTP_PORT": "0",
+            "CONCH_METRICS_PORT": "0",
+            "CONCH_GRPC_TRANSPORT": GRPC_TRANSPORT,
+        }
+        variables = {**inherited, **ours, **(environment or {})}
         with self._output.open("w") as output, self._errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [*limited, str(CONCH), "serve", *arguments],
@@ -299,7 +305,12 @@ AnyServer = LocalServer | ServerProcess
 
 def _keywords(flags: Sequence[str]) -> dict[str, Any]:
     """Command line flags as keywords of `conch.Server`."""
-    keywords: dict[str, Any] = {"grpc_port": 0, "http_port": 0, "metrics_port": 0}
+    keywords: dict[str, Any] = {
+        "grpc_port": 0,
+        "http_port": 0,
+        "metrics_port": 0,
+        "grpc_transport": GRPC_TRANSPORT,
+    }
     given: dict[str, list[str]] = {}
     for flag in flags:
         name, _, value = flag.removeprefix("--").partition("=")
