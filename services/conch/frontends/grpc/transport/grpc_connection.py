@@ -15,6 +15,8 @@ Life of a connection:
     DRAINING      the last call's end; the grace                  the first GOAWAY allows all streams, so
                                                                   that no call under way is lost; the
                                                                   second, a round trip later, names the last
+    LEAVING       the client's end; `_LINGER_NS`                  nothing: Envoy drops answers that it has
+                                                                  not passed on when their connection ends
     LINGERING     the client's end; `_LINGER_NS`                  what it sends is dropped, as a close with
                                                                   unread bytes would reset the connection
                                                                   before the client has read the last answer
@@ -51,6 +53,7 @@ from conch.frontends.grpc.http2.events import (
     PingReceived,
     StreamReset,
     TrailersReceived,
+    WindowOpened,
 )
 from conch.frontends.grpc.http2.frames import MOST_STREAM_ID, ErrorCode
 from conch.frontends.grpc.http2.hpack import HeaderList
@@ -89,6 +92,7 @@ class State(Enum):
     HANDSHAKE = auto()
     OPEN = auto()
     DRAINING = auto()
+    LEAVING = auto()
     LINGERING = auto()
     CLOSED = auto()
 
@@ -106,7 +110,7 @@ class GrpcConnection:
         loop: The port's.
         most_message_bytes: Limit of a message.
         certificate_names: Names in the client's certificate.
-        answers: Number of answers and messages sent.
+        answers: Number of answers and messages sent, and of times that more of them could be.
     """
 
     def __init__(self, port: PortState, wire: Wire, peer: str) -> None:
@@ -130,6 +134,7 @@ class GrpcConnection:
         self._gone_away = False  # new calls are refused
         self._watching = False  # for progress
         self.answers = 0
+        self._leaving = False  # the client was asked to leave
 
     # --- life ----------------------------------------------------------------------------------------------
 
@@ -166,6 +171,7 @@ class GrpcConnection:
             self.close()
         elif self._state is State.OPEN:
             self._state = State.DRAINING
+            self._leaving = True
             self._http2.go_away(ErrorCode.NO_ERROR, MOST_STREAM_ID)
             self._http2.ping(_DRAIN_PING)
             self.after("drain", _LINGER_NS, self._go_away)
@@ -177,6 +183,14 @@ class GrpcConnection:
             self._http2.go_away(ErrorCode.NO_ERROR)
             self._gone_away = True
             self.loop.flush_later(self)
+
+    def _leave(self) -> None:
+        """Lets the client, which may still work on answers, close the connection; ends it if not."""
+        if not self._leaving or not self.answers:
+            self._linger()
+        elif self._state is not State.LEAVING:
+            self._state = State.LEAVING
+            self.after("drain", _LINGER_NS, self._linger)
 
     def _linger(self) -> None:
         """Ends sending, and waits for the client's end."""
@@ -258,7 +272,10 @@ class GrpcConnection:
     def _read(self) -> None:
         wire, http2 = self._wire, self._http2
         size = _LONG_READ_BYTES if self._partial else _READ_BYTES
-        for _ in range(_READS):
+        reads = 0
+        # What TLS has decrypted must not be left there: the socket does not tell of it.
+        while reads < _READS or wire.pending():
+            reads += 1
             if self._state is State.CLOSED:
                 return
             direct = http2.direct()
@@ -328,6 +345,8 @@ class GrpcConnection:
                 call.half_close()
         elif isinstance(event, PingReceived):
             self._keep_alive.pinged()
+        elif isinstance(event, WindowOpened):
+            self.answers += 1
         elif isinstance(event, PingAcknowledged):
             if event.payload == _DRAIN_PING:
                 self._go_away()
@@ -346,6 +365,7 @@ class GrpcConnection:
         """Sends what tells the client why, and ends the connection."""
         self._cancel_calls()
         self._gone_away = True
+        self._leaving = False
         if self._state is State.OPEN:
             self._state = State.DRAINING
         self.loop.flush_later(self)
@@ -516,6 +536,7 @@ class GrpcConnection:
         self._has_sent()
 
     def _send_blocked(self) -> None:
+        self.answers += 1
         output, self._blocked = self._blocked, []
         if self._send(output):
             self.loop.modify(self._wire.fileno(), EPOLLIN)
@@ -548,7 +569,7 @@ class GrpcConnection:
         if http2.queued_bytes:
             self._watch_progress()
         elif self._gone_away and not self._calls and not http2.open_streams:
-            self._linger()
+            self._leave()
 
     def _watch_progress(self) -> None:
         if not self._watching:

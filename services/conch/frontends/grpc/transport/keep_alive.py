@@ -38,7 +38,7 @@ class Pinged(Protocol):
     """The connection.
 
     Attributes:
-        answers: Number of answers and messages sent.
+        answers: Number of answers and messages sent, and of times that more of them could be.
     """
 
     answers: int

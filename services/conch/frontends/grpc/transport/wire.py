@@ -32,6 +32,9 @@ class Wire(Protocol):
     def recv_into(self, room: memoryview) -> int:
         """Receives into a buffer; 0 at the end."""
 
+    def pending(self) -> int:
+        """Bytes that have left the socket and wait to be received."""
+
     def send(self, buffers: Sequence[Buffer]) -> int:
         """Sends from buffers, in order; returns how many bytes were taken."""
 
@@ -67,6 +70,10 @@ class PlainWire:
     def handshake(self) -> bool:
         """True: there is none."""
         return True
+
+    def pending(self) -> int:
+        """None."""
+        return 0
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         """Sends from buffers, in order."""
@@ -113,14 +120,14 @@ class TlsWire:
         return self._socket.fileno()
 
     def handshake(self) -> bool:
-        """Goes on with the handshake; a client that offers other protocols than HTTP/2 is refused."""
+        """Goes on with the handshake; a client that does not offer HTTP/2 is refused (RFC 9113, 3.2)."""
         if not self._handshaken:
             try:
                 self._socket.do_handshake()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return False
-            if self._socket.selected_alpn_protocol() not in (None, "h2"):
-                raise ConnectionError("the client does not speak HTTP/2")
+            if self._socket.selected_alpn_protocol() != "h2":
+                raise ConnectionError("the client does not offer HTTP/2")
             self._handshaken = True
         return True
 
@@ -137,6 +144,10 @@ class TlsWire:
             return self._socket.recv_into(room)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
+
+    def pending(self) -> int:
+        """Bytes of a record that has been received in part."""
+        return self._socket.pending()
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         """Sends the first buffers: TLS gathers none, so short ones are joined."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.support.http2 import ACK, GOAWAY, PING, REQUEST, data, headers, settings, window_update
+from tests.support.http2_peer import PREFACE, frame
 from tests.support.servers import WAIT_S, eventually
 
 from conch.frontends.grpc.http2.limits import LocalSettings
@@ -225,6 +227,24 @@ def test_the_end_of_a_client_cancels_its_calls(site: Site) -> None:
     assert call.code() is grpc.StatusCode.CANCELLED
 
 
+def test_a_client_may_ping_while_a_long_answer_arrives(site: Site) -> None:
+    """As gRPC's clients do to measure the bandwidth; pings without any answer between are strikes."""
+    request = tuple((name, b"/t.T/Flood" if name == b":path" else value) for name, value in REQUEST)
+    with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as client:
+        client.sendall(PREFACE + settings() + headers(1, request) + data(1, b"\0\0\0\0\0"))
+        received = b""
+        for _ in range(10):  # the first of the messages has many windows
+            window = len(received) + 60_000
+            while len(received) < window:
+                some = client.recv(window - len(received))
+                assert some, received[-40:]
+                received += some
+            client.sendall(frame(PING, 0, 0, b"how fast") + window_update(0, 60_000))
+            client.sendall(window_update(1, 60_000))
+    eventually(lambda: not site.cancelled.empty(), "the server sees the end")
+    assert not site.server.closed["pings"]
+
+
 def test_a_stop_lets_calls_end(site: Site) -> None:
     call = site.begin("Wait", b"four")
     held = site.waiting.get(timeout=WAIT_S)
@@ -235,6 +255,33 @@ def test_a_stop_lets_calls_end(site: Site) -> None:
             socket.create_connection(("127.0.0.1", site.port), WAIT_S).close()
     held.reply(b"in time")
     assert call.result() == b"in time"
+    stopping.join(WAIT_S)
+    assert not stopping.is_alive()
+
+
+def test_the_client_closes_after_the_last_answer(site: Site) -> None:
+    """A proxy may still pass the answer on, and would drop it where its connection ends."""
+    request = tuple((name, b"/t.T/Wait" if name == b":path" else value) for name, value in REQUEST)
+    with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as client:
+
+        def receive_until(expected: bytes) -> None:
+            received = b""
+            while expected not in received:
+                some = client.recv(65536)
+                assert some, received
+                received += some
+
+        client.sendall(PREFACE + settings() + headers(1, request) + data(1, b"\0\0\0\0\0", end=True))
+        held = site.waiting.get(timeout=WAIT_S)
+        stopping = threading.Thread(target=site.server.stop, args=(WAIT_S,))
+        stopping.start()
+        receive_until(b"conch-go")
+        client.sendall(frame(PING, ACK, 0, b"conch-go"))
+        receive_until(frame(GOAWAY, 0, 0, bytes((0, 0, 0, 1)) + bytes(4)))
+        held.reply(b"the last answer")
+        receive_until(b"the last answer")
+        client.sendall(frame(PING, 0, 0, b"are-here"))
+        receive_until(frame(PING, ACK, 0, b"are-here"))
     stopping.join(WAIT_S)
     assert not stopping.is_alive()
 

@@ -115,6 +115,9 @@ class Wire:
         self.sent += size
         return size
 
+    def pending(self) -> int:
+        return 0
+
     def shut_down(self) -> None:
         pass
 
