@@ -53,6 +53,7 @@ test-all: $(STAMP)
 	-bash tests/setup_clients.sh
 	-PYTHON=$(BIN)/python bash tests/setup_ray.sh
 	-bash tests/setup_deploy.sh
+	-PYTHON=$(BIN)/python bash tests/setup_proxies.sh
 	-PYTHON=$(BIN)/python bash tests/setup_image.sh
 	-bash tests/setup_browser.sh
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
