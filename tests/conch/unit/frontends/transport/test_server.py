@@ -298,7 +298,9 @@ def test_a_stop_cancels_what_does_not_end(site: Site) -> None:
 def test_streams_are_drained(site: Site) -> None:
     messages: queue.Queue[bytes | None] = queue.Queue()
     call = site.channel.stream_stream("/t.T/Each")(iter(messages.get, None), timeout=WAIT_S)
-    eventually(lambda: site.server.drain_streams(14, "going", WAIT_S), "there is a stream")
+    messages.put(b"a")
+    assert next(call) == b"a"
+    assert site.server.drain_streams(14, "going", WAIT_S)
     with pytest.raises(grpc.RpcError) as raised:
         next(call)
     assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.UNAVAILABLE, "going")
