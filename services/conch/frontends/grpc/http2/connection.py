@@ -191,7 +191,10 @@ class Http2Connection:
         # Sending.
         self._out: list[Buffer] = []
         self._out_bytes = 0
+        # Of header blocks and resets, which no window bounds.
+        self.output_head_bytes = 0
         self.queued_bytes = 0
+        self._waits = 0
         self._most_output = self._limits.output_bytes
         self._unsent_acks = 0
         self._send_left = DEFAULT_WINDOW
@@ -272,14 +275,18 @@ class Http2Connection:
         self._recent.next_period(self._last_stream_id + 2, skipped)
 
     def _close(self, violation: ConnectionViolation, events: list[Event]) -> None:
-        self.go_away(violation.code, text=violation.text.encode())
+        self.fail(violation.code, violation.text)
+        events.append(ConnectionClosed(violation.code, violation.reason, violation.text))
+
+    def fail(self, code: ErrorCode, text: str) -> None:
+        """Sends GOAWAY and ends all streams; nothing is received or sent any more."""
+        self.go_away(code, text=text.encode())
         self.closed = True
         self._streams.clear()
         self.queued_bytes = 0
         self._ready.clear()
         self._rest.clear()
         self._data_stream, self._data_left, self._padding_left = None, 0, 0
-        events.append(ConnectionClosed(violation.code, violation.reason, violation.text))
 
     def _receive_preface(self, data: bytes, events: list[Event]) -> None:
         wanted = self._preface_left
@@ -379,7 +386,7 @@ class Http2Connection:
                 self._reset_for_error(stream_id, ErrorCode.FLOW_CONTROL_ERROR, events)
                 stream = None
             elif flags & PADDED:
-                self._consume(stream, padding + 1)
+                self._consume(stream, padding + 1, False)
         if after > len(data):
             self._data_stream, self._data_ends = stream, ends
             self._data_left, self._padding_left = stop - start, padding
@@ -464,18 +471,21 @@ class Http2Connection:
                     self._close(violation, events)
         return events
 
-    def consumed(self, stream_id: int, count: int) -> None:
-        """Gives back received bytes that need no memory any more; streams that are gone have done so."""
+    def consumed(self, stream_id: int, count: int, grant: bool = True) -> None:
+        """Gives back received bytes that need no memory any more; streams that are gone have done so.
+
+        Without `grant` only the connection's window has them, until the next call with it.
+        """
         stream = self._streams.get(stream_id)
         if stream is not None:
-            self._consume(stream, count)
+            self._consume(stream, count, grant)
 
-    def _consume(self, stream: Stream, count: int) -> None:
+    def _consume(self, stream: Stream, count: int, grant: bool) -> None:
         stream.unread -= count
         self._free(count)
         if stream.receiving:
             stream.freed += count
-            if stream.freed * 4 >= self._settings.initial_window:
+            if grant and stream.freed * 4 >= self._settings.initial_window:
                 self._out.append(pack_window_update(stream.id, stream.freed))
                 stream.freed = 0
 
@@ -817,6 +827,7 @@ class Http2Connection:
 
     def _send_reset(self, stream_id: int, code: int) -> None:
         self._out.append(pack_reset(stream_id, code))
+        self.output_head_bytes += HEAD_BYTES + 4
         if stream_id not in self._reset_here:
             self._reset_here.add(stream_id)
             self._reset_order.append(stream_id)
@@ -864,6 +875,7 @@ class Http2Connection:
         if stream is None or not stream.sending:
             return
         block = self._encoder.encode(pairs)
+        self.output_head_bytes += HEAD_BYTES + len(block)
         if len(block) <= self._peer_frame_size:
             flags = END_HEADERS | END_STREAM if end_stream else END_HEADERS
             self._out.append(pack_head(len(block) << 8 | HEADERS, flags, stream_id) + block)
@@ -899,7 +911,7 @@ class Http2Connection:
             ):
                 self._out.append(pack_head(count << 8, end_stream, stream_id))
                 self._out += buffers
-                self._out_bytes += count
+                self._out_bytes += HEAD_BYTES + count
                 self._send_left -= count
                 stream.send_used += count
                 self._recent.data_sent += 1
@@ -907,6 +919,7 @@ class Http2Connection:
                     self._end_sending(stream)
                 return
             queue = stream.queue = SendQueue()
+            stream.waits = 0
             self._ready[stream_id] = stream
         elif queue.end or queue.trailers is not None:
             return
@@ -945,15 +958,16 @@ class Http2Connection:
                 continue
             drained = count == queue.count
             self.queued_bytes -= count
-            self._out_bytes += count
             self._send_left -= count
             stream.send_used += count
             moved[stream_id] = None
+            stream.waits = self._waits = 0
             while count:
                 size = min(count, frame_size)
                 count -= size
                 out.append(pack_head(size << 8, drained and queue.end and not count, stream_id))
                 out += queue.cut(size)
+                self._out_bytes += HEAD_BYTES + size
                 self._recent.data_sent += 1
             if not drained:
                 ready.move_to_end(stream_id)
@@ -970,6 +984,18 @@ class Http2Connection:
         """Bytes of data that were accepted and are not in the output yet."""
         stream = self._streams.get(stream_id)
         return 0 if stream is None or stream.queue is None else stream.queue.count
+
+    def stuck_streams(self, most: int) -> list[int]:
+        """Streams whose data has waited for the peer's windows for more than `most` calls of this method."""
+        self._waits += 1
+        all_wait = not self._send_left and self._waits > most
+        stuck = []
+        for stream in self._streams.values():
+            if stream.queue is not None:
+                stream.waits += 1
+                if stream.waits > most and (all_wait or self._peer_window <= stream.send_used):
+                    stuck.append(stream.id)
+        return stuck
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
         """Resets a stream; what of it is queued is dropped."""
@@ -1005,7 +1031,7 @@ class Http2Connection:
             return []
         small = self._out_bytes < _JOINED_BYTES
         self._out = []
-        self._out_bytes = self._unsent_acks = 0
+        self._out_bytes = self._unsent_acks = self.output_head_bytes = 0
         return [b"".join(out)] if small else _join_small(out)
 
     def take_events(self) -> list[Event]:

@@ -59,6 +59,7 @@ class Stream:
         "send_used",
         "sending",
         "unread",
+        "waits",
     )
 
     def __init__(self, stream_id: int, headed: bool, receiving: bool, content_left: int | None) -> None:
@@ -75,3 +76,5 @@ class Stream:
         # Received and not consumed; consumed and not granted again yet.
         self.unread = self.freed = 0
         self.queue: SendQueue | None = None
+        # Calls of `stuck_streams` since the queue began or moved.
+        self.waits = 0

@@ -23,10 +23,14 @@ Life of a connection:
     CLOSED
     ============  ==============================================  ======================================
 
-What a client can hold: of messages that are received, `_MOST_PARTIAL_BYTES` on one connection, and the
-oldest of them; what comes beyond is withheld from the window. Of answers that it does not read,
-`_MOST_UNREAD_BYTES`: then new calls are refused, as not processed. A client that reads nothing of a stuck
-stream, or of its socket, for `_STUCK_NS` loses it.
+What a client can hold: messages that are being received have `_CROWDED_BYTES` on one connection. Beyond
+that only the oldest one's stream has its window enlarged, so that one always ends; the others have what their
+windows were, and beyond `MOST_PARTIAL_BYTES` are refused. The connection's window is enlarged all the same:
+the client, not the server, divides it among streams, and may leave nothing for the oldest. Of answers of
+unary calls that it does not read, `_MOST_UNREAD_BYTES`: then new ones are refused, as not processed. Streams
+wait for their readers. Headers and resets have no window: where the socket takes no more and
+`_MOST_HEAD_BYTES` of them wait, nothing is received until it does. A stream whose data waits for a window for
+a minute is reset; a connection whose socket takes nothing for a minute is closed.
 
 Threads and locks: the loop's thread.
 """
@@ -37,7 +41,6 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from functools import partial
 from select import EPOLLIN, EPOLLOUT
 
 from conch.core.io_loop import IoLoop, Timer
@@ -73,11 +76,15 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
 _LONG_READ_BYTES = 256 * 1024  # while a long message is being received
 _READS = 4
-_MOST_PARTIAL_BYTES = 64 << 20
-_MOST_UNREAD_BYTES = 64 << 20
+_CROWDED_BYTES = 64 << 20
+MOST_PARTIAL_BYTES = 512 << 20
+_MOST_UNREAD_BYTES = 512 << 20
 _SETUP_NS = 10_000_000_000
 _LINGER_NS = 1_000_000_000
-_STUCK_NS = 60_000_000_000
+_MOST_HEAD_BYTES = 1 << 20
+# What moves nothing for four of these checks, a minute or a little more, is stuck.
+CHECK_NS = 15_000_000_000
+_STUCK_CHECKS = 4
 _IDLE_CLIENT_PING_NS = 7_200_000_000_000  # gRPC's least time between pings without calls
 _DRAIN_PING = b"conch-go"
 _ALIVE_PING = b"conch-ka"
@@ -126,9 +133,10 @@ class GrpcConnection:
         self._calls: dict[int, OpenCall] = {}
         self._partial: dict[int, int] = {}  # bytes of messages being received, by stream, oldest first
         self._partial_bytes = 0
-        self._writers: set[StreamCall] = set()  # have written something that is not sent yet
+        self._crowded: set[int] = set()  # streams whose windows are not enlarged
+        self._writers: set[StreamCall] = set()  # wrote, or had a window opened, since the last flush
         self._blocked: list[Buffer] = []  # what the socket did not take
-        self._sent_bytes = 0
+        self._waits = 0  # checks in which the socket took nothing
         self._timers: dict[str, Timer] = {}
         self._keep_alive = KeepAlive(self, port.options.keep_alive, port.clock)
         self._gone_away = False  # new calls are refused
@@ -140,8 +148,8 @@ class GrpcConnection:
 
     def start(self) -> None:
         """Begins with the handshake."""
-        self._port.connections.add(self)
         self.loop.register(self._wire.fileno(), self)
+        self._port.connections.add(self)
         self.after("setup", _SETUP_NS, self._check_setup)
         age_ns = self._port.options.age_ns
         if age_ns:
@@ -219,7 +227,10 @@ class GrpcConnection:
         self._timers.clear()
         self.loop.unregister(self._wire.fileno())
         self._wire.close()
+        # What was to be sent must not wait for the collector of cycles.
         self._blocked = []
+        self._http2.fail(ErrorCode.NO_ERROR, "")
+        self._http2.take_output()
         self._port.remove(self)
 
     @property
@@ -234,9 +245,10 @@ class GrpcConnection:
 
     def calm(self, text: str) -> None:
         """Ends the connection of a client that asks too much."""
-        self._port.closed["pings"] += 1
-        self._http2.go_away(ErrorCode.ENHANCE_YOUR_CALM, text=text.encode())
-        self._fail()
+        if not self._http2.closed:
+            self._port.closed["pings"] += 1
+            self._http2.fail(ErrorCode.ENHANCE_YOUR_CALM, text)
+            self._fail()
 
     def _cancel_calls(self) -> None:
         calls, self._calls = self._calls, {}
@@ -246,6 +258,8 @@ class GrpcConnection:
             call.cancelled()
         self._writers.clear()
         self._partial.clear()
+        self._crowded.clear()
+        self._partial_bytes = 0
 
     # --- reading -------------------------------------------------------------------------------------------
 
@@ -272,10 +286,7 @@ class GrpcConnection:
     def _read(self) -> None:
         wire, http2 = self._wire, self._http2
         size = _LONG_READ_BYTES if self._partial else _READ_BYTES
-        reads = 0
-        # What TLS has decrypted must not be left there: the socket does not tell of it.
-        while reads < _READS or wire.pending():
-            reads += 1
+        for _ in range(_READS):
             if self._state is State.CLOSED:
                 return
             direct = http2.direct()
@@ -293,7 +304,18 @@ class GrpcConnection:
                     self._handle(events)
                 if len(data) < size and wire.reads_all:
                     break
+                if http2.output_head_bytes > _MOST_HEAD_BYTES:
+                    break
+        if self._blocked and http2.output_head_bytes > _MOST_HEAD_BYTES:
+            self.loop.modify(wire.fileno(), EPOLLOUT)
+        elif wire.pending():
+            # What TLS has decrypted must not be left there: the socket does not tell of it.
+            self.loop.call_soon(self._read_pending)
         self.loop.flush_later(self)
+
+    def _read_pending(self) -> None:
+        if self._state is not State.CLOSED:
+            self.on_ready(EPOLLIN)
 
     def _read_directly(self, stream_id: int, left: int) -> bool:
         """Receives a part of a long message into its buffer; False if it has none, or nothing has come."""
@@ -328,7 +350,7 @@ class GrpcConnection:
                 if count:
                     call.receive(event.data, event.start, event.end)
                     self._account(call, count)
-                if event.end_stream and not call.half_closed:
+                if event.end_stream and not (call.half_closed or call.ended):
                     call.half_close()
             elif isinstance(event, HeadersReceived):
                 self._open(event)
@@ -337,7 +359,9 @@ class GrpcConnection:
 
     def _handle_rare(self, event: Event) -> bool:
         """Handles an event that most requests do without; False if the connection has ended."""
-        if isinstance(event, StreamReset):
+        if isinstance(event, WindowOpened):
+            self._note_writer(event)
+        elif isinstance(event, StreamReset):
             self._reset(event.stream_id)
         elif isinstance(event, TrailersReceived):
             call = self._calls.get(event.stream_id)
@@ -380,27 +404,36 @@ class GrpcConnection:
                 self._partial[stream_id] = partial
             else:
                 del self._partial[stream_id]
-                self._release_oldest()
-        crowded = self._partial_bytes > _MOST_PARTIAL_BYTES and next(iter(self._partial)) != stream_id
-        if crowded or call.full:
+                self._release_crowded()
+        if call.full:
             call.withheld += count
-        else:
+        elif self._partial_bytes <= _CROWDED_BYTES or next(iter(self._partial)) == stream_id:
             self._http2.consumed(stream_id, count)
+        elif partial and self._partial_bytes > MOST_PARTIAL_BYTES:
+            self._http2.reset(stream_id, ErrorCode.REFUSED_STREAM)
+            self._reset(stream_id)
+        else:
+            self._crowded.add(stream_id)
+            self._http2.consumed(stream_id, count, grant=False)
 
-    def _release_oldest(self) -> None:
-        """Lets the message go on that is the oldest now."""
-        for stream_id in self._partial:
-            call = self._calls.get(stream_id)
-            if call is not None and not call.full:
-                self.give_back(call)
-            break
+    def _release_crowded(self) -> None:
+        """Enlarges windows: all if there is room again, else that of the oldest message."""
+        if not self._crowded:
+            return
+        if self._partial_bytes <= _CROWDED_BYTES:
+            released, self._crowded = self._crowded, set()
+        else:
+            released = {next(iter(self._partial))} & self._crowded
+            self._crowded -= released
+        for stream_id in released:
+            self._http2.consumed(stream_id, 0)
+        self.loop.flush_later(self)
 
     def give_back(self, call: OpenCall) -> None:
         """Gives withheld bytes back to the client's window."""
         count, call.withheld = call.withheld, 0
-        if count:
-            self._http2.consumed(call.stream_id, count)
-            self.loop.flush_later(self)
+        self._http2.consumed(call.stream_id, count)
+        self.loop.flush_later(self)
 
     # --- calls ---------------------------------------------------------------------------------------------
 
@@ -414,7 +447,7 @@ class GrpcConnection:
             except RefusedRequestError as error:
                 self._refuse(stream_id, error.answer, event.end_stream)
                 return
-        if self._gone_away or self._http2.queued_bytes > _MOST_UNREAD_BYTES:
+        if self._gone_away or (self._http2.queued_bytes > _MOST_UNREAD_BYTES and self._has_unread_answers()):
             self._http2.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return
         port = self._port
@@ -438,6 +471,13 @@ class GrpcConnection:
             return
         if event.end_stream:
             self._calls[stream_id].half_close()
+
+    def _has_unread_answers(self) -> bool:
+        """Whether too much of what is queued are answers of unary calls; streams have bounds of their own."""
+        streams = sum(
+            self._http2.unsent(each) for each, call in self._calls.items() if isinstance(call, StreamCall)
+        )
+        return self._http2.queued_bytes - streams > _MOST_UNREAD_BYTES
 
     def _add(self, call: OpenCall) -> None:
         self._calls[call.stream_id] = call
@@ -469,7 +509,8 @@ class GrpcConnection:
             self._port.deadlines.discard(call)
         if self._partial:
             self._partial_bytes -= self._partial.pop(stream_id, 0)
-            self._release_oldest()
+            self._crowded.discard(stream_id)
+            self._release_crowded()
 
     def expire(self, call: OpenCall) -> None:
         """Ends a call whose deadline is over."""
@@ -553,36 +594,47 @@ class GrpcConnection:
                 self.loop.modify(wire.fileno(), EPOLLIN | EPOLLOUT)
                 self._watch_progress()
                 return False
-            self._sent_bytes += count
+            self._waits = 0
             output = _rest(output, count)
         return True
 
     def _has_sent(self) -> None:
         """Notes that the socket has taken all that flow control allows."""
         http2 = self._http2
+        for event in http2.take_events():
+            if isinstance(event, WindowOpened):
+                self._note_writer(event)
         if self._writers:
-            for call in list(self._writers):
-                left = http2.unsent(call.stream_id)
-                if not left:
-                    self._writers.discard(call)
-                call.sent(left)
+            writers, self._writers = self._writers, set()
+            for call in writers:
+                call.sent(http2.unsent(call.stream_id))
         if http2.queued_bytes:
             self._watch_progress()
         elif self._gone_away and not self._calls and not http2.open_streams:
             self._leave()
 
+    def _note_writer(self, event: WindowOpened) -> None:
+        call = self._calls.get(event.stream_id)
+        if isinstance(call, StreamCall):
+            self._writers.add(call)
+
     def _watch_progress(self) -> None:
         if not self._watching:
             self._watching = True
-            self.after("progress", _STUCK_NS, partial(self._check_progress, self._sent_bytes))
+            self.after("progress", CHECK_NS, self._check_progress)
 
-    def _check_progress(self, before: int) -> None:
+    def _check_progress(self) -> None:
         self._watching = False
-        if self._state is State.CLOSED or not (self._blocked or self._http2.queued_bytes):
-            return
-        if self._sent_bytes == before:
-            self.give_up("stuck")
-        else:
+        if self._blocked:
+            self._waits += 1
+            if self._waits > _STUCK_CHECKS:
+                self.give_up("stuck")
+                return
+        for stream_id in self._http2.stuck_streams(_STUCK_CHECKS):
+            self._http2.reset(stream_id, ErrorCode.CANCEL)
+            self._reset(stream_id)
+            self.loop.flush_later(self)
+        if self._blocked or self._http2.queued_bytes:
             self._watch_progress()
 
 

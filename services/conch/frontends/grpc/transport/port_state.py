@@ -9,11 +9,14 @@ from typing import Protocol
 
 from conch.core.clock import Clock
 from conch.core.io_loop import IoLoop
-from conch.frontends.grpc.http2.limits import Limits, LocalSettings
+from conch.frontends.grpc.http2.limits import Limits, LocalSettings, Reason
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
+
+# Beside those of HTTP/2.
+_REASONS = ("connections", "keep_alive", "setup", "stuck")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ class PortState:
         self.admissions: Mapping[str, Admit] = {}
         self.open_calls = OpenCalls()
         self.connections: set[PortConnection] = set()
-        self.closed: Counter[str] = Counter()
+        # All keys from the start, as other threads read it.
+        self.closed: Counter[str] = Counter(dict.fromkeys((*Reason, *_REASONS), 0))
         self.on_empty: Callable[[], None] | None = None
 
     def use(self, loop: IoLoop) -> None:

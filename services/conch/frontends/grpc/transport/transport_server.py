@@ -93,7 +93,7 @@ class Server:
 
     @property
     def closed(self) -> Mapping[str, int]:
-        """Number of connections that were closed because of their clients, by reason."""
+        """See `RpcServer.closed`."""
         return self._port.closed
 
     def queue_inline(self, claim: InlineClaim) -> None:
@@ -187,6 +187,7 @@ class Listener:
         self._bound = bound
         self._tls = tls
         self._listening = self._closed = False
+        self._exhausted = False  # the last connection could not be accepted
 
     def listen(self) -> None:
         """Starts to accept, or goes on."""
@@ -203,10 +204,13 @@ class Listener:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:  # descriptors or memory are exhausted
-                log.warning("the gRPC port can't accept connections: %s", error.strerror)
+                if not self._exhausted:
+                    log.warning("the gRPC port can't accept connections: %s", error.strerror)
+                self._exhausted = True
                 port.loop.unregister(self._bound.fileno())
                 port.loop.call_at(port.clock() + _ACCEPT_AGAIN_NS, self.listen)
                 return
+            self._exhausted = False
             if len(port.connections) >= port.options.most_connections:
                 port.closed["connections"] += 1
                 accepted.close()

@@ -33,7 +33,7 @@ class Wire(Protocol):
         """Receives into a buffer; 0 at the end."""
 
     def pending(self) -> int:
-        """Bytes that have left the socket and wait to be received."""
+        """Bytes that were received from the client and not read yet: no event tells of them."""
 
     def send(self, buffers: Sequence[Buffer]) -> int:
         """Sends from buffers, in order; returns how many bytes were taken."""
@@ -72,7 +72,7 @@ class PlainWire:
         return True
 
     def pending(self) -> int:
-        """None."""
+        """None: the kernel has them."""
         return 0
 
     def send(self, buffers: Sequence[Buffer]) -> int:
@@ -146,7 +146,7 @@ class TlsWire:
             raise BlockingIOError from None
 
     def pending(self) -> int:
-        """Bytes of a record that has been received in part."""
+        """The rest of a record of which a part was read."""
         return self._socket.pending()
 
     def send(self, buffers: Sequence[Buffer]) -> int:

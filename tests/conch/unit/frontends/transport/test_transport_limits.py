@@ -1,0 +1,334 @@
+"""What one client may cost the own transport: clients of raw frames that go beyond what a client may."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import resource
+import socket
+import ssl
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.support.certificates import Authority
+from tests.support.http2_peer import (
+    END_STREAM,
+    MAX_WINDOW,
+    ErrorCode,
+    FrameType,
+    Http2Peer,
+    Setting,
+    call,
+    call_pairs,
+    data,
+    header_block,
+    headers,
+    integer,
+    message,
+    ping,
+    window_update,
+)
+from tests.support.servers import WAIT_S, eventually
+
+from conch.core.io_loop import IoLoop
+from conch.frontends.grpc.http2.limits import LocalSettings
+from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
+from conch.frontends.grpc.tls_options import TlsOptions
+from conch.frontends.grpc.transport import grpc_connection
+from conch.frontends.grpc.transport.calls import UnaryCall
+from conch.frontends.grpc.transport.deadlines import Deadlines
+from conch.frontends.grpc.transport.metadata import RequestHead
+from conch.frontends.grpc.transport.port_state import PortOptions
+from conch.frontends.grpc.transport.transport_server import Server
+
+MIB = 1 << 20
+SIZE = "/t.T/Size"
+SETTINGS = LocalSettings(max_frame_size=4 * MIB)
+
+
+class Site:
+    """A server that answers with the size of messages, or with so many bytes."""
+
+    def __init__(self, tls: TlsOptions | None = None) -> None:
+        self.server = Server(PortOptions(settings=SETTINGS))
+        self.waiting: queue.Queue[StreamRpc] = queue.Queue()
+        self.cancelled: queue.Queue[None] = queue.Queue()
+        self.server.serve(
+            {SIZE: lambda call, message: call.reply(b"%d" % len(message)), "/t.T/Bytes": self.send_bytes},
+            {"/t.T/Stream": self.stream},
+            {},
+        )
+        self.address = f"127.0.0.1:{self.server.add_port('127.0.0.1:0', tls)}"
+        self.server.start()
+
+    def send_bytes(self, call: UnaryRpc, message: Any) -> None:
+        call.reply(bytes(int(bytes(message))))
+
+    def stream(self, call: StreamRpc) -> None:
+        call.start(lambda message: None, partial(self.cancelled.put, None))
+        self.waiting.put(call)
+
+    def still_answers(self) -> None:
+        with grpc.insecure_channel(self.address) as channel:
+            assert channel.unary_unary(SIZE)(b"abc", timeout=WAIT_S) == b"3"
+
+    def close(self) -> None:
+        self.server.stop(0.5)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with closing(Site()) as site:
+        yield site
+
+
+@pytest.fixture
+def peer(site: Site) -> Iterator[Http2Peer]:
+    with closing(Http2Peer(site.address)) as peer:
+        yield peer
+
+
+class Sender:
+    """Sends parts of messages of 3 MiB, as far as windows allow."""
+
+    def __init__(self, peer: Http2Peer) -> None:
+        self.peer = peer
+        self.left = SETTINGS.connection_window
+        self.sent = 0
+        self.refused = 0
+
+    def begin(self, stream: int, count: int) -> bool:
+        """Begins a call and sends so many bytes of its message; False if the window does not allow it."""
+        self.peer.send(headers(stream, header_block(*call_pairs(SIZE))))
+        return self.more(stream, message(bytes(3 * MIB))[:count])
+
+    def more(self, stream: int, part: bytes, flags: int = 0) -> bool:
+        if self.left < len(part):
+            return False
+        self.left -= len(part)
+        self.sent += len(part)
+        self.peer.send(data(stream, part, flags))
+        return True
+
+    def look(self, stream: int) -> None:
+        """Sends a short call, and reads frames until its answer."""
+        self.left -= len(message(b"abc"))
+        self.peer.send(call(stream, b"abc", SIZE))
+        while not ((each := self.peer.wait_any()).ends and each.stream == stream):
+            if each.kind == FrameType.WINDOW_UPDATE and each.stream == 0:
+                self.left += int.from_bytes(each.payload, "big")
+            elif each.kind == FrameType.RST_STREAM:
+                assert each.code == ErrorCode.REFUSED_STREAM
+                self.refused += 1
+
+
+def test_messages_that_are_partly_sent_are_bounded(peer: Http2Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_connection, "MOST_PARTIAL_BYTES", 128 * MIB)
+    peer.handshake()
+    sender = Sender(peer)
+    for number in range(200):
+        sender.look(4 * number + 1)
+        assert sender.begin(4 * number + 3, 2 * MIB), "the connection's window does not wait for streams"
+    sender.look(1001)
+    assert sender.sent - sender.refused * 2 * MIB <= 130 * MIB
+    assert sender.refused < 150
+    # The oldest is still received, and once it has ended the next one is.
+    for stream in (3, 7, 11):
+        sender.more(stream, bytes(MIB + 5), END_STREAM)
+        peer.wait_frame(FrameType.HEADERS, stream, END_STREAM)
+
+
+def test_long_messages_do_not_wait_for_each_other(peer: Http2Peer) -> None:
+    """Forty that came in turns had used up the connection's window before one of them was whole."""
+    peer.handshake()
+    long = message(bytes(4 * MIB))
+    sent = dict.fromkeys(range(1, 80, 2), 0)
+    windows = dict.fromkeys([0, *sent], SETTINGS.initial_window) | {0: SETTINGS.connection_window}
+    peer.send(*(headers(stream, header_block(*call_pairs(SIZE))) for stream in sent))
+    answered = 0
+    while answered < 40:
+        parts = []
+        for stream, start in sent.items():
+            count = min(MIB // 4, windows[0], windows[stream], len(long) - start)
+            if count:
+                sent[stream] += count
+                windows[0] -= count
+                windows[stream] -= count
+                end = sent[stream] == len(long)
+                parts.append(data(stream, long[start : start + count], END_STREAM if end else 0))
+        peer.send(*parts)
+        for each in peer.drain() if parts else [peer.wait_any()]:
+            assert each.kind != FrameType.RST_STREAM
+            if each.kind == FrameType.WINDOW_UPDATE:
+                windows[each.stream] += int.from_bytes(each.payload, "big")
+            answered += each.ends
+
+
+@pytest.mark.slow
+def test_answers_to_a_client_that_reads_nothing_are_bounded(site: Site, peer: Http2Peer) -> None:
+    """Errors are headers, which no window holds back: the server reads no more until the client does."""
+    peer.handshake()
+    # A long path that costs a byte each time it comes again, and is in each error.
+    path = b"/" + b"x" * 3000
+    first = header_block((":method", "POST"), (":scheme", "http"))
+    rest = header_block(("te", "trailers"), ("content-type", "application/grpc"))
+    rest += b"\x10\x03x-a" + integer(2000, 7) + b"a" * 2000
+    peer.send(headers(1, first + b"\x44" + integer(len(path), 7) + path + rest, 0x5))
+    again = first + integer(62, 7, 0x80) + rest
+    flood = memoryview(b"".join(headers(stream, again, 0x5) for stream in range(3, 30_000, 2)))
+    sent = 0
+    peer.socket.settimeout(4.0)  # far more than it takes to read what makes room for the next part
+    with suppress(TimeoutError):
+        while sent < len(flood):
+            sent += peer.socket.send(flood[sent : sent + 65536])
+    assert sent < len(flood), "the server reads on, whatever it has to send"
+    site.still_answers()
+    sender = threading.Thread(target=peer.send, args=(bytes(flood[sent:]), ping(b"the last")))
+    sender.start()
+    peer.wait_pong(b"the last")
+    sender.join()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["stream", "connection"])
+def test_answers_whose_window_stays_shut_are_dropped(
+    site: Site, peer: Http2Peer, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_connection, "CHECK_NS", 50_000_000)
+    peer.handshake((Setting.INITIAL_WINDOW_SIZE, 2 * MIB if whole else 10))
+    size = 100_000 if whole else 20
+    peer.send(call(1, b"%d" % size, "/t.T/Bytes"))
+    peer.wait_frame(FrameType.RST_STREAM, 1)
+    peer.send(window_update(0, MAX_WINDOW - 65535), call(3, b"1", "/t.T/Bytes"))
+    peer.wait_frame(FrameType.HEADERS, 3, END_STREAM)
+
+
+def test_answers_of_a_client_that_leaves_are_freed(site: Site, peer: Http2Peer) -> None:
+    """They had stayed until the collector of cycles came by."""
+    peer.handshake((Setting.INITIAL_WINDOW_SIZE, 0))
+    tracemalloc.start()
+    gc.disable()
+    try:
+        peer.send(call(1, b"%d" % (32 * MIB), "/t.T/Bytes"))
+        peer.wait_frame(FrameType.HEADERS, 1)
+        assert tracemalloc.get_traced_memory()[0] > 32 * MIB
+        peer.close()
+        eventually(lambda: tracemalloc.get_traced_memory()[0] < 16 * MIB, "its answer is freed")
+    finally:
+        gc.enable()
+        tracemalloc.stop()
+
+
+def test_a_stuck_stream_is_cancelled_beside_one_that_moves(
+    site: Site, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_connection, "CHECK_NS", 400_000_000)
+    peer.handshake((Setting.INITIAL_WINDOW_SIZE, 10))
+    block = header_block(*call_pairs("/t.T/Stream"))
+    peer.send(headers(1, block) + headers(3, block))
+    stuck, moving = site.waiting.get(timeout=WAIT_S), site.waiting.get(timeout=WAIT_S)
+    stuck.write(bytes(100))
+    moving.write(bytes(100_000))
+    peer.send(window_update(3, 1))
+    while (each := peer.wait_any()).kind != FrameType.RST_STREAM:
+        if each.kind == FrameType.DATA and each.stream == 3:
+            peer.send(window_update(3, 1))
+    assert each.stream == 1
+    site.cancelled.get(timeout=WAIT_S)
+    moving.close()
+    peer.send(window_update(3, 200_000), window_update(0, 200_000))
+    assert peer.wait_end(3)["grpc-status"] == "0"
+    assert site.cancelled.empty()
+
+
+def test_a_client_that_pings_too_often_is_disconnected(site: Site, peer: Http2Peer) -> None:
+    """One with an open call had kept its connection, and was counted for each ping."""
+    peer.handshake()
+    peer.send(headers(1, header_block(*call_pairs(SIZE))) + 50 * ping())
+    peer.wait_connection_error(ErrorCode.ENHANCE_YOUR_CALM)
+    assert site.server.closed["pings"] == 1
+
+
+def test_a_client_that_takes_nothing_is_disconnected(
+    site: Site, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_connection, "CHECK_NS", 50_000_000)
+    peer.handshake((Setting.INITIAL_WINDOW_SIZE, MAX_WINDOW))
+    peer.send(window_update(0, MAX_WINDOW - 65535), call(1, b"%d" % (32 * MIB), "/t.T/Bytes"))
+    eventually(lambda: site.server.closed["stuck"] == 1, "it is closed")
+    site.still_answers()
+
+
+def test_connections_beyond_descriptors_wait(
+    site: Site, peer: Http2Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.handshake()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        late = stack.enter_context(closing(Http2Peer(site.address)))
+        late.close()
+        late.socket = socket.socket()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (late.socket.fileno() + 3, limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        with ExitStack() as used:
+            with suppress(OSError):
+                while True:
+                    used.callback(os.close, os.dup(late.socket.fileno()))
+            host, _, port = site.address.partition(":")
+            late.socket.connect((host, int(port)))
+            eventually(lambda: "can't accept connections" in caplog.text, "no descriptor is left")
+            peer.send(call(1, b"abc", SIZE))
+            assert peer.wait_end(1)["grpc-status"] == "0"
+        late.handshake()
+
+
+def test_deadlines_that_are_far_leave_nothing() -> None:
+    deadlines = Deadlines(IoLoop())
+    pairs = [(name.encode(), value.encode()) for name, value in call_pairs(SIZE)]
+    head = RequestHead((*pairs, (b"grpc-timeout", b"100H")))
+
+    def make(number: int) -> UnaryCall:
+        connection: Any = None
+        return UnaryCall(connection, 1, head, number << 30, lambda call, message: None)
+
+    open_calls = [make(-number) for number in range(1, 2000)]
+    tracemalloc.start()
+    try:
+        for each in open_calls:
+            deadlines.add(each)
+        used, _ = tracemalloc.get_traced_memory()
+        for number in range(20_000):
+            each = make(number)
+            deadlines.add(each)
+            deadlines.discard(each)
+        assert tracemalloc.get_traced_memory()[0] < 4 * used
+    finally:
+        tracemalloc.stop()
+
+
+def test_all_of_a_tls_record_is_read(tmp_path: Path) -> None:
+    """What TLS holds of a record makes no event; a third of these had waited for the client's next bytes."""
+    key, certificate = Authority(tmp_path / "authority").issue("server")
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with closing(Site(TlsOptions(key.read_bytes(), certificate.read_bytes()))) as site:
+        for number in range(60):
+            with closing(Http2Peer(site.address)) as peer:
+                peer.socket = context.wrap_socket(peer.socket)
+                peer.handshake()
+                long = message(bytes(70_000 + 5501 * number))
+                peer.send(
+                    headers(1, header_block(*call_pairs(SIZE)))
+                    + data(1, long, END_STREAM)
+                    + ping(b"the last")
+                )
+                peer.wait_pong(b"the last")
