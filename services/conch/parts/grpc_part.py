@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd
 from conch.frontends.grpc.grpc_options import GrpcOptions
+from conch.observability.metrics.sample_text import Family
+from conch.observability.metrics.server_metrics import connection_families
 from conch.parts.server_part import PartContext, Port
 from conch.process.endpoint import security
 
@@ -35,6 +39,11 @@ class GrpcPart(Port):
     def listen(self) -> int:
         """Starts the front end."""
         return self._front_end.start()
+
+    def families(self) -> Sequence[tuple[Family, list[str]]]:
+        """The connections that were closed, if the transport counts them."""
+        closed = self._front_end.closed
+        return () if closed is None else connection_families(closed)
 
     def drain(self, grace_s: float) -> bool:
         """Refuses new calls, lets those in flight end, and closes."""

@@ -67,6 +67,7 @@ class MetricsPart(Port):
             CustomMetrics(context.families),
             partial(trace_families, tracing.tracer.drops, tracing.exporter),
         ]
+        sources.append(lambda: [each for part in context.parts for each in part.families()])
         if access is not None:
             sources.append(lambda: access_families(access.counts()))
         interval_ns = options.interval_ms * _NS_PER_MS

@@ -36,6 +36,7 @@ from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.observability.metrics.exemplars import Exemplars
 from conch.observability.metrics.load_meter import LoadMeter
+from conch.observability.metrics.sample_text import Family
 from conch.observability.tracing.open_tracing import Tracing
 from conch.observability.tracing.trace_ring import TraceRing
 from conch.process.endpoint import Endpoint, listening, local_address
@@ -124,6 +125,10 @@ class ServerPart(ABC):
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The open ports and sockets."""
+        return ()
+
+    def families(self) -> Sequence[tuple[Family, list[str]]]:
+        """Its metrics and their samples."""
         return ()
 
     def refuse_changes(self) -> None:

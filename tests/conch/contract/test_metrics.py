@@ -20,7 +20,9 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shared_memory
 import yaml
+from tests.support.grpc_transports import TRANSPORTS
 from tests.support.hazards import write_hazards
+from tests.support.http2_peer import Http2Peer
 from tests.support.metrics import Samples, families, get, of_model, samples, scrape, value
 from tests.support.names import new_name
 from tests.support.servers import (
@@ -501,6 +503,26 @@ def test_the_documented_families_are_those_there_are(everything: AnyServer) -> N
     rows = re.findall(r"^\| `(\S+)` \| (\w+) \| ([^|]*) \|", table, re.MULTILINE)
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     assert documented == exported(everything)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_closed_connections_are_counted_by_reason(tmp_path: Path, transport: str) -> None:
+    name = "conch_grpc_connections_closed_total"
+    write_probe(tmp_path)
+    with serving(tmp_path, flags=TRANSPORTS[transport]) as server:
+        with closing(Http2Peer(server.address)) as peer:
+            peer.send(b"GET / HTTP/1.1\r\nHost: conch\r\n\r\n")
+            peer.wait_closed()
+        if transport == "own":
+            counts = {
+                dict(labels)["reason"]: n
+                for (each, labels), n in scrape(server.metrics_url).items()
+                if each == name
+            }
+            assert counts.pop("preface") == 1
+            assert counts and set(counts.values()) == {0}
+        else:
+            assert name.encode() not in get(server.metrics_url)[2]
 
 
 @pytest.mark.parametrize("everything", ["worker"], indirect=True)

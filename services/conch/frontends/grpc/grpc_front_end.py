@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 
 from conch.access.access_guard import Access, PortRules
 from conch.core.clock import Clock, monotonic_ns
@@ -83,6 +84,11 @@ class GrpcFrontEnd:
             raise UnavailableError(str(error)) from None
         self._server.start()
         return port
+
+    @property
+    def closed(self) -> Mapping[str, int] | None:
+        """See `RpcServer.closed`."""
+        return self._server.closed
 
     def stop(self, grace_s: float) -> bool:
         """Refuses new calls, lets those in flight finish within the grace, and closes.

@@ -109,6 +109,10 @@ StreamMethod = Callable[[StreamRpc], None]
 class RpcServer(Protocol):
     """A transport: the server of one port, conch's own or grpcio's."""
 
+    @property
+    def closed(self) -> Mapping[str, int] | None:
+        """Number of connections that were closed because of their clients, by reason; None if not counted."""
+
     def queue_inline(self, claim: InlineClaim) -> None:
         """Takes a claim of a model that the thread of a handler may run after the call."""
 

@@ -47,6 +47,11 @@ _SWAPS = Family(
 )
 _FAILED_LOADS = Family("conch_model_load_failures_total", "counter", "Loads of a model that have failed")
 _FAILED = Family("conch_model_load_failed", "gauge", "1 if the newest load of a model has failed, else 0")
+_CLOSED = Family(
+    "conch_grpc_connections_closed_total",
+    "counter",
+    "gRPC connections that were closed for what their clients did, by reason",
+)
 _READY = Family("conch_ready", "gauge", "1 if the server is ready for requests, else 0")
 _POOLS = (
     Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
@@ -206,6 +211,11 @@ def trace_families(drops: DropCounter, exporter: Exporter[Any] | None) -> Found:
             (_TRACES_WAITING, [sample(_TRACES_WAITING.name, counts.queued)]),
         ]
     return found
+
+
+def connection_families(closed: Mapping[str, int]) -> Found:
+    """The family of gRPC connections that were closed because of their clients."""
+    return [(_CLOSED, counted(_CLOSED, "reason", closed))]
 
 
 def export_families(exporters: Mapping[str, Exporter[Any]]) -> Found:

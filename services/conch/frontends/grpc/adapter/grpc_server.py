@@ -174,6 +174,10 @@ class Server:
         self._ended = self.pollers.join(left)
         return self._ended
 
+    @property
+    def closed(self) -> None:
+        """None: the C core does not tell."""
+
     def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:
         """Closes streams with a status when they have nothing in flight, before a stop; see `OpenCalls`."""
         return self._calls.drain_streams(status, details, timeout_s)
