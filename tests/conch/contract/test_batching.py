@@ -301,7 +301,7 @@ class TestFullQueues:
     @pytest.mark.parametrize("real_errors", [False, True])
     def test_streams(self, raw: RawClient, block: Callable[[str], Blocked], real_errors: bool) -> None:
         block("default")
-        fill(raw, "default", BOUND)
+        waiting, _ = fill(raw, "default", BOUND)
         call = raw.stream(
             [probe_request("default")], metadata=(("triton_grpc_error", "true"),) if real_errors else None
         )
@@ -314,6 +314,8 @@ class TestFullQueues:
             (message,) = call
             assert f"{BOUND} requests are waiting" in message.error_message
             assert 1 <= message.infer_response.parameters["retry_after_ms"].int64_param <= 10_000
+        # Also keeps them: gRPC cancels calls that are let go, which makes room in the queue.
+        assert not any(call.done() for call in waiting)
 
     def test_a_client_with_a_retry_policy_waits_for_so_long(
         self, batching: AnyServer, raw: RawClient, block: Callable[[str], Blocked]
