@@ -1,1 +1,1 @@
-"""The gRPC front end: KServe v2 with Triton's extensions, on grpcio's C core."""
+"""The gRPC front end: KServe v2 with Triton's extensions, on a transport of its own or on grpcio."""

@@ -1,7 +1,7 @@
 """The gRPC front end: port, start and stop.
 
-Owns: the C-core server and the handlers of its methods.
-Threads and locks: polling threads, pools, a watcher; `start` and `stop` run on the main thread.
+Owns: the transport's server and the handlers of its methods.
+Threads and locks: the transport's threads and pools; `start` and `stop` run on the main thread.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class GrpcFrontEnd:
     def _drain_streams(self, timeout_s: float) -> None:
         """Closes all streams, and leaves their clients time to read the end.
 
-        The C core closes a connection at its last call's end. A client that still sends then finds the
+        grpcio closes a connection at its last call's end. A client that still sends then finds the
         connection reset, and loses what it has not read.
         """
         if self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN, timeout_s):
@@ -116,7 +116,7 @@ class GrpcFrontEnd:
     def _wait_for_quiet(self, timeout_s: float) -> None:
         """Waits until no new calls are refused and no new stream messages arrive, with a limit for each.
 
-        The C core cancels calls that arrive after it closes, and clients do not retry those elsewhere. So
+        grpcio cancels calls that arrive after it closes, and clients do not retry those elsewhere. So
         calls on their way are first refused as unavailable, and messages sent on streams are still read.
         """
         never = threading.Event()

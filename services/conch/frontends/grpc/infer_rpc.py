@@ -1,7 +1,7 @@
 """ModelInfer: one request, one response.
 
-Threads and locks: requests arrive on polling threads; long messages are decoded on a pool; the thread that
-has a response sends it.
+Threads and locks: requests arrive on a transport's thread; long messages are decoded on a pool; the thread
+that has a response sends it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class InferHandler:
 
     Args:
         core: Makes the admission; has the request log.
-        queue_inline: Takes claims of models that the polling thread may run inline.
+        queue_inline: Takes claims of models that the transport's thread may run inline.
         encoder: Encodes responses.
         clock: Monotonic time in nanoseconds.
-        decoding: Decodes long messages, off the polling threads.
+        decoding: Decodes long messages, off the transport's thread.
         prepare: Completes or refuses each decoded request, or None.
         compression: gRPC's name of the compression algorithm of responses, or None.
         regions: Shared memory that tensors may lie in; None for none.
@@ -71,7 +71,7 @@ class InferHandler:
     def __call__(self, call: UnaryRpc, message: Buffer, polling: bool = True) -> None:
         """Submits one request; the responder replies.
 
-        `polling` is True on a polling thread, which leaves long messages to a pool.
+        `polling` is True on a transport's thread, which leaves long messages to a pool.
         """
         if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
             self._decoding.submit(self, call, message, False)

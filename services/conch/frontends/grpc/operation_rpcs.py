@@ -1,6 +1,6 @@
 """Adapts the table of operations to gRPC: parses requests, runs handlers on their threads, sends results.
 
-Threads and locks: `RunsOn.CALLER` handlers run on the polling thread, all others on `OperationPools`.
+Threads and locks: `RunsOn.CALLER` handlers run on the transport's thread, all others on `OperationPools`.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class StreamInferHandler:
     def submit(self, call: StreamRpc, slot: _Slot, message: Buffer, polling: bool = True) -> None:
         """Submits one request of a stream, then reads the next one.
 
-        `polling` is True on a polling thread, which leaves long messages to a pool.
+        `polling` is True on a transport's thread, which leaves long messages to a pool.
         """
         self.received += 1
         if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):

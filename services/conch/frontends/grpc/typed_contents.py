@@ -2,7 +2,7 @@
 
 Input is what `wire_format.cut_infer_request` cuts out of a long message. Reads numbers with numpy, strings
 one by one into the wire form of a tensor.
-Threads and locks: any thread but a polling one; yields the GIL.
+Threads and locks: any thread but a transport's; yields the GIL.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ MAX_HEAD_BYTES = 256 * 1024
 """Most bytes of a request besides tensors; protobuf holds the GIL while it parses them."""
 
 MAX_PLAIN_FIELDS = 2000
-"""Most fields of a request that a polling thread splits."""
+"""Most fields of a request that a transport's thread splits."""
 
 _FIELDS_BETWEEN_YIELDS = MAX_PLAIN_FIELDS + 1
 
