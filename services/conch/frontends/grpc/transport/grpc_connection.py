@@ -314,7 +314,7 @@ class GrpcConnection:
         self.loop.flush_later(self)
 
     def _read_pending(self) -> None:
-        if self._state is not State.CLOSED:
+        if self._state is not State.CLOSED and self._wire.pending():
             self.on_ready(EPOLLIN)
 
     def _read_directly(self, stream_id: int, left: int) -> bool:
@@ -581,6 +581,7 @@ class GrpcConnection:
         output, self._blocked = self._blocked, []
         if self._send(output):
             self.loop.modify(self._wire.fileno(), EPOLLIN)
+            self.loop.call_soon(self._read_pending)
             self.loop.flush_later(self)
 
     def _send(self, output: list[Buffer]) -> bool:
