@@ -14,7 +14,8 @@ Life of a connection:
     OPEN          a connection error, the end, `drain`            calls
     DRAINING      the last call's end; the grace                  the first GOAWAY allows all streams, so
                                                                   that no call under way is lost; the
-                                                                  second, a round trip later, names the last
+                                                                  second, two round trips later, names the
+                                                                  last
     LEAVING       the client's end; `_LINGER_NS`                  nothing: Envoy drops answers that it has
                                                                   not passed on when their connection ends
     LINGERING     the client's end; `_LINGER_NS`                  what it sends is dropped, as a close with
@@ -87,6 +88,7 @@ CHECK_NS = 15_000_000_000
 _STUCK_CHECKS = 4
 _IDLE_CLIENT_PING_NS = 7_200_000_000_000  # gRPC's least time between pings without calls
 _DRAIN_PING = b"conch-go"
+_LAST_DRAIN_PING = b"conch-g2"
 _ALIVE_PING = b"conch-ka"
 _DEADLINE_EXCEEDED = 4
 _RESOURCE_EXHAUSTED = 8
@@ -373,6 +375,9 @@ class GrpcConnection:
             self.answers += 1
         elif isinstance(event, PingAcknowledged):
             if event.payload == _DRAIN_PING:
+                # grpcio's clients acknowledge it before the calls that they begin in the same write.
+                self.ping(_LAST_DRAIN_PING)
+            elif event.payload == _LAST_DRAIN_PING:
                 self._go_away()
         elif isinstance(event, GoAwayReceived):
             self._gone_away = True

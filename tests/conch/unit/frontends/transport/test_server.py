@@ -276,8 +276,14 @@ def test_the_client_closes_after_the_last_answer(site: Site) -> None:
         stopping = threading.Thread(target=site.server.stop, args=(WAIT_S,))
         stopping.start()
         receive_until(b"conch-go")
-        client.sendall(frame(PING, ACK, 0, b"conch-go"))
-        receive_until(frame(GOAWAY, 0, 0, bytes((0, 0, 0, 1)) + bytes(4)))
+        # A call that the client has begun before it read the first GOAWAY.
+        late = tuple((name, b"/t.T/Echo" if name == b":path" else value) for name, value in REQUEST)
+        client.sendall(
+            frame(PING, ACK, 0, b"conch-go") + headers(3, late) + data(3, b"\0\0\0\0\4late", end=True)
+        )
+        receive_until(b"late")
+        client.sendall(frame(PING, ACK, 0, b"conch-g2"))
+        receive_until(frame(GOAWAY, 0, 0, bytes((0, 0, 0, 3)) + bytes(4)))
         held.reply(b"the last answer")
         receive_until(b"the last answer")
         client.sendall(frame(PING, 0, 0, b"are-here"))
