@@ -362,7 +362,7 @@ class GrpcConnection:
     def _handle_rare(self, event: Event) -> bool:
         """Handles an event that most requests do without; False if the connection has ended."""
         if isinstance(event, WindowOpened):
-            self._note_writer(event)
+            self._note_sent(event)
         elif isinstance(event, StreamReset):
             self._reset(event.stream_id)
         elif isinstance(event, TrailersReceived):
@@ -371,8 +371,6 @@ class GrpcConnection:
                 call.half_close()
         elif isinstance(event, PingReceived):
             self._keep_alive.pinged()
-        elif isinstance(event, WindowOpened):
-            self.answers += 1
         elif isinstance(event, PingAcknowledged):
             if event.payload == _DRAIN_PING:
                 # grpcio's clients acknowledge it before the calls that they begin in the same write.
@@ -609,7 +607,7 @@ class GrpcConnection:
         http2 = self._http2
         for event in http2.take_events():
             if isinstance(event, WindowOpened):
-                self._note_writer(event)
+                self._note_sent(event)
         if self._writers:
             writers, self._writers = self._writers, set()
             for call in writers:
@@ -619,7 +617,8 @@ class GrpcConnection:
         elif self._gone_away and not self._calls and not http2.open_streams:
             self._leave()
 
-    def _note_writer(self, event: WindowOpened) -> None:
+    def _note_sent(self, event: WindowOpened) -> None:
+        self.answers += 1
         call = self._calls.get(event.stream_id)
         if isinstance(call, StreamCall):
             self._writers.add(call)
