@@ -1,1 +1,1 @@
-"""Who may: principals, their credentials, roles and limits, and the audit of their calls."""
+"""Access policies: principals, their credentials, roles and limits, and the audit of their calls."""

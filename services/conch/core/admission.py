@@ -237,7 +237,7 @@ class Admission:
             number = parse_version(request.model_version)
             models = self._registry.draining_of(request.model_name)
             usable = [model for model in models if number in (-1, model.spec.version)]
-            # The last one to drain; of versions that began together, the newest.
+            # The highest version; of two with the same number, the one that drains last.
             model = max(reversed(usable), key=lambda model: model.spec.version, default=None)
             if model is None:
                 raise

@@ -16,7 +16,7 @@ its answer with `call_soon`. So a second thread, the *standby*, can take the loo
     ======================================  =================================================================
     claim                                   the owner
     ======================================  =================================================================
-    fast model (short batches)              runs it for at most `_BUDGET_NS`
+    fast model (short batches)              runs it; begins no batch once `_BUDGET_NS` are over
     slow model; no thread stands by         releases the claim: the model's own threads run the batch
     claims that take longer than            loses the loop to the standby, which releases what is left, also
     `_MOST_PAUSE_NS`; a claim that waits    other instances of the same model

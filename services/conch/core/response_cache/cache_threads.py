@@ -61,8 +61,8 @@ class CacheThreads:
             elif len(self._threads) < self._cache.connections:
                 name = f"conch-cache-{len(self._threads)}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._threads.append(thread)
                 thread.start()
+                self._threads.append(thread)
         return True
 
     def lookup(self, key: bytes) -> Buffer | None:

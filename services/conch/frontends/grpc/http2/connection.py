@@ -848,6 +848,11 @@ class Http2Connection:
             self._recent.resets += 1
             self._recent.check_resets(self._limits)
 
+    def forgive_reset(self) -> None:
+        """Takes a reset by the peer out of its budget: it had a reason."""
+        if self._recent.resets:
+            self._recent.resets -= 1
+
     @property
     def can_open(self) -> bool:
         """Whether `open_stream` may be called."""

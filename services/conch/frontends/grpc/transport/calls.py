@@ -19,8 +19,10 @@ from conch.frontends.grpc.rpc_calls import Metadata, UnaryMethod
 from conch.frontends.grpc.transport.messages import (
     PREFIX,
     PREFIX_BYTES,
+    CompressedMessage,
     MessageError,
     MessageReader,
+    Received,
     compress,
 )
 from conch.frontends.grpc.transport.metadata import (
@@ -39,6 +41,7 @@ _CANCELLED = 1
 _INTERNAL = 13
 _UNIMPLEMENTED = 12
 _MAX_UNSENT_BYTES = 64 << 20
+_LEAST_PATIENCE_NS = 10_000_000
 _NO_BUFFERS: tuple[Buffer, ...] = ()
 
 
@@ -70,6 +73,9 @@ class CallConnection(Protocol):
 
     def end_answer(self, call: StreamCall, end: Pairs) -> None:
         """Ends a stream: with trailers, or before its headers with an error in these."""
+
+    def decompress(self, message: CompressedMessage, done: Callable[[bytes | MessageError], None]) -> None:
+        """Decompresses on another thread, and calls `done` on the loop's."""
 
     def give_back(self, call: StreamCall) -> None:
         """Gives withheld bytes back to the client's window."""
@@ -155,6 +161,12 @@ class Call:
     def add_response_metadata(self, name: str, value: str) -> None:
         """Drops the entry: the requests of a stream share its trailing metadata."""
 
+    def is_late(self, now_ns: int) -> bool:
+        """Whether the client's deadline is near or over; False for the shortest, which may be an attack."""
+        timeout_ns = self._head.timeout_ns or 0
+        deadline_ns = self.deadline_at_ns or 0
+        return timeout_ns >= _LEAST_PATIENCE_NS and now_ns >= deadline_ns - timeout_ns // 2
+
     def accepted(self, compression: str | None) -> str | None:
         """The compression, if the client takes it."""
         return compression if compression in self._head.accepts else None
@@ -218,23 +230,18 @@ class UnaryCall(Call):
             if self._taken:
                 return
             self.new_reader()
-        assert self._reader is not None
-        try:
-            messages = self._reader.feed(data, start, end)
-        except MessageError as error:
-            self._fail(error)
-            return
+        reader = self._reader
+        assert reader is not None
+        messages = reader.feed(data, start, end)
         if messages:
             self._take(messages[0])
+        elif reader.failure is not None:
+            self._fail(reader.failure)
 
     def received(self, count: int) -> None:
         """Notes that so many bytes have been received into `room`."""
         assert self._reader is not None
-        try:
-            message = self._reader.received(count)
-        except MessageError as error:
-            self._fail(error)
-            return
+        message = self._reader.received(count)
         if message is not None:
             self._take(message)
 
@@ -249,10 +256,21 @@ class UnaryCall(Call):
         else:
             self.abort(_INTERNAL, "the request message ends too early")
 
-    def _take(self, message: Buffer) -> None:
+    def _take(self, message: Received) -> None:
         self._taken = True
         self._reader = None
-        self._handler(self, message)
+        if isinstance(message, CompressedMessage):
+            self.connection.decompress(message, self._decompressed)
+        else:
+            self._handler(self, message)
+
+    def _decompressed(self, message: bytes | MessageError) -> None:
+        if isinstance(message, MessageError):
+            self._fail(message)
+        elif self.ended:
+            self.connection.open_calls.discard(self)
+        else:
+            self._handler(self, message)
 
     def _fail(self, error: MessageError) -> None:
         self._taken = True
@@ -263,13 +281,14 @@ class UnaryCall(Call):
         """Ends the call: its client has cancelled it or is gone, or its deadline is over."""
         self.ended = True
         self._reader = None
-        on_cancel, self._on_cancel = self._on_cancel, None
-        subject, self._subject = self._subject, None
         if not self._taken:
             self._taken = True
             self.connection.open_calls.discard(self)
-        elif on_cancel is not None and not self._answered:
-            on_cancel(subject)
+        on_cancel = self._on_cancel
+        if on_cancel is not None:  # else `watch`, on another thread, may just be setting the subject
+            subject, self._on_cancel, self._subject = self._subject, None, None
+            if not self._answered:
+                on_cancel(subject)
 
     def _send(self) -> None:
         answer, self._answer = self._answer, None
@@ -281,10 +300,7 @@ class UnaryCall(Call):
     # On any thread.
 
     def watch(self, on_cancel: Callable[[Any], None], subject: Any) -> None:
-        """Calls `on_cancel(subject)` once if the client cancels before the answer is sent.
-
-        Call it before the call can be answered.
-        """
+        """Calls `on_cancel(subject)` once if the client cancels before the answer is sent."""
         self._subject = subject
         self._on_cancel = on_cancel
         if self.ended:
@@ -388,7 +404,7 @@ class StreamCall(Call):
     def __init__(self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
         Call.__init__(self, connection, stream_id, head, now_ns)
         self.new_reader()
-        self._inbox: deque[Buffer | None] = deque()
+        self._inbox: deque[Received | None] = deque()
         self._wanted = self._delivering = self._started = False
         self._lock = threading.Lock()
         self._caught_up: threading.Condition | None = None  # made by the first blocked writer
@@ -416,22 +432,18 @@ class StreamCall(Call):
 
     def receive(self, data: bytes, start: int, end: int) -> None:
         """Takes a piece of data."""
-        assert self._reader is not None
-        try:
-            self._inbox += self._reader.feed(data, start, end)
-        except MessageError as error:
-            self.close(error.status, str(error))
-            return
+        reader = self._reader
+        if reader is None:
+            return  # it has ended
+        self._inbox += reader.feed(data, start, end)
         self._deliver()
+        if reader.failure is not None:
+            self.close(reader.failure.status, str(reader.failure))
 
     def received(self, count: int) -> None:
         """Notes that so many bytes have been received into `room`."""
         assert self._reader is not None
-        try:
-            message = self._reader.received(count)
-        except MessageError as error:
-            self.close(error.status, str(error))
-            return
+        message = self._reader.received(count)
         if message is not None:
             self._inbox.append(message)
             self._deliver()
@@ -453,11 +465,20 @@ class StreamCall(Call):
             while self._wanted and self._inbox and not self.ended and not self._behind():
                 self._wanted = False
                 message = self._inbox.popleft()
-                self.on_message(message)
+                if isinstance(message, CompressedMessage):
+                    self.connection.decompress(message, self._decompressed)
+                else:
+                    self.on_message(message)
         finally:
             self._delivering = False
         if self.withheld and not self._inbox:
             self.connection.give_back(self)
+
+    def _decompressed(self, message: bytes | MessageError) -> None:
+        if isinstance(message, MessageError):
+            self.close(message.status, str(message))
+        elif not self.ended:
+            self.on_message(message)
 
     def _want(self) -> None:
         self._wanted = True

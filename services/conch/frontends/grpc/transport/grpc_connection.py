@@ -42,8 +42,10 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from functools import partial
 from select import EPOLLIN, EPOLLOUT
 
+from conch.core.errors import UnavailableError
 from conch.core.io_loop import IoLoop, Timer
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.http2.connection import Http2Connection
@@ -63,6 +65,7 @@ from conch.frontends.grpc.http2.frames import MOST_STREAM_ID, ErrorCode
 from conch.frontends.grpc.http2.hpack import HeaderList
 from conch.frontends.grpc.transport.calls import OpenCall, StreamCall, UnaryCall
 from conch.frontends.grpc.transport.keep_alive import KeepAlive
+from conch.frontends.grpc.transport.messages import CompressedMessage, MessageError
 from conch.frontends.grpc.transport.metadata import (
     Pairs,
     RefusedRequestError,
@@ -86,10 +89,8 @@ _MOST_HEAD_BYTES = 1 << 20
 # What moves nothing for four of these checks, a minute or a little more, is stuck.
 CHECK_NS = 15_000_000_000
 _STUCK_CHECKS = 4
-_IDLE_CLIENT_PING_NS = 7_200_000_000_000  # gRPC's least time between pings without calls
 _DRAIN_PING = b"conch-go"
 _LAST_DRAIN_PING = b"conch-g2"
-_ALIVE_PING = b"conch-ka"
 _DEADLINE_EXCEEDED = 4
 _RESOURCE_EXHAUSTED = 8
 _UNIMPLEMENTED = 12
@@ -253,8 +254,9 @@ class GrpcConnection:
             self._fail()
 
     def _cancel_calls(self) -> None:
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
+        calls = list(self._calls.values())
+        self._calls.clear()
+        for call in calls:
             if call.deadline_at_ns is not None:
                 self._port.deadlines.discard(call)
             call.cancelled()
@@ -289,8 +291,8 @@ class GrpcConnection:
         wire, http2 = self._wire, self._http2
         size = _LONG_READ_BYTES if self._partial else _READ_BYTES
         for _ in range(_READS):
-            if self._state is State.CLOSED:
-                return
+            if self._state is State.CLOSED or self._overloaded():
+                break
             direct = http2.direct()
             if direct is None or not self._read_directly(*direct):
                 try:
@@ -301,19 +303,24 @@ class GrpcConnection:
                     if not data:
                         self.close()
                     return
+                self._keep_alive.heard = True
                 events = http2.receive(data, self._port.clock())
                 if events:
                     self._handle(events)
                 if len(data) < size and wire.reads_all:
                     break
-                if http2.output_head_bytes > _MOST_HEAD_BYTES:
-                    break
-        if self._blocked and http2.output_head_bytes > _MOST_HEAD_BYTES:
+        if self._state is State.CLOSED:
+            return
+        if self._blocked and self._overloaded():
             self.loop.modify(wire.fileno(), EPOLLOUT)
         elif wire.pending():
             # What TLS has decrypted must not be left there: the socket does not tell of it.
             self.loop.call_soon(self._read_pending)
         self.loop.flush_later(self)
+
+    def _overloaded(self) -> bool:
+        """Whether too many headers and resets wait to be sent for more to be received."""
+        return self._http2.output_head_bytes > _MOST_HEAD_BYTES
 
     def _read_pending(self) -> None:
         if self._state is not State.CLOSED and self._wire.pending():
@@ -332,6 +339,7 @@ class GrpcConnection:
         if not count:
             self.close()
             return True
+        self._keep_alive.heard = True
         events = self._http2.received_directly(count)
         call.received(count)
         self._account(call, count)
@@ -340,7 +348,6 @@ class GrpcConnection:
 
     def _handle(self, events: list[Event]) -> None:
         calls, http2 = self._calls, self._http2
-        self._keep_alive.heard = True
         for event in events:
             if isinstance(event, DataReceived):
                 call = calls.get(event.stream_id)
@@ -432,6 +439,22 @@ class GrpcConnection:
             self._http2.consumed(stream_id, 0)
         self.loop.flush_later(self)
 
+    def decompress(self, message: CompressedMessage, done: Callable[[bytes | MessageError], None]) -> None:
+        """Decompresses on another thread, and calls `done` on the loop's."""
+
+        def work() -> None:
+            plain: bytes | MessageError
+            try:
+                plain = message.plain()
+            except MessageError as error:
+                plain = error
+            self.loop.call_soon(partial(done, plain))
+
+        try:
+            self._port.decompressing.submit(work)
+        except RuntimeError:  # the port is closed
+            done(MessageError(UnavailableError.grpc_status, "the server is stopping"))
+
     def give_back(self, call: OpenCall) -> None:
         """Gives withheld bytes back to the client's window."""
         count, call.withheld = call.withheld, 0
@@ -501,9 +524,12 @@ class GrpcConnection:
 
     def _reset(self, stream_id: int) -> None:
         call = self._calls.get(stream_id)
-        if call is not None:
-            self._remove(call)
-            call.cancelled()
+        if call is None:
+            return
+        if call.deadline_at_ns is not None and call.is_late(self._port.clock()):
+            self._http2.forgive_reset()  # of a client whose patience is over
+        self._remove(call)
+        call.cancelled()
 
     def _remove(self, call: OpenCall) -> None:
         stream_id = call.stream_id
@@ -595,7 +621,7 @@ class GrpcConnection:
                 count = wire.send(output)
             except BlockingIOError:
                 self._blocked = output
-                self.loop.modify(wire.fileno(), EPOLLIN | EPOLLOUT)
+                self.loop.modify(wire.fileno(), EPOLLOUT if self._overloaded() else EPOLLIN | EPOLLOUT)
                 self._watch_progress()
                 return False
             self._waits = 0

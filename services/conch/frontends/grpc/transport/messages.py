@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,22 @@ class MessageError(Exception):
         self.status = status
 
 
+class CompressedMessage(NamedTuple):
+    """A message that is still compressed."""
+
+    data: Buffer
+    encoding: str
+    most_bytes: int
+
+    def plain(self) -> bytes:
+        """Decompresses it. Raises MessageError: it is malformed, or too large."""
+        return decompress(self.data, self.encoding, self.most_bytes)
+
+
+Received = bytes | bytearray | memoryview | CompressedMessage
+"""A received message."""
+
+
 class MessageReader:
     """Collects the messages of one call.
 
@@ -45,9 +62,13 @@ class MessageReader:
     Args:
         most_bytes: Limit of a message.
         encoding: Compression of messages that are marked as compressed.
+
+    Attributes:
+        failure: Why no further message can be taken; None if it can.
     """
 
-    __slots__ = ("_buffer", "_compressed", "_encoding", "_filled", "_most_bytes", "_parts", "_size")
+    __slots__ = ("_buffer", "_compressed", "_encoding", "_filled", "_most_bytes", "_parts", "_size",
+                 "failure")  # fmt: skip
 
     def __init__(self, most_bytes: int, encoding: str) -> None:
         self._most_bytes = most_bytes
@@ -57,6 +78,7 @@ class MessageReader:
         self._size = -1  # of the message; -1 before its prefix
         self._filled = 0
         self._compressed = False
+        self.failure: MessageError | None = None
 
     @property
     def empty(self) -> bool:
@@ -68,14 +90,10 @@ class MessageReader:
         """Bytes of the message that has begun."""
         return len(self._parts) if self._buffer is None else self._filled
 
-    def feed(self, data: bytes, start: int, end: int) -> list[Buffer]:
-        """Takes a piece of data; returns the messages that are complete now.
-
-        Raises:
-            MessageError: A message is too large, or its compression is wrong.
-        """
-        messages: list[Buffer] = []
-        while start < end:
+    def feed(self, data: bytes, start: int, end: int) -> list[Received]:
+        """Takes a piece of data; returns the messages that are complete now. A wrong one sets `failure`."""
+        messages: list[Received] = []
+        while start < end and self.failure is None:
             if self._size < 0:
                 start = self._read_prefix(data, start, end)
                 if self._size < 0:
@@ -98,7 +116,9 @@ class MessageReader:
         self._parts += data[start:stop]
         if len(self._parts) == PREFIX_BYTES:
             flag, size = PREFIX.unpack(self._parts)
-            self._check(flag, size)
+            self.failure = self._wrong(flag, size)
+            if self.failure is not None:
+                return stop
             self._size = size
             self._compressed = flag == 1
             self._parts = bytearray()
@@ -107,13 +127,15 @@ class MessageReader:
                 self._filled = 0
         return stop
 
-    def _check(self, flag: int, size: int) -> None:
+    def _wrong(self, flag: int, size: int) -> MessageError | None:
+        """What is wrong with a prefix: the message is too large, or its compression unknown."""
         if flag > 1:
-            raise MessageError(13, f"a message begins with {flag}, which is no compression flag")
+            return MessageError(13, f"a message begins with {flag}, which is no compression flag")
         if flag == 1 and self._encoding == "identity":
-            raise MessageError(13, "a message is compressed, and grpc-encoding does not say how")
+            return MessageError(13, "a message is compressed, and grpc-encoding does not say how")
         if size > self._most_bytes:
-            raise too_large(size, self._most_bytes)
+            return too_large(size, self._most_bytes)
+        return None
 
     def _make_room(self, count: int) -> None:
         """Makes the buffer larger, to four times what has come: clients may announce what they never send."""
@@ -133,16 +155,16 @@ class MessageReader:
             self._make_room(1)
         return self._buffer[self._filled :]
 
-    def received(self, count: int) -> Buffer | None:
+    def received(self, count: int) -> Received | None:
         """Notes that so many bytes are in `room`; returns the message if it is complete."""
         self._filled += count
         return self._finish() if self._filled == self._size else None
 
-    def _finish(self) -> Buffer:
+    def _finish(self) -> Received:
         message: Buffer = bytes(self._parts) if self._buffer is None else self._buffer.toreadonly()
         compressed = self._compressed
         self._parts, self._buffer, self._size = bytearray(), None, -1
-        return decompress(message, self._encoding, self._most_bytes) if compressed else message
+        return CompressedMessage(message, self._encoding, self._most_bytes) if compressed else message
 
 
 def _buffer_of(size: int) -> memoryview:

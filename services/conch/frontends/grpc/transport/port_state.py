@@ -14,9 +14,13 @@ from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
+from conch.frontends.thread_pool import ThreadPool
 
 # Beside those of HTTP/2.
 _REASONS = ("connections", "keep_alive", "setup", "stuck")
+
+
+_DECOMPRESSING_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class PortState:
         open_calls: The calls that are not answered yet.
         connections: The connections.
         deadlines: The deadlines of calls.
+        decompressing: Threads that decompress messages.
         closed: Number of connections that were closed because of their clients, by reason.
     """
 
@@ -78,6 +83,7 @@ class PortState:
         self.open_calls = OpenCalls()
         self.connections: set[PortConnection] = set()
         # All keys from the start, as other threads read it.
+        self.decompressing = ThreadPool(_DECOMPRESSING_THREADS, "conch-grpc-inflate")
         self.closed: Counter[str] = Counter(dict.fromkeys((*Reason, *_REASONS), 0))
         self.on_empty: Callable[[], None] | None = None
 

@@ -1,7 +1,7 @@
 """conch's own gRPC server: listening sockets, accepting connections, start and stop.
 
-Owns: the listening sockets and the state of the port. Threads and locks: `start` and `stop` run on the main
-thread, all else on the loop's.
+Owns: the listening sockets and the state of the port. Threads and locks: `start` and `stop` block, on a
+thread of the server's own; all else runs on the loop's.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from conch.core.io_loop import IO_LOOP, IoLoop, SharedLoop
 from conch.core.process_setup import GRPC_SHARES, most_descriptors
 from conch.core.servable import InlineClaim
 from conch.frontends.grpc.grpc_options import GrpcOptions
-from conch.frontends.grpc.http2.frames import MOST_FRAME_SIZE
-from conch.frontends.grpc.http2.limits import LocalSettings
+from conch.frontends.grpc.http2.frames import LEAST_FRAME_SIZE, MOST_FRAME_SIZE
+from conch.frontends.grpc.http2.limits import Limits, LocalSettings
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.tls_options import TlsOptions
 from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
@@ -38,6 +38,8 @@ _ACCEPTED_AT_ONCE = 100
 _ACCEPT_AGAIN_NS = 100_000_000
 _MIN_WAIT_S = 0.5
 _MS = 1_000_000
+_CONTINUATIONS = 8
+_HEADER_BLOCK_BYTES = 64 * 1024
 _ANY_HOSTS = ("", "0.0.0.0", "[::]")
 
 
@@ -58,7 +60,11 @@ def own_server(options: GrpcOptions, clock: Clock) -> Server:
             max_header_list_bytes=limits.metadata_bytes,
             max_frame_size=MOST_FRAME_SIZE,
         ),
-        keep_alive=times,
+        Limits(
+            continuations=_CONTINUATIONS + limits.metadata_bytes // LEAST_FRAME_SIZE,
+            header_block_bytes=max(_HEADER_BLOCK_BYTES, 2 * limits.metadata_bytes),
+        ),
+        times,
         age_ns=options.max_connection_age_ms * _MS,
         age_grace_ns=options.max_connection_age_grace_ms * _MS,
         most_connections=limits.connections or most_descriptors(GRPC_SHARES),
@@ -156,6 +162,8 @@ class Server:
             loop.call_soon(self._close_connections)
         left = max(end - time.monotonic(), _MIN_WAIT_S)
         self._ended = empty.wait(left) and self._port.open_calls.wait_until_none(left)
+        decompressed = self._port.decompressing.close(max(end - time.monotonic(), 0.0))
+        self._ended = self._ended and decompressed
         if not self._ended:
             log.warning("calls are still being worked on %.1f s after the server was stopped", grace_s)
         self._shared_loop.release()
@@ -187,13 +195,21 @@ class Listener:
         self._bound = bound
         self._tls = tls
         self._listening = self._closed = False
+        name = bound.getsockname()
+        self._path = name if isinstance(name, str) else ""
+        self._inode = os.stat(name).st_ino if self._path else 0
         self._exhausted = False  # the last connection could not be accepted
 
     def listen(self) -> None:
         """Starts to accept, or goes on."""
-        if not self._closed:
-            self._listening = True
+        if self._closed:
+            return
+        try:
             self._port.loop.register(self._bound.fileno(), self)
+        except OSError:  # memory is exhausted
+            self._port.loop.call_at(self._port.clock() + _ACCEPT_AGAIN_NS, self.listen)
+        else:
+            self._listening = True
 
     def on_ready(self, events: int) -> None:
         """Accepts some of the connections that wait; closes those over the limit."""
@@ -207,6 +223,7 @@ class Listener:
                 if not self._exhausted:
                     log.warning("the gRPC port can't accept connections: %s", error.strerror)
                 self._exhausted = True
+                self._listening = False
                 port.loop.unregister(self._bound.fileno())
                 port.loop.call_at(port.clock() + _ACCEPT_AGAIN_NS, self.listen)
                 return
@@ -231,11 +248,10 @@ class Listener:
         self._closed = True
         if self._listening:
             self._port.loop.unregister(self._bound.fileno())
-        name = self._bound.getsockname()
         self._bound.close()
-        if isinstance(name, str) and name:
-            with suppress(OSError):
-                os.unlink(name)
+        with suppress(OSError):
+            if self._path and os.stat(self._path).st_ino == self._inode:  # else it is a successor's
+                os.unlink(self._path)
 
 
 def _peer(accepted: socket.socket, address: object) -> str:

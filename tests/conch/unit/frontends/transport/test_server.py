@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,10 +16,12 @@ from tests.support.http2 import ACK, GOAWAY, PING, REQUEST, data, headers, setti
 from tests.support.http2_peer import PREFACE, frame
 from tests.support.servers import WAIT_S, eventually
 
+from conch.core.clock import monotonic_ns
+from conch.frontends.grpc.grpc_options import ConnectionLimits, GrpcOptions
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.frontends.grpc.rpc_calls import StreamRpc, UnaryRpc
 from conch.frontends.grpc.transport.port_state import PortOptions
-from conch.frontends.grpc.transport.transport_server import Server
+from conch.frontends.grpc.transport.transport_server import Server, own_server
 
 BLOCK = bytes(1 << 20)
 
@@ -190,6 +193,53 @@ def test_a_stream(site: Site) -> None:
     call = site.channel.stream_stream("/t.T/Each")(iter([b"a", b"", b"b" * 100_000]), timeout=WAIT_S)
     assert list(call) == [b"a", b"", b"b" * 100_000]
     assert ("end", "yes") in call.trailing_metadata()
+
+
+def test_a_compressed_stream(site: Site) -> None:
+    messages = [bytes([number]) * 100_000 for number in range(9)]
+    stream = site.channel.stream_stream("/t.T/Each")
+    assert list(stream(iter(messages), timeout=WAIT_S, compression=grpc.Compression.Gzip)) == messages
+    with pytest.raises(grpc.RpcError) as raised:
+        site.call("Echo", bytes((8 << 20) + 1), compression=grpc.Compression.Gzip)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_many_deadlines_that_pass_are_no_attack(site: Site) -> None:
+    innocent = site.begin("Wait", b"innocent")
+    held = site.waiting.get(timeout=WAIT_S)
+    late = [site.begin("Wait", b"late", timeout_s=0.05) for _ in range(300)]
+    assert {each.code() for each in late} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    held.reply(b"answer")
+    assert innocent.result() == b"answer"
+    while not site.waiting.empty():
+        site.waiting.get().reply(b"")
+
+
+def test_a_successor_keeps_its_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    old, new = Server(PortOptions()), Server(PortOptions())
+    for server in (old, new):
+        server.add_port(f"unix:{path}")
+        server.start()
+    assert old.stop(WAIT_S)
+    assert path.is_socket()
+    assert new.stop(WAIT_S)
+    assert not path.exists()
+
+
+def test_metadata_of_any_size_that_is_set() -> None:
+    options = GrpcOptions(address="127.0.0.1", port=0, limits=ConnectionLimits(metadata_bytes=1 << 20))
+    server = own_server(options, monotonic_ns)
+    server.serve({"/t.T/Count": lambda call, message: call.reply(b"%d" % len(call.header("key")))}, {}, {})
+    try:
+        port = server.add_port(options.target)
+        server.start()
+        most = [("grpc.max_metadata_size", 1 << 20), ("grpc.absolute_max_metadata_size", 1 << 20)]
+        with grpc.insecure_channel(f"127.0.0.1:{port}", most) as channel:
+            answer = channel.unary_unary("/t.T/Count")(b"", metadata=[("key", "v" * 500_000)], timeout=WAIT_S)
+        assert answer == b"500000"
+    finally:
+        assert server.stop(WAIT_S)
 
 
 def test_a_refused_stream(site: Site) -> None:
