@@ -761,7 +761,8 @@ def cases() -> Iterator[Any]:
     for transport in TRANSPORTS:
         for section, texts in CASES.items():
             for text, steps in texts.items():
-                name, marks, timeout_s = f"{section}: {text}", [], WAIT_S
+                name, timeout_s = f"{section}: {text}", WAIT_S
+                marks = [] if transport == "own" else [pytest.mark.slow]
                 if name.startswith(DEVIATIONS[transport]):
                     strict = f"{transport}, {name}" not in RACES
                     marks = [pytest.mark.slow, pytest.mark.xfail(raises=AssertionError, strict=strict)]
