@@ -96,8 +96,6 @@ class Call:
         half_closed: True once the client has sent its last message.
         ended: True once nothing more is sent: answered, cancelled, or its connection is lost.
         withheld: Received bytes that flow control has not given back to the client.
-        begun: Whether headers have been sent before the end.
-        full: Whether what arrives is withheld, as a message waits for its reader.
     """
 
     __slots__ = ("_access", "_head", "_reader", "connection", "deadline_at_ns", "ended", "half_closed",
@@ -106,8 +104,6 @@ class Call:
     _access: Grant
     read_ns = 0
     path = ""
-    begun = False
-    full = False
 
     def __init__(self, connection: CallConnection, stream_id: int, head: RequestHead, now_ns: int) -> None:
         self.connection = connection
@@ -177,6 +173,16 @@ class Call:
         return self._reader
 
     # On the loop's thread.
+
+    @property
+    def begun(self) -> bool:
+        """Whether headers have been sent before the end."""
+        return False
+
+    @property
+    def full(self) -> bool:
+        """Whether what arrives is withheld, as a message waits for its reader."""
+        return False
 
     @property
     def partial(self) -> int:
@@ -421,12 +427,12 @@ class StreamCall(Call):
     # On the loop's thread.
 
     @property
-    def full(self) -> bool:  # type: ignore[override]
+    def full(self) -> bool:
         """Whether a message waits for `read_next`."""
         return bool(self._inbox)
 
     @property
-    def begun(self) -> bool:  # type: ignore[override]
+    def begun(self) -> bool:
         """Whether the headers have been sent."""
         return self._started
 

@@ -273,7 +273,7 @@ def test_the_end_of_a_client_cancels_its_calls(site: Site) -> None:
     late = site.waiting.get(timeout=WAIT_S)
     site.channel.close()
     assert site.cancelled.get(timeout=WAIT_S) == b"three"
-    late.reply(b"nobody reads it")
+    late.reply(b"too late")
     assert call.code() is grpc.StatusCode.CANCELLED
 
 
