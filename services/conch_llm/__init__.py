@@ -1,0 +1,4 @@
+"""Language models: OpenAI's routes over every model that can speak text.
+
+A theory of operation is in ``docs/internals/llm.md``.
+"""

@@ -1,0 +1,94 @@
+"""What a model can do with text, read from its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conch.core.spec import ModelSpec, TensorSpec
+from conch_llm.contract import CHAT, COMPLETIONS, DECLARATION, EMBEDDINGS, ROUTES_BY_DECLARATION
+
+_PROMPTS = ("text_input", "prompt", "PROMPT")
+_FLOATS = ("FP16", "BF16", "FP32", "FP64")
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """Ways in which a model answers OpenAI's routes.
+
+    Attributes:
+        declared: What the model takes as it comes, see `contract.py`.
+        prompt: Its input for a prompt; empty without one.
+        output: Its output of text; empty without one.
+        embedding: Whether its only float output can be an embedding of its only input.
+    """
+
+    declared: frozenset[str] = frozenset()
+    prompt: str = ""
+    output: str = ""
+    embedding: bool = False
+
+    @property
+    def native(self) -> bool:
+        """Whether the model answers in finished pieces of an HTTP response."""
+        return "native" in self.declared
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the model takes any of OpenAI's routes."""
+        return bool(self.declared or (self.prompt and self.output) or self.embedding)
+
+    def takes_body(self, route: str) -> bool:
+        """Whether the model takes a route's body as it comes."""
+        return any(route in ROUTES_BY_DECLARATION[each] for each in self.declared)
+
+    def takes_text(self, route: str) -> bool:
+        """Whether tensors of the model can answer a route."""
+        if route == EMBEDDINGS:
+            return self.embedding
+        return route in (CHAT, COMPLETIONS) and bool(self.prompt and self.output)
+
+
+def capability(spec: ModelSpec) -> Capability:
+    """The capability of a model version."""
+    written = str(spec.parameters.get(DECLARATION, ""))
+    declared = frozenset(filter(None, (each.strip() for each in written.split(","))))
+    declared &= ROUTES_BY_DECLARATION.keys()
+    prompt = _prompt(spec)
+    output = _output(spec)
+    return Capability(declared, prompt, output, _embeds(spec))
+
+
+def _prompt(spec: ModelSpec) -> str:
+    wanted = spec.parameters.get("CONCH_TEXT_INPUT", "")
+    texts = [tensor for tensor in spec.inputs if tensor.datatype == "BYTES"]
+    names = [tensor.name for tensor in texts]
+    if wanted:
+        return wanted if wanted in names else ""
+    for name in _PROMPTS:
+        if name in names:
+            return name
+    required = [tensor.name for tensor in texts if not tensor.optional]
+    return required[0] if len(required) == 1 else ""
+
+
+def _output(spec: ModelSpec) -> str:
+    wanted = spec.parameters.get("CONCH_TEXT_OUTPUT", "")
+    names = [tensor.name for tensor in spec.outputs if tensor.datatype == "BYTES"]
+    if wanted:
+        return wanted if wanted in names else ""
+    if "text_output" in names:
+        return "text_output"
+    return names[0] if len(names) == 1 else ""
+
+
+def _embeds(spec: ModelSpec) -> bool:
+    """Whether there is one input of text or token ids, and one float output with rows of vectors."""
+    required = [tensor for tensor in spec.inputs if not tensor.optional]
+    if len(required) != 1 or len(spec.outputs) != 1:
+        return False
+    (source,), (result,) = required, spec.outputs
+    return source.datatype in ("BYTES", "INT64") and result.datatype in _FLOATS and _rank(spec, result) >= 2
+
+
+def _rank(spec: ModelSpec, tensor: TensorSpec) -> int:
+    return len(spec.full_dims(tensor))
