@@ -1,0 +1,1 @@
+../../tokens_flood/1/model.py
