@@ -43,8 +43,8 @@ class Read(NamedTuple):
 class CallReader:
     """Reads an object with ``name`` and ``arguments`` or ``parameters``.
 
-    The call begins when the name is known and the arguments have begun; text that fails before is no call, and
-    `raw` has it.
+    The call begins when the name is known and the arguments have begun; text that fails before is no call,
+    and `raw` has it.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class CallReader:
         return "".join(self._raw)
 
     def feed(self, text: str, start: int) -> Read:
-        """Reads from a position to the end of the object, a character that does not fit, or the text's end."""
+        """Reads to the end of the object, a character that does not fit, or the end of the text."""
         position = start
         while position < len(text) and not (self.done or self.failed):
             position = self._step(text, position)

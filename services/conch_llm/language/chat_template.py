@@ -1,9 +1,9 @@
 """Chat templates: where a model has its template, and how messages become a prompt.
 
-The rules are those of transformers' ``apply_chat_template``. Templates run in Jinja's sandbox. Time and size are
-checked between the pieces that a template yields, and `range` is limited by the sandbox; a loop that yields
-nothing, or one huge expression, is not interrupted. Templates belong to the model, so that is the operator's
-risk, not the clients'.
+The rules are those of transformers' ``apply_chat_template``. Templates run in Jinja's sandbox. Time and size
+are checked between the pieces that a template yields, and `range` is limited by the sandbox; a loop that
+yields nothing, or one huge expression, is not interrupted. Templates are part of the model, so the operator
+vouches for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError, message_of
 
@@ -264,7 +264,7 @@ def _message(message: Mapping[str, Any], field: str, parts: bool) -> dict[str, A
         result["content"] = "\n".join(
             _part_text(part, f"{field}.content[{position}]") for position, part in enumerate(content)
         )
-    if calls := message.get("tool_calls"):
+    if isinstance(calls := message.get("tool_calls"), list) and calls:
         result["tool_calls"] = [
             _tool_call(call, f"{field}.tool_calls[{position}]") for position, call in enumerate(calls)
         ]
@@ -301,10 +301,11 @@ def _pieces(template: Template, variables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _compile(name: str, text: str) -> Template:
+    environment = _environment()
     from jinja2 import TemplateSyntaxError
 
     try:
-        return _environment().from_string(text)
+        return environment.from_string(text)
     except TemplateSyntaxError as error:
         raise InvalidArgumentError(f"chat template {name!r}, line {error.lineno}: {error.message}") from None
 
@@ -322,7 +323,7 @@ def _environment() -> Environment:
     class Generation(Extension):
         """``{% generation %}`` marks what a model has said, for training: rendered as it is."""
 
-        tags = {"generation"}
+        tags: ClassVar = {"generation"}
 
         def parse(self, parser: Any) -> nodes.Node:
             lineno = next(parser.stream).lineno

@@ -1,8 +1,8 @@
 """Search for strings in text that comes in pieces, with an Aho-Corasick automaton.
 
 A node of the automaton stands for the longest suffix of the text so far that begins one of the strings. That
-suffix is kept back; what lies before it can't belong to a match. Each character costs a constant number of steps
-on average, however the text is split.
+suffix is kept back; what lies before it can't belong to a match. Each character costs a constant number of
+steps on average, however the text is split.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MarkerSearch:
         self.behind = 0
 
     def feed(self, text: str, start: int = 0) -> str:
-        """Takes a piece from a position on; returns the text before any match. Not to be called after a match."""
+        """Takes a piece from a position on; returns the text before any match. After a match, `reset` first."""
         root = self._root
         node = self._node
         for position in range(start, len(text)):

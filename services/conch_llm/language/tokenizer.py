@@ -35,7 +35,7 @@ class TextTokenizer:
         return ids
 
     def count(self, text: str, add_special_tokens: bool = True) -> int:
-        """The number of tokens; a prompt from a template has its special tokens, others are not added then."""
+        """The number of tokens. A rendered chat template has its special tokens already."""
         return len(self.encode(text, add_special_tokens))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:

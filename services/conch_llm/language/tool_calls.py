@@ -1,8 +1,8 @@
 """Tool calls in the text of a model, found as it comes, and calls that a request forces.
 
-A format is a table: in each state the literals that may follow, with the state after each. White space before a
-literal is skipped. Text that does not fit is given back as text, so nothing that a model says is lost. Each
-character is read once, plus once where a literal begins and does not go on.
+A format is a table: in each state the literals that may follow, with the state after each. White space before
+a literal is skipped. Text that does not fit is given back as text. Each character is read once, or twice where
+a literal begins and does not go on.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def tool_call_parser(name: str, *, parallel: bool = True) -> ToolCallParser:
 
 
 def forced_call_parser(tool_choice: str | Mapping[str, Any]) -> ToolCallParser:
-    """Reads text that obeys `schema_of_call`; OpenAI's finish reason is ``stop`` if the choice names a tool."""
+    """Reads text that obeys `schema_of_call`. As OpenAI has it, a named choice finishes with ``stop``."""
     return ToolCallParser(FORCED, finish_reason="tool_calls" if isinstance(tool_choice, str) else "stop")
 
 
@@ -272,7 +272,7 @@ def _chosen(tool_choice: str | Mapping[str, Any] | None) -> str:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise InvalidArgumentError(
-            'tool_choice: "none", "auto", "required" or {"type": "function", "function": {"name": ...}} is required'
+            'tool_choice: give "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
         )
     return name
 
