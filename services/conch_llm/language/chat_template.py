@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError, message_of
 
@@ -301,11 +301,12 @@ def _pieces(template: Template, variables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _compile(name: str, text: str) -> Template:
-    environment = _environment()
-    from jinja2 import TemplateSyntaxError
-
     try:
-        return environment.from_string(text)
+        from jinja2 import TemplateSyntaxError
+    except ImportError:
+        raise UnavailableError("chat templates need jinja2: pip install conch[llm]") from None
+    try:
+        return _environment().from_string(text)
     except TemplateSyntaxError as error:
         raise InvalidArgumentError(f"chat template {name!r}, line {error.lineno}: {error.message}") from None
 
@@ -313,17 +314,14 @@ def _compile(name: str, text: str) -> Template:
 @cache
 def _environment() -> Environment:
     """Jinja's sandbox with what templates may use."""
-    try:
-        from jinja2 import nodes
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise UnavailableError("chat templates need jinja2: pip install conch[llm]") from None
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
         """``{% generation %}`` marks what a model has said, for training: rendered as it is."""
 
-        tags: ClassVar = {"generation"}
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> nodes.Node:
             lineno = next(parser.stream).lineno

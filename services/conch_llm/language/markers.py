@@ -37,7 +37,7 @@ class MarkerSearch:
         self.behind = 0
 
     def feed(self, text: str, start: int = 0) -> str:
-        """Takes a piece from a position on; returns the text before any match. After a match, `reset` first."""
+        """Takes a piece from a position on; returns the text before any match, which `reset` follows."""
         root = self._root
         node = self._node
         for position in range(start, len(text)):

@@ -1,8 +1,8 @@
 """Tool calls in the text of a model, found as it comes, and calls that a request forces.
 
 A format is a table: in each state the literals that may follow, with the state after each. White space before
-a literal is skipped. Text that does not fit is given back as text. Each character is read once, or twice where
-a literal begins and does not go on.
+a literal is skipped. Text that does not fit is given back as text. Each character is read once, or twice
+where a literal begins and does not go on.
 """
 
 from __future__ import annotations
