@@ -1,4 +1,4 @@
-"""Chat templates in the styles of model families, conversations, and the prompts that follow from the formats."""
+"""Chat templates in the styles of model families, with conversations and the prompts that they make."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WEATHER = {
     },
 }
 WEATHER_JSON = (
-    '{"type": "function", "function": {"name": "weather", "description": "Weather <now> in a city", "parameters": '
-    '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}'
+    '{"type": "function", "function": {"name": "weather", "description": "Weather <now> in a city", '
+    '"parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}'
 )
 
 
@@ -40,7 +40,7 @@ _TALK = [
     {"role": "user", "content": "Grüße"},
 ]
 
-CALLED = [
+CALLED: list[dict[str, Any]] = [
     {"role": "user", "content": "Weather in Rome?"},
     {
         "role": "assistant",

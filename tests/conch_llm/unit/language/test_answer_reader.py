@@ -7,17 +7,20 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from conch.core.errors import InvalidArgumentError
 from conch_llm.deltas import Delta
 from conch_llm.language.answer_reader import AnswerReader
 from conch_llm.language.reasoning import ReasoningSplitter, begins_reasoning
 from conch_llm.language.tool_calls import forced_call_parser, schema_of_call, tool_call_parser
-from hypothesis import given
-from hypothesis import strategies as st
 
 NAMES = ("hermes", "llama3", "mistral")
 
@@ -67,31 +70,32 @@ def read(reader: AnswerReader, pieces: Sequence[str]) -> Answer:
 def cut(text: str, positions: Sequence[int]) -> list[str]:
     """The pieces between positions, empty ones included."""
     ends = [0, *sorted(position % (len(text) + 1) for position in positions), len(text)]
-    return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(ends)]
 
 
 SPLITS = st.lists(st.integers(0, 1000), max_size=12)
 FRAGMENTS = (
     "<tool_call>", "</tool_call>", "<tool_c", "[TOOL_CALLS]", "[TOOL_", "<|python_tag|>", "<|py", "<think>",
-    "</think>", "</thi", "{", "}", "[", "]", ",", ";", ":", '"', "\\", " ", "\n", "x", "ab", "aab", "null", "1",
+    "</think>", "</thi", "{", "}", "[", "]", ",", ";", ":", '"', "\\", " ", "\n", "x", "ab", "aab",
     '"name"', '"arguments"', '"parameters"', '{"name": "f", "arguments": {"a": [1, "}\\""]}}',
-    '{"parameters": {}, "name": "g"}', '{"name": "f", "arguments": "{\\"a\\": 1}"}', '{"name": "f", "arguments": {',
+    '{"parameters": {}, "name": "g"}', '{"name": "f", "arguments": "{\\"a\\": 1}"}',
+    '{"name": "f", "arguments": {', "null", "1",
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 
 
-def stop_reader() -> AnswerReader:
-    return AnswerReader(stop=("aab", "b:", "x\nx"))
+def tool_reader(name: str) -> AnswerReader:
+    return AnswerReader(tool_parser=tool_call_parser(name))
 
 
 READERS: dict[str, Callable[[], AnswerReader]] = {
-    "stop": stop_reader,
+    "stop": lambda: AnswerReader(stop=("aab", "b:", "x\nx")),
     "stop included": lambda: AnswerReader(stop=("aab", "b:", "x\nx"), include_stop=True),
     "reasoning": lambda: AnswerReader(reasoning=ReasoningSplitter()),
     "begun": lambda: AnswerReader(reasoning=ReasoningSplitter(begun=True)),
     "forced": lambda: AnswerReader(tool_parser=forced_call_parser("required")),
     "one": lambda: AnswerReader(tool_parser=tool_call_parser("mistral", parallel=False)),
-    **{name: lambda name=name: AnswerReader(tool_parser=tool_call_parser(name)) for name in NAMES},
+    **{name: partial(tool_reader, name) for name in NAMES},
     "all": lambda: AnswerReader(
         tool_parser=tool_call_parser("hermes"), reasoning=ReasoningSplitter(), stop=("aab", "x\n")
     ),
@@ -132,9 +136,7 @@ def test_nothing_is_kept_that_no_stop_can_begin() -> None:
 CALLS = st.lists(
     st.tuples(
         st.text(min_size=1),
-        st.dictionaries(
-            st.text(), st.recursive(st.text() | st.none() | st.integers(), lambda each: st.lists(each))
-        ),
+        st.dictionaries(st.text(), st.recursive(st.text() | st.none() | st.integers(), st.lists)),
     ),
     min_size=1,
     max_size=3,
@@ -164,7 +166,7 @@ def test_calls_are_read_as_written(
     name: str, calls: list[tuple[str, Any]], key: str, swap: bool, ascii_only: bool, positions: list[int]
 ) -> None:
     text = write(name, calls, key, swap, ascii_only)
-    answer = read(AnswerReader(tool_parser=tool_call_parser(name)), cut(text, positions))
+    answer = read(tool_reader(name), cut(text, positions))
     assert [(called, json.loads(arguments)) for called, arguments in answer.calls] == calls
     assert (answer.text, answer.finish_reason) == ("", "tool_calls")
     first = read(AnswerReader(tool_parser=tool_call_parser(name, parallel=False)), [text])
@@ -190,14 +192,14 @@ def test_calls_are_read_as_written(
     ],
 )
 def test_text_that_is_no_call_is_text(name: str, text: str, rest: str | None) -> None:
-    answer = read(AnswerReader(tool_parser=tool_call_parser(name)), list(text))
+    answer = read(tool_reader(name), list(text))
     assert answer.text == (text if rest is None else rest)
     assert answer.calls == ([] if rest is None else [("f", "{}")])
     assert answer.finish_reason == ("stop" if rest is None else "tool_calls")
 
 
 def test_arguments_go_out_as_they_come() -> None:
-    reader = AnswerReader(tool_parser=tool_call_parser("hermes"))
+    reader = tool_reader("hermes")
     assert not reader.read(Delta(text='<tool_call>{"name": "f", "arguments": '))
     (first,) = reader.read(Delta(text='{"a'))
     assert [each["function"] for each in first.tool_calls] == [
@@ -212,10 +214,8 @@ def test_arguments_go_out_as_they_come() -> None:
 
 @pytest.mark.parametrize(("name", "form"), [("hermes", r"call_\w{24}"), ("mistral", "[A-Za-z0-9]{9}")])
 def test_ids(name: str, form: str) -> None:
-    calls = [("f", {}), ("f", {})]
-    (delta,) = AnswerReader(tool_parser=tool_call_parser(name)).read(
-        Delta(text=write(name, calls, "arguments", False, False))
-    )
+    calls: list[tuple[str, Any]] = [("f", {}), ("f", {})]
+    (delta,) = tool_reader(name).read(Delta(text=write(name, calls, "arguments", False, False)))
     ids = [each["id"] for each in delta.tool_calls if "id" in each]
     assert len(set(ids)) == 2
     assert all(re.fullmatch(form, each) for each in ids)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.chat_templates import CALLED, CASES, GEMMA, MISTRAL, QWEN, TemplateCase
+
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_llm.language import chat_template
 from conch_llm.language.chat_template import ChatTemplate, load_chat_template, takes_parts
-
-from tests.support.chat_templates import CALLED, CASES, GEMMA, MISTRAL, QWEN, TemplateCase
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -159,7 +159,7 @@ def test_places_in_order(tmp_path: Path) -> None:
     (tmp_path / "model" / "given.jinja").write_text("given {{ bos_token }}")
     found = load_chat_template(version, tokenizer="tokens", chat_template="given.jinja")
     assert found and found.render(USER) == "given <b>"
-    with pytest.raises(InvalidArgumentError, match="parameter chat_template: none.jinja does not exist"):
+    with pytest.raises(InvalidArgumentError, match=r"parameter chat_template: none\.jinja does not exist"):
         load_chat_template(version, chat_template="none.jinja")
 
 

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_llm.language.tokenizer import load_tokenizer
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 
 @pytest.fixture
