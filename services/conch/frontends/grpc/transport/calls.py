@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from conch.access.principals import Grant
@@ -40,6 +41,7 @@ _OK = 0
 _CANCELLED = 1
 _INTERNAL = 13
 _UNIMPLEMENTED = 12
+_HANDLER_FAILED = "the server failed to handle the call; its log has the cause"
 _MAX_UNSENT_BYTES = 64 << 20
 _LEAST_PATIENCE_NS = 10_000_000
 _NO_BUFFERS: tuple[Buffer, ...] = ()
@@ -74,8 +76,13 @@ class CallConnection(Protocol):
     def end_answer(self, call: StreamCall, end: Pairs) -> None:
         """Ends a stream: with trailers, or before its headers with an error in these."""
 
-    def decompress(self, message: CompressedMessage, done: Callable[[bytes | MessageError], None]) -> None:
+    def decompress(
+        self, call: OpenCall, message: CompressedMessage, done: Callable[[bytes | MessageError], None]
+    ) -> None:
         """Decompresses on another thread, and calls `done` on the loop's."""
+
+    def guarded(self, call: OpenCall, work: Callable[[], object]) -> None:
+        """Does work of a call; if its handler raises, the call alone fails."""
 
     def give_back(self, call: StreamCall) -> None:
         """Gives withheld bytes back to the client's window."""
@@ -266,7 +273,7 @@ class UnaryCall(Call):
         self._taken = True
         self._reader = None
         if isinstance(message, CompressedMessage):
-            self.connection.decompress(message, self._decompressed)
+            self.connection.decompress(self, message, self._decompressed)
         else:
             self._handler(self, message)
 
@@ -295,6 +302,11 @@ class UnaryCall(Call):
             subject, self._on_cancel, self._subject = self._subject, None, None
             if not self._answered:
                 on_cancel(subject)
+
+    def fail(self) -> None:
+        """Ends the call after an error of its handler, unless it is answered."""
+        if not self.ended:  # else `on_cancel` has raised, and the request is still being worked on
+            self.abort(_INTERNAL, _HANDLER_FAILED)
 
     def _send(self) -> None:
         answer, self._answer = self._answer, None
@@ -472,7 +484,7 @@ class StreamCall(Call):
                 self._wanted = False
                 message = self._inbox.popleft()
                 if isinstance(message, CompressedMessage):
-                    self.connection.decompress(message, self._decompressed)
+                    self.connection.decompress(self, message, self._decompressed)
                 else:
                     self.on_message(message)
         finally:
@@ -496,6 +508,10 @@ class StreamCall(Call):
         self.finish()
         if on_cancel is not None:
             on_cancel()
+
+    def fail(self) -> None:
+        """Ends the stream after an error of its handler."""
+        self.close(_INTERNAL, _HANDLER_FAILED)
 
     def finish(self) -> None:
         """Ends the stream; frees what it has, and breaks reference cycles."""
@@ -563,7 +579,7 @@ class StreamCall(Call):
         if loop.on_thread:
             self._want()
         else:
-            loop.call_soon(self._want)
+            loop.call_soon(partial(self.connection.guarded, self, self._want))
 
     def write(self, message: Buffer) -> None:
         """Sends a message after those written before it."""

@@ -259,7 +259,7 @@ class GrpcConnection:
         for call in calls:
             if call.deadline_at_ns is not None:
                 self._port.deadlines.discard(call)
-            call.cancelled()
+            self.guarded(call, call.cancelled)
         self._writers.clear()
         self._partial.clear()
         self._crowded.clear()
@@ -341,7 +341,7 @@ class GrpcConnection:
             return True
         self._keep_alive.heard = True
         events = self._http2.received_directly(count)
-        call.received(count)
+        self.guarded(call, partial(call.received, count))
         self._account(call, count)
         self._handle(events)
         return True
@@ -349,22 +349,40 @@ class GrpcConnection:
     def _handle(self, events: list[Event]) -> None:
         calls, http2 = self._calls, self._http2
         for event in events:
-            if isinstance(event, DataReceived):
-                call = calls.get(event.stream_id)
-                count = event.end - event.start
-                if call is None:
+            try:
+                if isinstance(event, DataReceived):
+                    call = calls.get(event.stream_id)
+                    count = event.end - event.start
+                    if call is None:
+                        if count:
+                            http2.consumed(event.stream_id, count)
+                        continue
                     if count:
-                        http2.consumed(event.stream_id, count)
-                    continue
-                if count:
-                    call.receive(event.data, event.start, event.end)
-                    self._account(call, count)
-                if event.end_stream and not (call.half_closed or call.ended):
-                    call.half_close()
-            elif isinstance(event, HeadersReceived):
-                self._open(event)
-            elif not self._handle_rare(event):
-                return
+                        try:
+                            call.receive(event.data, event.start, event.end)
+                        finally:
+                            self._account(call, count)
+                    if event.end_stream and not (call.half_closed or call.ended):
+                        call.half_close()
+                elif isinstance(event, HeadersReceived):
+                    self._open(event)
+                elif not self._handle_rare(event):
+                    return
+            except Exception as error:  # boundary as in `guarded`, inline as each request comes here
+                self._fail_call(calls.get(getattr(event, "stream_id", 0)), error)
+
+    def guarded(self, call: OpenCall, work: Callable[[], object]) -> None:
+        """Does work of a call, which may run its handler."""
+        try:
+            work()
+        except Exception as error:  # boundary: a handler; the connection's other calls go on
+            self._fail_call(call, error)
+
+    def _fail_call(self, call: OpenCall | None, error: Exception) -> None:
+        """Ends the call whose handler has raised, unless it was answered."""
+        log.error("the handler of a gRPC call failed", exc_info=error)
+        if call is not None:
+            call.fail()
 
     def _handle_rare(self, event: Event) -> bool:
         """Handles an event that most requests do without; False if the connection has ended."""
@@ -439,7 +457,9 @@ class GrpcConnection:
             self._http2.consumed(stream_id, 0)
         self.loop.flush_later(self)
 
-    def decompress(self, message: CompressedMessage, done: Callable[[bytes | MessageError], None]) -> None:
+    def decompress(
+        self, call: OpenCall, message: CompressedMessage, done: Callable[[bytes | MessageError], None]
+    ) -> None:
         """Decompresses on another thread, and calls `done` on the loop's."""
 
         def work() -> None:
@@ -448,7 +468,7 @@ class GrpcConnection:
                 plain = message.plain()
             except MessageError as error:
                 plain = error
-            self.loop.call_soon(partial(done, plain))
+            self.loop.call_soon(partial(self.guarded, call, partial(done, plain)))
 
         try:
             self._port.decompressing.submit(work)
@@ -529,7 +549,7 @@ class GrpcConnection:
         if call.deadline_at_ns is not None and call.is_late(self._port.clock()):
             self._http2.forgive_reset()  # of a client whose patience is over
         self._remove(call)
-        call.cancelled()
+        self.guarded(call, call.cancelled)
 
     def _remove(self, call: OpenCall) -> None:
         stream_id = call.stream_id
@@ -552,7 +572,7 @@ class GrpcConnection:
         else:
             self._refuse(call.stream_id, pairs, call.half_closed)
         self.loop.flush_later(self)
-        call.cancelled()
+        self.guarded(call, call.cancelled)
 
     def answer(self, call: UnaryCall, head: Pairs, message: Sequence[Buffer], end: Pairs) -> None:
         """Sends the answer of a unary call: with a message, or an error in its headers."""
@@ -637,7 +657,10 @@ class GrpcConnection:
         if self._writers:
             writers, self._writers = self._writers, set()
             for call in writers:
-                call.sent(http2.unsent(call.stream_id))
+                try:
+                    call.sent(http2.unsent(call.stream_id))
+                except Exception as error:  # boundary as in `guarded`
+                    self._fail_call(call, error)
         if http2.queued_bytes:
             self._watch_progress()
         elif self._gone_away and not self._calls and not http2.open_streams:
