@@ -49,7 +49,7 @@ class PythonBackend(Backend):
 
         code = load_code(config.get("name", ""), version_directory, file_name)
         try:
-            return auto_complete(code.module.TritonPythonModel, config)
+            return auto_complete(code.model_class, config)
         finally:
             code.close()
 

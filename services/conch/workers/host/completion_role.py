@@ -45,6 +45,6 @@ def complete(descriptor: int) -> None:
 def _complete(config: dict[str, Any], directory: str, file_name: str) -> dict[str, Any]:
     try:
         code = load_code(config.get("name", ""), Path(directory), file_name)
-        return {"config": auto_complete(code.module.TritonPythonModel, config)}
+        return {"config": auto_complete(code.model_class, config)}
     except ConchError as error:
         return {"code": error.code, "message": error.message}

@@ -1,12 +1,14 @@
-"""Entry point of workers and their template: ``python -X faulthandler main.py FD PACKAGE MODULE PATH...``.
+"""Entry point of workers and their template: ``main.py FD PACKAGE MODULE ADAPTERS PATH...``.
 
 The interpreter may belong to another environment than the server's. conch's own packages are found at the
-given paths; further paths come behind everything that is installed there. Imports that need them are late.
+given paths, and those of add-ons that run models at the paths in ADAPTERS, which is JSON; further paths come
+behind everything that is installed there. Imports that need them are late.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -36,19 +38,23 @@ class Finder(MetaPathFinder):
 
 def main(arguments: Sequence[str]) -> None:
     """Serves forks on the socket whose descriptor is given; in a forked worker, runs its role."""
-    descriptor, package, module, *paths = arguments
+    descriptor, package, module, encoded, *paths = arguments
+    adapters = json.loads(encoded)
     own = os.path.dirname(os.path.realpath(__file__))  # Python, too, follows links on the way to a script
     sys.path[:] = [path for path in sys.path if path != own]  # models may have modules of the same names
     sys.path += [path for path in paths if path not in sys.path]
     stub = os.path.join(os.path.dirname(module), "c_python_backend_utils.py")
     found = {"conch": package, "triton_python_backend_utils": module, "c_python_backend_utils": stub}
-    sys.meta_path.insert(0, Finder(found))
+    sys.meta_path.insert(0, Finder({**adapters["packages"], **found}))
     from conch.core.process_setup import ProcessEnd, register_stack_dump
 
     end = ProcessEnd()
     from conch.workers.host.fork_template import Template, end_with_parent
 
     end_with_parent()
+    from conch.backends.python.runtime.model_adapters import use_adapters
+
+    use_adapters(adapters)
     from conch.backends.python.runtime.module_loading import set_single_model_process
 
     set_single_model_process()

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from conch.backends.python.runtime.model_adapters import installed_adapters
 from conch.core.errors import UnavailableError
 from conch.workers.environments import Environment
 from conch.workers.supervision.crash_report import crashed, sentence
@@ -124,7 +125,7 @@ class ForkServer:
             undo.pop_all()
 
     def _opened(self, environment: Environment, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        arguments = [theirs.fileno(), _PACKAGE, _UTILS, *environment.paths]
+        arguments = [theirs.fileno(), _PACKAGE, _UTILS, json.dumps(installed_adapters()), *environment.paths]
         output, errors = self._output.open()
         with ExitStack() as undo:
             undo.callback(self._output.finish)

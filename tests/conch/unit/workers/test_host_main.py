@@ -49,6 +49,7 @@ def test_a_model_does_not_find_the_workers_own_modules(tmp_path: Path, package: 
         "0",
         package,
         SERVICES / "triton_python_backend_utils.py",
+        '{"functions": [], "packages": {}}',
         "/last",
     ]
     done = subprocess.run([*map(str, command)], capture_output=True, check=True, text=True)

@@ -23,6 +23,7 @@ from conch.backends.python.calls.call_context import CallContext
 from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit, max_concurrency
 from conch.backends.python.runtime.event_loop import EventLoop, Outcome
 from conch.backends.python.runtime.generator_execution import GeneratorExecution
+from conch.backends.python.runtime.model_adapters import adapted
 from conch.backends.python.runtime.module_loading import ModelCode
 from conch.backends.python.runtime.readiness_check import ReadinessCheck
 from conch.backends.python.runtime.tracebacks import describe, failure_text, model_exc_info
@@ -58,7 +59,8 @@ def load_code(name: str, version_directory: Any, file_name: str, owner: object |
     """Loads a model's file.
 
     Raises:
-        ConchError: It is missing, fails, or has no `TritonPythonModel` with `execute`.
+        ConchError: It is missing, fails, or has no `TritonPythonModel` with `execute` or methods that an
+            add-on knows.
     """
     path = version_directory / file_name
     if not path.is_file():
@@ -75,9 +77,16 @@ def load_code(name: str, version_directory: Any, file_name: str, owner: object |
         code.close()
         module = f"{version_directory.name}.{path.stem}"
         raise InternalError(f"AttributeError: module '{module}' has no attribute 'TritonPythonModel'")
-    if not hasattr(model_class, "execute"):
+    try:
+        runs = model_class if hasattr(model_class, "execute") else adapted(model_class)
+    except BaseException as error:  # boundary: an add-on's code
+        code.close()
+        log.error("class of model '%s' can't be adapted", name, exc_info=error)
+        raise InternalError(describe(error)) from error
+    if runs is None:
         code.close()
         raise InternalError(f"Python model {path} does not implement `execute` method.")
+    code.model_class = runs
     return code
 
 
@@ -107,9 +116,9 @@ def open_instance(
         undo.pop_all()
         undo.callback(code.close)
         undo.callback(caller.close)  # first: threads of the model may use its modules
-        max_concurrency(spec, _is_concurrent(code.module.TritonPythonModel.execute))
+        max_concurrency(spec, _is_concurrent(code.model_class.execute))
         try:
-            model = code.module.TritonPythonModel()
+            model = code.model_class()
             if hasattr(model, "initialize"):
                 model.initialize(_arguments(spec, placement))
         except BaseException as error:  # boundary: the model's code, which may raise anything

@@ -1,7 +1,7 @@
 """Formats exceptions of models for clients and logs; sets the memory limit that a `MemoryError` names.
 
 Shows only frames of the model and the code it calls; frames of the server would mislead. Owns: the hint of
-the process's memory limit.
+the process's memory limit, and the places of hidden frames.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ from conch.backends.python.api.pb_errors import TritonModelException
 from conch.core.errors import message_of
 
 _SERVER_CODE = str(Path(__file__).parents[1])
-_HIDDEN = (_SERVER_CODE, "<frozen importlib")
+_hidden: tuple[str, ...] = (_SERVER_CODE, "<frozen importlib")
 _MEBIBYTE = 1 << 20
 _memory_hints: list[str] = []
 """The suffix of a `MemoryError` where this process has a limit."""
+
+
+def hide_frames(directory: str) -> None:
+    """Hides frames of the code in a directory, which runs models."""
+    global _hidden
+    if directory not in _hidden:
+        _hidden = (*_hidden, directory)
 
 
 def describe(error: BaseException) -> str:
@@ -37,7 +44,7 @@ def failure_text(instance: str, error: BaseException) -> str:
 
 def model_exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """The ``exc_info`` for logging, limited to frames of the model and the code it calls."""
-    own = [trace for trace in _traces(error) if not _filename(trace).startswith(_HIDDEN)]
+    own = [trace for trace in _traces(error) if not _filename(trace).startswith(_hidden)]
     shown: TracebackType | None = None
     for trace in reversed(own):
         shown = TracebackType(shown, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
@@ -53,7 +60,7 @@ def _frames(error: BaseException) -> str:
     lines = [
         f"  {_filename(trace)}({trace.tb_lineno}): {trace.tb_frame.f_code.co_name}\n"
         for trace in _traces(error)
-        if not _filename(trace).startswith(_HIDDEN)
+        if not _filename(trace).startswith(_hidden)
     ]
     return "".join(reversed(lines))
 
