@@ -13,8 +13,9 @@ from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
+from conch.api.bound_classes import BoundClass, chat_class
 from conch.api.composition import ServerSettings
 from conch.api.decorators import Function
 from conch.api.derivation import from_example, hinted_inputs, hinted_outputs
@@ -34,6 +35,8 @@ from conch_control.lifecycle.model_definition import PollError
 log = logging.getLogger(__name__)
 
 _RUNNING: set[Server] = set()
+
+Class = TypeVar("Class", bound=type[Any])
 
 
 class _Stage(Enum):
@@ -368,8 +371,7 @@ class Server:
         functions: list[Any] = list(function) if isinstance(function, list | tuple) else [function]
         if not functions or not all(callable(each) for each in functions):
             raise InvalidArgumentError(f"model '{name}': a function, or a list of functions, must be bound")
-        if not isinstance(name, str) or not name.strip() or not name.isprintable() or "/" in name:
-            raise InvalidArgumentError(f"{name!r} can't be the name of a model")
+        _check_name(name)
         if not isinstance(version, int) or version < 1:
             raise InvalidArgumentError(f"model '{name}': version must be a whole number above 0")
         config = config or ModelConfig()
@@ -384,18 +386,57 @@ class Server:
         if outputs is None:
             outputs = hinted_outputs(name, functions[0], config.batching)
         message = config.message(name, inputs, outputs, len(functions), version)
-        model = BoundModel(message, functions, version)
+        self._put(BoundModel(message, functions, version))
+
+    def model(self, name: str) -> Callable[[Class], Class]:
+        """Decorates a class as a model of this process, as `TritonPythonModel` in a repository is one.
+
+        The class has `execute`, or methods such as `chat`; see docs/python-models.md.
+
+        Args:
+            name: The model's name.
+
+        Raises:
+            ConchError: The class is no model, or the name is invalid; what was bound before stays.
+        """
+        _check_name(name)
+
+        def decorate(model_class: Class) -> Class:
+            self._put(BoundClass(name, model_class))
+            return model_class
+
+        return decorate
+
+    def chat(self, name: str) -> Callable[[Function], Function]:
+        """Decorates a function, generator or coroutine function as a model with this method `chat`.
+
+        Args:
+            name: The model's name.
+
+        Raises:
+            ConchError: The name is invalid, or the model cannot be loaded.
+        """
+        _check_name(name)
+
+        def decorate(function: Function) -> Function:
+            self._put(BoundClass(name, chat_class(function)))
+            return function
+
+        return decorate
+
+    def _put(self, model: BoundModel | BoundClass) -> None:
+        """Binds a model; in a running server, returns when it is ready."""
         with self._binding:
             self._check_not_stopped()
             before = self._bound.put(model)
             if self._stage is _Stage.RUNNING and self._server is not None:
                 with ExitStack() as undo, _with_reasons():
                     undo.callback(self._bound.restore, model, before)
-                    self._server.agent.load(name, {})
+                    self._server.agent.load(model.name, {})
                     undo.pop_all()
 
     def unbind(self, name: str) -> None:
-        """Removes a function; running requests finish.
+        """Removes a function or class; running requests finish.
 
         Raises:
             InvalidArgumentError: The name has none.
@@ -463,6 +504,11 @@ class Server:
         self._running()
         assert self._in_process is not None, "a server that runs has one"
         return self._in_process
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or "/" in name:
+        raise InvalidArgumentError(f"{name!r} can't be the name of a model")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Bound functions as a model repository in memory, next to repositories in directories.
+"""Bound functions and classes as a model repository in memory, next to repositories in directories.
 
-Owns: the bound functions; a lock guards them.
+Owns: what is bound; a lock guards them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from google.protobuf import text_format
 
+from conch.api.bound_classes import BoundClass
 from conch.api.decorators import Function
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig as ConfigMessage
@@ -59,7 +60,7 @@ class BoundRepository:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._models: dict[str, BoundModel] = {}
+        self._models: dict[str, BoundModel | BoundClass] = {}
         # Includes replaced models while any of their versions is loaded.
         self._by_key: WeakValueDictionary[str, BoundModel] = WeakValueDictionary()
 
@@ -85,15 +86,16 @@ class BoundRepository:
     def close(self) -> None:
         """Keeps the functions, which may serve in the next server."""
 
-    def put(self, model: BoundModel) -> BoundModel | None:
-        """Binds functions to a name; returns the previous ones."""
+    def put(self, model: BoundModel | BoundClass) -> BoundModel | BoundClass | None:
+        """Binds functions or a class to a name; returns what was bound before."""
         with self._lock:
             before = self._models.get(model.name)
             self._models[model.name] = model
-            self._by_key[model.key] = model
+            if isinstance(model, BoundModel):
+                self._by_key[model.key] = model
             return before
 
-    def restore(self, model: BoundModel, before: BoundModel | None) -> None:
+    def restore(self, model: BoundModel | BoundClass, before: BoundModel | BoundClass | None) -> None:
         """Undoes `put`, unless the name has been bound again."""
         with self._lock:
             if self._models.get(model.name) is model:

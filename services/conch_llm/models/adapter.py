@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -26,6 +26,7 @@ import numpy as np
 
 from conch.backends.python.api import pb_utils
 from conch.backends.python.api.pb_errors import as_triton_error
+from conch.backends.python.api.pb_request import ReceivedRequest
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch_llm.contract import (
     ANSWER_OUTPUT,
@@ -55,6 +56,7 @@ from conch_llm.models.model_requests import (
 
 _METHODS = ("chat", "complete", "embed", "score")
 _MOST_THREADS = 1024
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _INPUTS = (
     {"name": BODY_INPUT, "data_type": "TYPE_STRING", "dims": [1]},
     {"name": "stream", "data_type": "TYPE_BOOL", "dims": [1], "optional": True},
@@ -133,17 +135,23 @@ class TextModel:
         if hasattr(self._model, "finalize"):
             self._model.finalize()
 
-    async def execute(self, requests: Sequence[pb_utils.InferenceRequest]) -> AsyncGenerator[None, None]:
+    async def execute(self, requests: Sequence[ReceivedRequest]) -> AsyncGenerator[None, None]:
         """Answers a request; there is one, as the model does not batch."""
-        for request in requests:
-            try:
-                await self._answer(request)
-            except ConchError as error:
-                failed = pb_utils.InferenceResponse(error=as_triton_error(error))
-                request.get_response_sender().send(failed, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        yield None  # here the runtime fails requests that were abandoned
+        (request,) = requests
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._answer(request))
+        request.call_if_cancelled(partial(_cancel, loop, task))
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not request.is_cancelled():
+                raise  # the instance closes
+        except ConchError as error:
+            failed = pb_utils.InferenceResponse(error=as_triton_error(error))
+            request.get_response_sender().send(failed, _FINAL)
+        yield None  # here the runtime fails a request that was abandoned
 
-    async def _answer(self, request: pb_utils.InferenceRequest) -> None:
+    async def _answer(self, request: ReceivedRequest) -> None:
         parameters = json.loads(request.parameters())
         route = parameters.pop(ROUTE, None)
         text = _value(request, BODY_INPUT)
@@ -172,7 +180,7 @@ class TextModel:
             )
 
     async def _answer_tensors(
-        self, request: pb_utils.InferenceRequest, text: str, parameters: Mapping[str, Any]
+        self, request: ReceivedRequest, text: str, parameters: Mapping[str, Any]
     ) -> None:
         """Answers a request of tensors: a prompt, or one message of a user."""
         written = _value(request, "sampling_parameters")
@@ -203,7 +211,7 @@ class TextModel:
                 f"'{ROUTE}' reach"
             )
 
-    async def _chat(self, request: pb_utils.InferenceRequest, asked: ChatRequest, form: Form) -> None:
+    async def _chat(self, request: ReceivedRequest, asked: ChatRequest, form: Form) -> None:
         if "chat" in self.methods:
             await self._generate(request, self._model.chat, [asked], form)
             return
@@ -216,7 +224,7 @@ class TextModel:
 
     async def _complete(
         self,
-        request: pb_utils.InferenceRequest,
+        request: ReceivedRequest,
         asked: Sequence[CompletionRequest],
         form: Form,
         echo: bool = False,
@@ -228,7 +236,7 @@ class TextModel:
 
     async def _generate(
         self,
-        request: pb_utils.InferenceRequest,
+        request: ReceivedRequest,
         method: Callable[[Any], Any],
         asked: Sequence[Any],
         form: Form,
@@ -244,12 +252,16 @@ class TextModel:
         for number, each in enumerate(asked):
             parts = [each] if getattr(self._model, "handles_n", False) else choices_of(each)
             calls += [(number * one.n + place, part) for place, part in enumerate(parts)]
-        runs = [self._run(method, part, partial(answer.take, first, part.n)) for first, part in calls]
+        runs = [self._run(method, part, answer, partial(answer.take, first, part.n)) for first, part in calls]
         await _all(runs, answer)
-        if not answer.over:
+        if answer.waits():
+            await self._in_thread(answer.end)
+        else:
             answer.end()
 
-    async def _run(self, method: Callable[[Any], Any], asked: Any, take: Callable[[object], bool]) -> None:
+    async def _run(
+        self, method: Callable[[Any], Any], asked: Any, answer: Answer, take: Callable[[object], bool]
+    ) -> None:
         """Runs a method to its end, or until nothing more is wanted, and closes its generator."""
         if inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method):
             result = method(asked)
@@ -262,12 +274,12 @@ class TextModel:
                 if hasattr(result, "aclose"):
                     stack.push_async_callback(result.aclose)
                 async for item in result:
-                    if not take(item):
+                    if not (await self._in_thread(partial(take, item)) if answer.waits() else take(item)):
                         return
         elif result is not None:
             await self._in_thread(lambda: _consume(result, take))
 
-    async def _embed(self, request: pb_utils.InferenceRequest, body: Body) -> None:
+    async def _embed(self, request: ReceivedRequest, body: Body) -> None:
         inputs = texts(body.get("input"), "input")
         asked = embedding_request(body, request.request_id())
         found, tokens = with_tokens(await self._call(self._model.embed, inputs, asked))
@@ -279,7 +291,7 @@ class TextModel:
             )
         _send_json(request, {"data": rows.tolist(), "prompt_tokens": tokens})
 
-    async def _score(self, request: pb_utils.InferenceRequest, body: Body) -> None:
+    async def _score(self, request: ReceivedRequest, body: Body) -> None:
         asked = embedding_request(body, request.request_id())
         scores: list[float] = []
         counts: list[int | None] = []
@@ -309,6 +321,11 @@ class TextModel:
 
     def _template(self, request: ChatRequest) -> str:
         raise InvalidArgumentError(f"model '{self._name}' has no chat template; completions work without one")
+
+
+def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    with suppress(RuntimeError):  # the instance has closed its loop
+        loop.call_soon_threadsafe(task.cancel)
 
 
 def _consume(result: Any, take: Callable[[object], bool]) -> Any:
@@ -345,7 +362,7 @@ async def _all(runs: Sequence[Coroutine[Any, Any, None]], answer: Answer) -> Non
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _value(request: pb_utils.InferenceRequest, name: str) -> Any:
+def _value(request: ReceivedRequest, name: str) -> Any:
     """The value of an input; None without one."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:
@@ -359,6 +376,6 @@ def _value(request: pb_utils.InferenceRequest, name: str) -> Any:
         raise InvalidArgumentError(f"{name}: must be UTF-8: {error}") from None
 
 
-def _send_json(request: pb_utils.InferenceRequest, found: Mapping[str, Any]) -> None:
+def _send_json(request: ReceivedRequest, found: Mapping[str, Any]) -> None:
     text = json.dumps(found, separators=(",", ":")).encode()
-    request.get_response_sender().send(text_response(text), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    request.get_response_sender().send(text_response(text), _FINAL)

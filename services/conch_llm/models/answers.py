@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from conch.backends.python.api import pb_utils
+from conch.backends.python.api.pb_request import ReceivedRequest
 from conch_llm.contract import ANSWER_OUTPUT
 from conch_llm.deltas import Delta, encode_deltas
 
@@ -91,7 +92,7 @@ class Answer:
 
     def __init__(
         self,
-        request: pb_utils.InferenceRequest,
+        request: ReceivedRequest,
         form: Form,
         stream: bool,
         prompts: int,
@@ -142,8 +143,14 @@ class Answer:
                 self._put(delta)
         return any(not each.ended for each in self._choices[first : first + count])
 
+    def waits(self) -> bool:
+        """True if a response would now wait for the client."""
+        return self._sender.waits()
+
     def end(self) -> None:
-        """Ends choices that have not ended, and sends the last response."""
+        """Ends choices that have not ended, and sends the last response, unless the request is abandoned."""
+        if self.over:
+            return
         last = [delta for choice in self._choices if not choice.ended for delta in choice.end()]
         if len(self._prompt_tokens) > 1 and None not in self._prompt_tokens:
             cached = None if None in self._cached_tokens else sum(filter(None, self._cached_tokens))

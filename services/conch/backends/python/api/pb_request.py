@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -354,6 +354,16 @@ class ReceivedRequest(InferenceRequest):
     def is_cancelled(self) -> bool:
         """True if the client is gone or the deadline has passed."""
         return self._core.is_abandoned(monotonic_ns())
+
+    def call_if_cancelled(self, callback: Callable[[], None]) -> None:
+        """Has a function called if the request is cancelled, at most once, from any thread.
+
+        For models whose `execute` is a coroutine.
+        """
+        core = self._core
+        core.on_cancel = lambda _: callback()
+        if core.cancelled:
+            core.notify_cancelled()
 
     def get_response_sender(self) -> ResponseSender:
         """The response sender; the same one every time."""
