@@ -17,7 +17,7 @@ from conch_control.config.problems import Problem, Problems, attempt, entry_path
 from conch_control.repoagents import Checksum, ModelContext, agent_names, find_hook, is_built_in
 
 _OWN = "CONCH_"
-_PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
+_PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_LLM", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
 
 
 def ineffective_settings(
@@ -115,6 +115,7 @@ def _policy_advice(path: str, policy: ModelQueuePolicy) -> Problems:
 
 _CLASS = "TritonPythonModel"
 _COMPLETES = "auto_complete_config"
+_EXECUTES = "execute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +145,11 @@ def _may_complete_config(tree: ast.Module) -> bool:
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
     if len(classes) != 1 or classes[0].bases or classes[0].decorator_list or classes[0].keywords:
         return True  # the base class or decorator may define it
+    names = set()
     for node in ast.walk(tree):
-        name = getattr(node, "name", None) or getattr(node, "attr", None) or getattr(node, "id", None)
-        if name in (_COMPLETES, "setattr"):
-            return True
-    return False
+        names.add(getattr(node, "name", None) or getattr(node, "attr", None) or getattr(node, "id", None))
+    # A class without `execute` is completed by what an add-on makes of it.
+    return _EXECUTES not in names or not names.isdisjoint((_COMPLETES, "setattr"))
 
 
 def agent_problems(config: ModelConfig, model: str, directory: Path) -> Problems:

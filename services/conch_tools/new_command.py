@@ -57,6 +57,38 @@ def test_doubles():
     outputs = conch.testing.run(Path(__file__).parent, {{"INPUT": np.array([[1.0, 2.5]], np.float32)}})
     assert outputs["OUTPUT"].tolist() == [[2.0, 5.0]]
 '''
+_CHAT_CONFIG = """\
+name: "{name}"
+backend: "python"
+"""
+_CHAT_MODEL = '''\
+"""The model '{name}': repeats the last message, word by word."""
+
+from conch_llm import Delta
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        """Runs once for each instance: load weights here."""
+
+    async def chat(self, request):
+        """Yields the answer to a conversation; what waits is awaited, so that others go on."""
+        for word in request.messages[-1]["content"].split():
+            yield Delta(word + " ", tokens=1)
+'''
+_CHAT_TEST = '''\
+"""Tests of the model '{name}'; run them with pytest, no server is needed."""
+
+from pathlib import Path
+
+import conch.testing
+
+
+def test_repeats():
+    (answer,) = conch.testing.run(Path(__file__).parent, {{"text_input": ["good morning"]}})
+    assert answer["text_output"].tolist() == [b"good morning "]
+    assert answer["num_output_tokens"].tolist() == [2]
+'''
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -73,6 +105,7 @@ def run(arguments: Sequence[str]) -> int:
         metavar="DIRECTORY",
         help="the model repository to write it to; made if there is none (default: models)",
     )
+    model.add_argument("--chat", action="store_true", help="a model that chats, for OpenAI's API")
     model.set_defaults(kind="model")
     text = "Writes a backend as a Python package that passes its own tests, to begin with."
     backend = kinds.add_parser("backend", help=text, description=text, allow_abbrev=False)
@@ -91,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
             model.error(
                 f"'{given.name}' can't be the name: a letter, then letters, digits and _, is expected"
             )
-        return _write_model(given.name, given.repository)
+        return _write_model(given.name, given.repository, given.chat)
     if not _BACKEND_NAME.fullmatch(given.name):
         backend.error(
             f"'{given.name}' can't be the name: a small letter, then small letters, digits and _, is expected"
@@ -101,14 +134,12 @@ def run(arguments: Sequence[str]) -> int:
     return _write_backend(given.name, given.directory / f"conch-{given.name}")
 
 
-def _write_model(name: str, repository: Path) -> int:
+def _write_model(name: str, repository: Path, chat: bool) -> int:
     directory = repository / name
     test = directory / f"test_{name}.py"
-    files = {
-        "config.pbtxt": _CONFIG.format(name=name),
-        "1/model.py": _MODEL.format(name=name),
-        test.name: _TEST.format(name=name),
-    }
+    texts = (_CHAT_CONFIG, _CHAT_MODEL, _CHAT_TEST) if chat else (_CONFIG, _MODEL, _TEST)
+    paths = ("config.pbtxt", "1/model.py", test.name)
+    files = {path: text.format(name=name) for path, text in zip(paths, texts, strict=True)}
     if not _write("model", directory, files):
         return FAILED
     print(f"test it:   pytest {test}\nserve it:  conch serve --model-repository={repository}")

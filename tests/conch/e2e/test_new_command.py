@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from tests.support.servers import CONCH, WAIT_S, client_of, serving_process, tensor
@@ -43,6 +44,27 @@ def test_a_new_model_serves_and_passes_its_test(tmp_path: Path) -> None:
     with serving_process(tmp_path / "models") as server, client_of(server) as client:
         result = client.infer("first", [tensor("INPUT", np.full((1, 3), 4, np.float32))])
         assert result.as_numpy("OUTPUT").tolist() == [[8, 8, 8]]
+
+
+@pytest.mark.slow
+def test_a_new_model_that_chats_serves_and_passes_its_test(tmp_path: Path) -> None:
+    code, _, errors = new(tmp_path, "model", "--chat", "bot")
+    assert (code, errors) == (0, "")
+    test = tmp_path / "models" / "bot" / "test_bot.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", test],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    checked = subprocess.run([CONCH, "check", "--strict", tmp_path / "models"], check=False)
+    assert checked.returncode == 0
+    with serving_process(tmp_path / "models") as server:
+        url = f"http://{server.http_address}/v2/models/bot/generate"
+        answer = httpx.post(url, json={"text_input": "one two"}, timeout=WAIT_S).raise_for_status().json()
+    assert answer["text_output"] == "one two "
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:
