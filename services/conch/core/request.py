@@ -386,10 +386,6 @@ class InferenceRequest:
         """Whether the request is cancelled or its deadline has passed."""
         return self.cancelled or (self.deadline_ns is not None and now_ns >= self.deadline_ns)
 
-    def response_waits(self) -> bool:
-        """True if a response would now wait for the client; False if that is unknown."""
-        return False
-
     def notify_cancelled(self) -> None:
         """Calls `on_cancel`, if it is set and has not been called."""
         try:

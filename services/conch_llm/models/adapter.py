@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 import json
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, suppress
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar
 
 import numpy as np
 
 from conch.backends.python.api import pb_utils
 from conch.backends.python.api.pb_errors import as_triton_error
 from conch.backends.python.api.pb_request import ReceivedRequest
+from conch.backends.python.api.pb_response import InferenceResponse
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch_llm.contract import (
     ANSWER_OUTPUT,
@@ -39,8 +26,8 @@ from conch_llm.contract import (
     ROUTE,
     SCORE,
 )
-from conch_llm.deltas import Delta
 from conch_llm.models.answers import Answer, DeltaForm, Form, TensorForm, text_response
+from conch_llm.models.generation import Cancellation, Responses, Threads, merged
 from conch_llm.models.model_requests import (
     Body,
     ChatRequest,
@@ -55,8 +42,6 @@ from conch_llm.models.model_requests import (
 )
 
 _METHODS = ("chat", "complete", "embed", "score")
-_MOST_THREADS = 1024
-_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _INPUTS = (
     {"name": BODY_INPUT, "data_type": "TYPE_STRING", "dims": [1]},
     {"name": "stream", "data_type": "TYPE_BOOL", "dims": [1], "optional": True},
@@ -69,8 +54,6 @@ _OUTPUTS = (
     {"name": "num_input_tokens", "data_type": "TYPE_UINT32", "dims": [1]},
     {"name": "num_output_tokens", "data_type": "TYPE_UINT32", "dims": [-1]},
 )
-
-Result = TypeVar("Result")
 
 
 def adapt(model_class: type[Any]) -> type[Any] | None:
@@ -90,8 +73,7 @@ class TextModel:
     def __init__(self) -> None:
         self._model = self.model_class()
         self._name = ""
-        # Enough for methods that block: requests beyond wait for a thread.
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, "conch-text")
+        self._threads = Threads()
         if hasattr(self._model, "is_ready"):
             self.is_ready = self._model.is_ready
 
@@ -107,10 +89,9 @@ class TextModel:
             config.add_input(tensor)
         for tensor in _OUTPUTS:
             config.add_output(tensor)
-        declared = {name: None for name in cls.methods}
-        if "complete" in declared:
-            declared["chat"] = None  # by the chat template
-        config.set_parameter(DECLARATION, ",".join(sorted(declared)))
+        # The chat template makes a prompt of a conversation.
+        implied = {"chat"} if "complete" in cls.methods else set()
+        config.set_parameter(DECLARATION, ",".join(sorted({*cls.methods, *implied})))
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -122,74 +103,56 @@ class TextModel:
                 f"model '{self._name}' has {' and '.join(self.methods)}, so it must be decoupled: leave "
                 f"that to auto-completion, or write model_transaction_policy {{ decoupled: true }}"
             )
-        self._version = Path(args["model_repository"], args["model_version"])
-        self._parameters = {
-            key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()
-        }
         if hasattr(self._model, "initialize"):
             self._model.initialize(args)
 
     def finalize(self) -> None:
         """Finalizes the model."""
-        self._threads.shutdown(wait=False)
+        self._threads.close()
         if hasattr(self._model, "finalize"):
             self._model.finalize()
 
-    async def execute(self, requests: Sequence[ReceivedRequest]) -> AsyncGenerator[None, None]:
+    async def execute(
+        self, requests: Sequence[ReceivedRequest]
+    ) -> AsyncGenerator[InferenceResponse | None, None]:
         """Answers a request; there is one, as the model does not batch."""
         (request,) = requests
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(self._answer(request))
-        request.call_if_cancelled(partial(_cancel, loop, task))
+        cancellation = Cancellation(request)
         try:
-            await task
+            async with aclosing(self._responses(request)) as responses:
+                while (response := await cancellation.wait_for(anext(responses, None))) is not None:
+                    yield response
         except asyncio.CancelledError:
             if not request.is_cancelled():
                 raise  # the instance closes
         except ConchError as error:
-            failed = pb_utils.InferenceResponse(error=as_triton_error(error))
-            request.get_response_sender().send(failed, _FINAL)
+            yield InferenceResponse(error=as_triton_error(error))
         yield None  # here the runtime fails a request that was abandoned
 
-    async def _answer(self, request: ReceivedRequest) -> None:
+    def _responses(self, request: ReceivedRequest) -> Responses:
         parameters = json.loads(request.parameters())
         route = parameters.pop(ROUTE, None)
         text = _value(request, BODY_INPUT)
         if route is None:
-            await self._answer_tensors(request, text, parameters)
-            return
-        try:
-            body = json.loads(text)
-        except ValueError as error:
-            raise InvalidArgumentError(f"the body of the request is no JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise InvalidArgumentError("the body of the request must be a JSON object")
-        body = {**parameters, **body}
+            return self._to_tensors(request, text, parameters)
+        body = {**parameters, **_object(text, "the body of the request")}
         if route == CHAT and ("chat" in self.methods or "complete" in self.methods):
-            await self._chat(request, chat_request(body, self._template, request.request_id()), DeltaForm())
-        elif route == COMPLETIONS and "complete" in self.methods:
+            return self._chat(request, chat_request(body, self._render, request.request_id()), DeltaForm())
+        if route == COMPLETIONS and "complete" in self.methods:
             asked = completion_requests(body, request.request_id())
-            await self._complete(request, asked, DeltaForm(), body.get("echo") is True)
-        elif route == EMBEDDINGS and "embed" in self.methods:
-            await self._embed(request, body)
-        elif route in (RERANK, SCORE) and "score" in self.methods:
-            await self._score(request, body)
-        else:
-            raise InvalidArgumentError(
-                f"model '{self._name}' can't answer {route}: it has {', '.join(self.methods)}"
-            )
+            return self._generate(request, self._model.complete, asked, DeltaForm(), body.get("echo") is True)
+        if route == EMBEDDINGS and "embed" in self.methods:
+            return self._embed(request, body)
+        if route in (RERANK, SCORE) and "score" in self.methods:
+            return self._score(request, body)
+        raise InvalidArgumentError(
+            f"model '{self._name}' can't answer {route}: it has {', '.join(self.methods)}"
+        )
 
-    async def _answer_tensors(
-        self, request: ReceivedRequest, text: str, parameters: Mapping[str, Any]
-    ) -> None:
-        """Answers a request of tensors: a prompt, or one message of a user."""
+    def _to_tensors(self, request: ReceivedRequest, text: str, parameters: Mapping[str, Any]) -> Responses:
+        """Responds to a request of tensors: a prompt, or one message of a user."""
         written = _value(request, "sampling_parameters")
-        try:
-            sampling = parameters if written is None else json.loads(written)
-        except ValueError as error:
-            raise InvalidArgumentError(f"sampling_parameters: must be JSON: {error}") from None
-        if not isinstance(sampling, dict):
-            raise InvalidArgumentError("sampling_parameters: must be a JSON object")
+        sampling = parameters if written is None else _object(written, "sampling_parameters")
         stream = bool(_value(request, "stream"))
         excluded = _value(request, "exclude_input_in_output")
         echo = excluded is not None and not excluded
@@ -200,166 +163,89 @@ class TextModel:
         before = text if echo else ""
         if "complete" in self.methods:
             asked = completion_requests({**body, "prompt": text}, request.request_id())
-            await self._complete(request, asked, TensorForm(asked[0].n, outputs, before))
-        elif "chat" in self.methods:
-            body["messages"] = [{"role": "user", "content": text}]
-            chat = chat_request(body, self._template, request.request_id())
-            await self._chat(request, chat, TensorForm(chat.n, outputs, before))
-        else:
-            raise InvalidArgumentError(
-                f"model '{self._name}' has {' and '.join(self.methods)} only, which requests with parameter "
-                f"'{ROUTE}' reach"
-            )
-
-    async def _chat(self, request: ReceivedRequest, asked: ChatRequest, form: Form) -> None:
+            form = TensorForm(asked[0].n, outputs, before)
+            return self._generate(request, self._model.complete, asked, form)
         if "chat" in self.methods:
-            await self._generate(request, self._model.chat, [asked], form)
-            return
-        shared = {
-            name: getattr(asked, name)
-            for name in ("params", "max_tokens", "stop", "seed", "n", "stream", "lora", "id", "raw")
-        }
-        prompt = await self._in_thread(asked.prompt)
-        await self._complete(request, [CompletionRequest(prompt=prompt, **shared)], form)
+            body["messages"] = [{"role": "user", "content": text}]
+            chat = chat_request(body, self._render, request.request_id())
+            return self._chat(request, chat, TensorForm(chat.n, outputs, before))
+        raise InvalidArgumentError(
+            f"model '{self._name}' has {' and '.join(self.methods)} only, which requests with parameter "
+            f"'{ROUTE}' reach"
+        )
 
-    async def _complete(
-        self,
-        request: ReceivedRequest,
-        asked: Sequence[CompletionRequest],
-        form: Form,
-        echo: bool = False,
-    ) -> None:
-        prompts = [each.prompt for each in asked] if echo else []
-        if not all(isinstance(prompt, str) for prompt in prompts):
-            raise InvalidArgumentError("echo: needs prompts of text, not of tokens")
-        await self._generate(request, self._model.complete, asked, form, prompts)
+    async def _chat(self, request: ReceivedRequest, asked: ChatRequest, form: Form) -> Responses:
+        if "chat" in self.methods:
+            steps = self._generate(request, self._model.chat, [asked], form)
+        else:
+            completion = await self._threads.run(lambda: CompletionRequest.of(asked))
+            steps = self._generate(request, self._model.complete, [completion], form)
+        async with aclosing(steps) as responses:
+            async for response in responses:
+                yield response
 
     async def _generate(
         self,
         request: ReceivedRequest,
         method: Callable[[Any], Any],
-        asked: Sequence[Any],
+        asked: Sequence[ChatRequest] | Sequence[CompletionRequest],
         form: Form,
-        echoed: Sequence[Any] = (),
-    ) -> None:
-        """Runs a method for all choices and sends the answer."""
-        one = asked[0]
-        answer = Answer(request, form, one.stream, len(asked), one.n, one.stop, one.max_tokens)
-        for number, prompt in enumerate(echoed):
-            for index in range(number * one.n, (number + 1) * one.n):
-                answer.add_text(index, prompt)
-        calls: list[tuple[int, Any]] = []
+        echo: bool = False,
+    ) -> Responses:
+        """Runs a method for all choices of all prompts."""
+        n = asked[0].n
+        answer = Answer(request, form, asked[0], len(asked))
+        runs: list[Responses] = []
         for number, each in enumerate(asked):
+            if echo and isinstance(each, CompletionRequest):
+                for response in answer.echo(number, each.prompt):
+                    yield response
             parts = [each] if getattr(self._model, "handles_n", False) else choices_of(each)
-            calls += [(number * one.n + place, part) for place, part in enumerate(parts)]
-        runs = [self._run(method, part, answer, partial(answer.take, first, part.n)) for first, part in calls]
-        await _all(runs, answer)
-        if answer.waits():
-            await self._in_thread(answer.end)
-        else:
-            answer.end()
+            for place, part in enumerate(parts):
+                call = answer.call(number * n + place, part.n)
+                runs.append(self._threads.generate(method, part, call))
+        try:
+            async with aclosing(merged(runs)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            answer.closed = True  # threads stop
+        for response in answer.end():
+            yield response
 
-    async def _run(
-        self, method: Callable[[Any], Any], asked: Any, answer: Answer, take: Callable[[object], bool]
-    ) -> None:
-        """Runs a method to its end, or until nothing more is wanted, and closes its generator."""
-        if inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method):
-            result = method(asked)
-        else:
-            result = await self._in_thread(lambda: _consume(method(asked), take))
-        if inspect.isawaitable(result):
-            result = await result
-        if isinstance(result, AsyncIterator):
-            async with AsyncExitStack() as stack:
-                if hasattr(result, "aclose"):
-                    stack.push_async_callback(result.aclose)
-                async for item in result:
-                    if not (await self._in_thread(partial(take, item)) if answer.waits() else take(item)):
-                        return
-        elif result is not None:
-            await self._in_thread(lambda: _consume(result, take))
-
-    async def _embed(self, request: ReceivedRequest, body: Body) -> None:
+    async def _embed(self, request: ReceivedRequest, body: Body) -> Responses:
         inputs = texts(body.get("input"), "input")
         asked = embedding_request(body, request.request_id())
-        found, tokens = with_tokens(await self._call(self._model.embed, inputs, asked))
-        rows = np.asarray(found, np.float64)
-        if rows.ndim != 2 or len(rows) != len(inputs) or not np.isfinite(rows).all():
-            raise InternalError(
-                f"embed of model '{self._name}' must return {len(inputs)} rows of finite numbers, and "
-                f"returned an array of shape {list(rows.shape)}"
-            )
-        _send_json(request, {"data": rows.tolist(), "prompt_tokens": tokens})
+        found, tokens = with_tokens(await self._threads.call(self._model.embed, inputs, asked))
+        rows = self._numbers("embed", found, len(inputs), 2)
+        yield text_response(_encoded({"data": rows, "prompt_tokens": tokens}))
 
-    async def _score(self, request: ReceivedRequest, body: Body) -> None:
+    async def _score(self, request: ReceivedRequest, body: Body) -> Responses:
         asked = embedding_request(body, request.request_id())
         scores: list[float] = []
         counts: list[int | None] = []
         for query, documents in pairs(body):
-            found, tokens = with_tokens(await self._call(self._model.score, query, documents, asked))
-            values = np.asarray(found, np.float64)
-            if values.shape != (len(documents),) or not np.isfinite(values).all():
-                raise InternalError(
-                    f"score of model '{self._name}' must return {len(documents)} finite numbers, and "
-                    f"returned an array of shape {list(values.shape)}"
-                )
-            scores += values.tolist()
+            returned = await self._threads.call(self._model.score, query, documents, asked)
+            found, tokens = with_tokens(returned)
+            scores += self._numbers("score", found, len(documents), 1)
             counts.append(tokens)
         known = [count for count in counts if count is not None]
-        tokens = sum(known) if len(known) == len(counts) else None
-        _send_json(request, {"scores": scores, "prompt_tokens": tokens})
+        total = sum(known) if len(known) == len(counts) else None
+        yield text_response(_encoded({"scores": scores, "prompt_tokens": total}))
 
-    async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
-        if inspect.iscoroutinefunction(method):
-            return await method(*args)
-        result = await self._in_thread(lambda: method(*args))
-        return await result if inspect.isawaitable(result) else result
+    def _numbers(self, method: str, found: Any, rows: int, rank: int) -> list[Any]:
+        """What a method has returned, as a list of so many rows."""
+        array = np.asarray(found, np.float64)
+        if array.ndim != rank or len(array) != rows or not np.isfinite(array).all():
+            raise InternalError(
+                f"{method} of model '{self._name}' must return finite numbers in {rank} dimensions, with "
+                f"{rows} rows, and returned shape {list(array.shape)}"
+            )
+        listed: list[Any] = array.tolist()
+        return listed
 
-    def _in_thread(self, function: Callable[[], Result]) -> Awaitable[Result]:
-        run = contextvars.copy_context().run
-        return asyncio.get_running_loop().run_in_executor(self._threads, run, function)
-
-    def _template(self, request: ChatRequest) -> str:
+    def _render(self, request: ChatRequest) -> str:
         raise InvalidArgumentError(f"model '{self._name}' has no chat template; completions work without one")
-
-
-def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
-    with suppress(RuntimeError):  # the instance has closed its loop
-        loop.call_soon_threadsafe(task.cancel)
-
-
-def _consume(result: Any, take: Callable[[object], bool]) -> Any:
-    """Takes a result's items; returns one that only the event loop can take."""
-    if isinstance(result, str | Delta):
-        take(result)
-    elif isinstance(result, AsyncIterator) or inspect.isawaitable(result):
-        return result
-    elif isinstance(result, Iterable) and not isinstance(result, bytes | Mapping):
-        with ExitStack() as stack:
-            if hasattr(result, "close"):
-                stack.callback(result.close)
-            for item in result:
-                if not take(item):
-                    break
-    else:
-        raise TypeError(f"a model must yield or return str or conch_llm.Delta, not {type(result).__name__}")
-    return None
-
-
-async def _all(runs: Sequence[Coroutine[Any, Any, None]], answer: Answer) -> None:
-    """Runs the calls of an answer concurrently; the first exception ends all."""
-    if len(runs) == 1:
-        await runs[0]
-        return
-    tasks = [asyncio.ensure_future(run) for run in runs]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        if not all(task.done() for task in tasks):
-            answer.over = True  # threads notice
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _value(request: ReceivedRequest, name: str) -> Any:
@@ -376,6 +262,15 @@ def _value(request: ReceivedRequest, name: str) -> Any:
         raise InvalidArgumentError(f"{name}: must be UTF-8: {error}") from None
 
 
-def _send_json(request: ReceivedRequest, found: Mapping[str, Any]) -> None:
-    text = json.dumps(found, separators=(",", ":")).encode()
-    request.get_response_sender().send(text_response(text), _FINAL)
+def _object(text: str, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{name}: must be JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(f"{name}: must be a JSON object")
+    return found
+
+
+def _encoded(found: Mapping[str, Any]) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()

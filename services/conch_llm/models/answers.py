@@ -1,35 +1,36 @@
 """The answer to one request: takes what methods yield, ends choices, and sends responses.
 
-Threads: choices are independent and each belongs to one thread or coroutine; all may send.
+Threads: each call of a method has choices of its own, and runs on one thread or the event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from conch.backends.python.api import pb_utils
 from conch.backends.python.api.pb_request import ReceivedRequest
+from conch.backends.python.api.pb_response import InferenceResponse
+from conch.backends.python.api.pb_tensor import Tensor
+from conch.core.errors import InvalidArgumentError
 from conch_llm.contract import ANSWER_OUTPUT
 from conch_llm.deltas import Delta, encode_deltas
-
-_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+from conch_llm.models.model_requests import TextRequest
 
 
 class Form(Protocol):
     """Makes the response of some deltas."""
 
-    def response(self, deltas: Sequence[Delta]) -> pb_utils.InferenceResponse:
+    def response(self, deltas: Sequence[Delta]) -> InferenceResponse:
         """A response; the deltas of a choice are in order."""
 
 
 class DeltaForm:
     """Deltas as JSON, for OpenAI's routes."""
 
-    def response(self, deltas: Sequence[Delta]) -> pb_utils.InferenceResponse:
+    def response(self, deltas: Sequence[Delta]) -> InferenceResponse:
         """A response; the deltas of a choice are in order."""
         return text_response(encode_deltas(deltas))
 
@@ -48,7 +49,7 @@ class TensorForm:
         self._outputs = outputs
         self._before = before
 
-    def response(self, deltas: Sequence[Delta]) -> pb_utils.InferenceResponse:
+    def response(self, deltas: Sequence[Delta]) -> InferenceResponse:
         """A response; the deltas of a choice are in order."""
         texts = [self._before] * self._count
         reasons: list[str | None] = [None] * self._count
@@ -60,21 +61,21 @@ class TensorForm:
             reasons[delta.index] = delta.finish_reason or reasons[delta.index]
             if delta.prompt_tokens is not None:
                 prompt_tokens = delta.prompt_tokens
-        outputs = [pb_utils.Tensor(ANSWER_OUTPUT, np.array([text.encode() for text in texts], object))]
+        outputs = [Tensor(ANSWER_OUTPUT, np.array([text.encode() for text in texts], object))]
         if any(reasons) and "finish_reason" in self._outputs:
             # `None` as in vLLM's contract.
             found = np.array([(reason or "None").encode() for reason in reasons], object)
-            outputs.append(pb_utils.Tensor("finish_reason", found))
+            outputs.append(Tensor("finish_reason", found))
         if prompt_tokens is not None and "num_input_tokens" in self._outputs:
-            outputs.append(pb_utils.Tensor("num_input_tokens", np.array([prompt_tokens], np.uint32)))
+            outputs.append(Tensor("num_input_tokens", np.array([prompt_tokens], np.uint32)))
         if any(tokens) and "num_output_tokens" in self._outputs:
-            outputs.append(pb_utils.Tensor("num_output_tokens", np.array(tokens, np.uint32)))
-        return pb_utils.InferenceResponse(outputs)
+            outputs.append(Tensor("num_output_tokens", np.array(tokens, np.uint32)))
+        return InferenceResponse(outputs)
 
 
-def text_response(text: bytes) -> pb_utils.InferenceResponse:
+def text_response(text: bytes) -> InferenceResponse:
     """A response with one text."""
-    return pb_utils.InferenceResponse([pb_utils.Tensor(ANSWER_OUTPUT, np.array([text], object))])
+    return InferenceResponse([Tensor(ANSWER_OUTPUT, np.array([text], object))])
 
 
 class Answer:
@@ -83,94 +84,67 @@ class Answer:
     Args:
         request: The request.
         form: Makes responses.
-        stream: Whether each delta is a response; else there is one response.
+        asked: The first of its prompts or its conversation; the others have the same options.
         prompts: Number of prompts.
-        n: Choices of each prompt.
-        stop: Strings that end a choice.
-        max_tokens: Most tokens of a choice.
+
+    Attributes:
+        closed: Whether nothing more is taken.
     """
 
-    def __init__(
-        self,
-        request: ReceivedRequest,
-        form: Form,
-        stream: bool,
-        prompts: int,
-        n: int,
-        stop: Sequence[str],
-        max_tokens: int | None,
-    ) -> None:
+    def __init__(self, request: ReceivedRequest, form: Form, asked: TextRequest, prompts: int) -> None:
         self._request = request
-        self._sender = request.get_response_sender()
+        self.sender = request.get_response_sender()
         self._form = form
-        self._stream = stream
-        self._n = n
-        self._choices = [Choice(index, stop, max_tokens) for index in range(prompts * n)]
+        self._stream = asked.stream
+        self._n = asked.n
+        self.choices = [Choice(index, asked.stop, asked.max_tokens) for index in range(prompts * asked.n)]
         self._prompt_tokens: list[int | None] = [None] * prompts
         self._cached_tokens: list[int | None] = [None] * prompts
         self._kept: list[Delta] = []
-        self.over = False
+        self.closed = False
 
-    def add_text(self, index: int, text: str) -> None:
-        """Adds text before what the model yields."""
-        self._put(Delta(text, index))
+    def call(self, first: int, count: int) -> Call:
+        """The part of the answer that one call of a method gives."""
+        return Call(self, first, count)
 
-    def take(self, first: int, count: int, item: object) -> bool:
-        """Takes an item that a method yields for some choices; False if no more are wanted.
+    def echo(self, prompt: int, text: str | Sequence[int]) -> Iterator[InferenceResponse]:
+        """Puts a prompt before its choices.
 
         Raises:
-            TypeError: The item is neither `str` nor `Delta`.
-            ValueError: Its index is none of a choice.
+            InvalidArgumentError: It is no text.
         """
-        self.over = self.over or self._request.is_cancelled()
-        if self.over:
-            return False
-        if isinstance(item, str):
-            index, item = first, Delta(item, first)
-        elif isinstance(item, Delta):
-            index = first + item.index
-            if not 0 <= item.index < count:
-                raise ValueError(f"a Delta has index {item.index}, but {count} choices were asked for")
-            if item.prompt_tokens is not None or item.cached_tokens is not None:
-                item = self._counted(index // self._n, item)
-            if first:
-                item = replace(item, index=index)
-        else:
-            raise TypeError(f"a model must yield str or conch_llm.Delta, not {type(item).__name__}")
-        choice = self._choices[index]
-        if not choice.ended:
-            for delta in choice.take(item):
-                self._put(delta)
-        return any(not each.ended for each in self._choices[first : first + count])
+        if not isinstance(text, str):
+            raise InvalidArgumentError("echo: needs prompts of text, not of tokens")
+        for index in range(prompt * self._n, (prompt + 1) * self._n):
+            yield from self.respond([Delta(text, index)])
 
-    def waits(self) -> bool:
-        """True if a response would now wait for the client."""
-        return self._sender.waits()
+    def respond(self, deltas: Sequence[Delta]) -> Iterator[InferenceResponse]:
+        """Responses of some deltas; those of an answer in one piece are kept."""
+        if not self._stream:
+            self._kept += deltas
+        elif deltas:
+            yield self._form.response(deltas)
 
-    def end(self) -> None:
-        """Ends choices that have not ended, and sends the last response, unless the request is abandoned."""
-        if self.over:
+    def end(self) -> Iterator[InferenceResponse]:
+        """Ends choices that have not ended; none if the request is abandoned."""
+        if self.abandoned():
             return
-        last = [delta for choice in self._choices if not choice.ended for delta in choice.end()]
+        last = [delta for choice in self.choices if not choice.ended for delta in choice.end()]
         if len(self._prompt_tokens) > 1 and None not in self._prompt_tokens:
             cached = None if None in self._cached_tokens else sum(filter(None, self._cached_tokens))
             counted = sum(filter(None, self._prompt_tokens))
             last.append(Delta(prompt_tokens=counted, cached_tokens=cached))
-        if not self._stream:
-            last = [*self._kept, *last]
+        last = [*self._kept, *last]
         if last:
-            self._sender.send(self._form.response(last), _FINAL)
-        else:
-            self._sender.send(flags=_FINAL)
+            yield self._form.response(last)
 
-    def _put(self, delta: Delta) -> None:
-        if self._stream:
-            self._sender.send(self._form.response([delta]))
-        else:
-            self._kept.append(delta)
+    def abandoned(self) -> bool:
+        """True if the client does not wait any more."""
+        return self._request.is_cancelled()
 
-    def _counted(self, prompt: int, delta: Delta) -> Delta:
+    def counted(self, index: int, delta: Delta) -> Delta:
         """A delta with the tokens of its prompt, if this is the first that has them and the only prompt."""
+        prompt = index // self._n
         known = self._prompt_tokens[prompt] is not None
         self._prompt_tokens[prompt] = delta.prompt_tokens
         self._cached_tokens[prompt] = delta.cached_tokens
@@ -179,15 +153,63 @@ class Answer:
         return delta
 
 
+class Call:
+    """The part of an answer that one call of a method gives: one choice, or all of a prompt.
+
+    Attributes:
+        over: Whether nothing more is wanted.
+    """
+
+    def __init__(self, answer: Answer, first: int, count: int) -> None:
+        self._answer = answer
+        self._first = first
+        self._choices = answer.choices[first : first + count]
+        self.over = False
+
+    def take(self, item: object) -> Iterator[InferenceResponse]:
+        """Takes an item that the method yields, and gives what is to be sent.
+
+        Raises:
+            TypeError: The item is neither `str` nor `Delta`.
+            ValueError: Its index is none of a choice.
+        """
+        answer = self._answer
+        if answer.closed or answer.abandoned():
+            self.over = True
+            return
+        if isinstance(item, str):
+            item = Delta(item)
+        elif not isinstance(item, Delta):
+            raise TypeError(f"a model must yield str or conch_llm.Delta, not {type(item).__name__}")
+        if not 0 <= item.index < len(self._choices):
+            raise ValueError(
+                f"a Delta has index {item.index}, but {len(self._choices)} choices were asked for"
+            )
+        choice = self._choices[item.index]
+        if item.index != choice.index:
+            item = replace(item, index=choice.index)
+        if item.prompt_tokens is not None or item.cached_tokens is not None:
+            item = answer.counted(choice.index, item)
+        if not choice.ended:
+            yield from answer.respond(choice.take(item))
+        self.over = all(each.ended for each in self._choices)
+
+    def send(self, item: object) -> None:
+        """Takes an item and sends what there is; blocks while the client has too much to read."""
+        for response in self.take(item):
+            self._answer.sender.send(response)
+
+
 class Choice:
     """One choice: ends with a stop string, at most tokens, or as the model says.
 
     Attributes:
+        index: Its index.
         ended: Whether its last delta has been made.
     """
 
     def __init__(self, index: int, stop: Sequence[str], max_tokens: int | None) -> None:
-        self._index = index
+        self.index = index
         self._cutter = StopCutter(stop) if stop else None
         self._max_tokens = max_tokens
         self._tokens = 0
@@ -213,14 +235,14 @@ class Choice:
         if reason is not None:
             self.ended = True
             return [delta if delta.finish_reason else replace(delta, finish_reason=reason)]
-        return [delta] if delta.text or delta != Delta(index=self._index) else ()
+        return [delta] if delta.text or delta != Delta(index=self.index) else ()
 
     def end(self) -> Sequence[Delta]:
         """The last delta of a choice whose model has ended."""
         self.ended = True
         text = "" if self._cutter is None else self._cutter.rest()
         reason = "tool_calls" if self._calls else "stop"
-        return [Delta(text, self._index, reason)]
+        return [Delta(text, self.index, reason)]
 
 
 class StopCutter:

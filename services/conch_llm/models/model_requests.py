@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError
@@ -97,6 +97,12 @@ class CompletionRequest(TextRequest):
 
     prompt: str | Sequence[int]
 
+    @classmethod
+    def of(cls, chat: ChatRequest) -> CompletionRequest:
+        """A conversation as a prompt. Raises InvalidArgumentError: see `ChatRequest.prompt`."""
+        shared = {each.name: getattr(chat, each.name) for each in fields(TextRequest)}
+        return cls(prompt=chat.prompt(), **shared)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
@@ -113,7 +119,7 @@ class EmbeddingRequest:
     raw: Mapping[str, Any] = field(default_factory=dict)
 
 
-Text = TypeVar("Text", ChatRequest, CompletionRequest)
+Text = TypeVar("Text", bound=TextRequest)
 
 
 def chat_request(body: Body, template: Callable[[ChatRequest], str], id: str = "") -> ChatRequest:

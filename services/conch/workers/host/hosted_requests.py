@@ -45,10 +45,6 @@ class HostedRequest(InferenceRequest):
     spent: int
     gone: bool
 
-    def response_waits(self) -> bool:
-        """True if a response would now wait for the client."""
-        return self.granted <= self.spent and not self.gone
-
 
 class HostedFiller(HostedRequest):
     """A padding row of a batch."""

@@ -128,13 +128,6 @@ class ResponseSender:
         """True if the client is gone or the deadline has passed."""
         return self._request.is_abandoned(monotonic_ns())
 
-    def waits(self) -> bool:
-        """True if `send` would now wait for the client: a coroutine then sends on another thread.
-
-        In the server's process that is unknown, and False.
-        """
-        return self._request.response_waits()
-
     def _converted(self, response: InferenceResponse) -> CoreResponse:
         context = self._context
         converted = context.converter.convert(self._request, response)
