@@ -259,9 +259,10 @@ class StopCutter:
     def add(self, text: str) -> tuple[str, str | None]:
         """Text that is safe to send, and the stop string that ends it, if one does."""
         text = self._held + text
-        found = [(place, each) for each in self._stop if (place := text.find(each)) >= 0]
+        # The one that is complete first, the longest of several: so pieces do not matter.
+        found = [(place + len(each), place, each) for each in self._stop if (place := text.find(each)) >= 0]
         if found:
-            place, match = min(found)
+            _, place, match = min(found)
             return text[:place], match
         kept = max(self._overlap(text, each) for each in self._stop)
         self._held = text[len(text) - kept :]
