@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,6 +41,7 @@ from conch_llm.models.model_requests import (
     texts,
     with_tokens,
 )
+from conch_llm.models.model_template import ModelTemplate
 
 _METHODS = ("chat", "complete", "embed", "score")
 _INPUTS = (
@@ -103,6 +105,12 @@ class TextModel:
                 f"model '{self._name}' has {' and '.join(self.methods)}, so it must be decoupled: leave "
                 f"that to auto-completion, or write model_transaction_policy {{ decoupled: true }}"
             )
+        parameters = config.get("parameters", {})
+        self._template = ModelTemplate(
+            self._name,
+            Path(args["model_repository"], args["model_version"]),
+            {key: value.get("string_value", "") for key, value in parameters.items()},
+        )
         if hasattr(self._model, "initialize"):
             self._model.initialize(args)
 
@@ -137,7 +145,9 @@ class TextModel:
             return self._to_tensors(request, text, parameters)
         body = {**parameters, **_object(text, "the body of the request")}
         if route == CHAT and ("chat" in self.methods or "complete" in self.methods):
-            return self._chat(request, chat_request(body, self._render, request.request_id()), DeltaForm())
+            return self._chat(
+                request, chat_request(body, self._template.render, request.request_id()), DeltaForm()
+            )
         if route == COMPLETIONS and "complete" in self.methods:
             asked = completion_requests(body, request.request_id())
             return self._generate(request, self._model.complete, asked, DeltaForm(), body.get("echo") is True)
@@ -167,7 +177,7 @@ class TextModel:
             return self._generate(request, self._model.complete, asked, form)
         if "chat" in self.methods:
             body["messages"] = [{"role": "user", "content": text}]
-            chat = chat_request(body, self._render, request.request_id())
+            chat = chat_request(body, self._template.render, request.request_id())
             return self._chat(request, chat, TensorForm(chat.n, outputs, before))
         raise InvalidArgumentError(
             f"model '{self._name}' has {' and '.join(self.methods)} only, which requests with parameter "
@@ -243,9 +253,6 @@ class TextModel:
             )
         listed: list[Any] = array.tolist()
         return listed
-
-    def _render(self, request: ChatRequest) -> str:
-        raise InvalidArgumentError(f"model '{self._name}' has no chat template; completions work without one")
 
 
 def _value(request: ReceivedRequest, name: str) -> Any:

@@ -17,6 +17,7 @@ from conch.backends.python.api.pb_tensor import Tensor
 from conch.core.errors import InvalidArgumentError
 from conch_llm.contract import ANSWER_OUTPUT
 from conch_llm.deltas import Delta, encode_deltas
+from conch_llm.language.answer_reader import AnswerReader
 from conch_llm.models.model_requests import TextRequest
 
 
@@ -97,7 +98,7 @@ class Answer:
         self._form = form
         self._stream = asked.stream
         self._n = asked.n
-        self.choices = [Choice(index, asked.stop, asked.max_tokens) for index in range(prompts * asked.n)]
+        self.choices = [Choice(index, asked) for index in range(prompts * asked.n)]
         self._prompt_tokens: list[int | None] = [None] * prompts
         self._cached_tokens: list[int | None] = [None] * prompts
         self._kept: list[Delta] = []
@@ -205,78 +206,31 @@ class Choice:
 
     Attributes:
         index: Its index.
-        ended: Whether its last delta has been made.
     """
 
-    def __init__(self, index: int, stop: Sequence[str], max_tokens: int | None) -> None:
+    def __init__(self, index: int, asked: TextRequest) -> None:
         self.index = index
-        self._cutter = StopCutter(stop) if stop else None
-        self._max_tokens = max_tokens
+        include_stop = asked.params.get("include_stop_str_in_output") is True
+        self._reader = AnswerReader(stop=asked.stop, include_stop=include_stop, index=index)
+        self._max_tokens = asked.max_tokens
         self._tokens = 0
         self._calls = False
-        self.ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last delta has been made."""
+        return self._reader.ended
 
     def take(self, delta: Delta) -> Sequence[Delta]:
         """What is sent of a delta."""
         self._tokens += delta.tokens
         self._calls = self._calls or bool(delta.tool_calls)
-        reason = delta.finish_reason
-        if reason is None and self._max_tokens is not None and self._tokens >= self._max_tokens:
-            reason = "length"
-        if self._cutter is not None:
-            text, match = self._cutter.add(delta.text)
-            if match is not None:
-                self.ended = True
-                return [replace(delta, text=text, finish_reason="stop", stop_reason=match)]
-            if reason is not None:
-                text += self._cutter.rest()
-            if text != delta.text:
-                delta = replace(delta, text=text)
-        if reason is not None:
-            self.ended = True
-            return [delta if delta.finish_reason else replace(delta, finish_reason=reason)]
-        return [delta] if delta.text or delta != Delta(index=self.index) else ()
+        if self._max_tokens is not None and self._tokens >= self._max_tokens and not delta.finish_reason:
+            delta = replace(delta, finish_reason="length")
+        if not delta.text and delta == Delta(index=self.index):
+            return ()
+        return self._reader.read(delta)
 
     def end(self) -> Sequence[Delta]:
         """The last delta of a choice whose model has ended."""
-        self.ended = True
-        text = "" if self._cutter is None else self._cutter.rest()
-        reason = "tool_calls" if self._calls else "stop"
-        return [Delta(text, self.index, reason)]
-
-
-class StopCutter:
-    """Finds stop strings in a text that comes in pieces.
-
-    Args:
-        stop: The strings.
-    """
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = stop
-        self._held = ""
-
-    def add(self, text: str) -> tuple[str, str | None]:
-        """Text that is safe to send, and the stop string that ends it, if one does."""
-        text = self._held + text
-        # The one that is complete first, the longest of several: so pieces do not matter.
-        found = [(place + len(each), place, each) for each in self._stop if (place := text.find(each)) >= 0]
-        if found:
-            _, place, match = min(found)
-            return text[:place], match
-        kept = max(self._overlap(text, each) for each in self._stop)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept], None
-
-    def rest(self) -> str:
-        """Text that was held back."""
-        held, self._held = self._held, ""
-        return held
-
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of a text that begins the string."""
-        for size in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:size]):
-                return size
-        return 0
+        return self._reader.end("tool_calls" if self._calls else "stop")

@@ -71,6 +71,20 @@ def test_requests_of_tensors(tmp_path: Path) -> None:
         assert caught.value.code == "INVALID_ARG"
 
 
+@pytest.mark.parametrize("method", ["chat", "complete"])
+def test_the_chat_template_makes_the_prompt(tmp_path: Path, method: str) -> None:
+    prompt = {"chat": "request.prompt()", "complete": "request.prompt"}[method]
+    source = f"""
+    async def {method}(self, request):
+        yield {prompt}
+    """
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ tools | length }}"
+    directory = text_model(tmp_path, source)
+    (directory / "1" / "chat_template.jinja").write_text(template)
+    with conch.testing.load(directory) as model:
+        assert choices(deltas(model, CHAT, conversation("a", tools=[{}]))) == {0: "<user>a1"}
+
+
 def test_choices_are_calls_with_seeds_of_their_own(tmp_path: Path) -> None:
     source = """
     async def complete(self, request):
