@@ -88,6 +88,14 @@ def try_bls_async(client: InferenceServerClient) -> str:
     return f"{total} from one call, {difference} from another"
 
 
+def try_chat(client: InferenceServerClient) -> str:
+    stream = tensor("stream", np.array([True]))
+    responses = ask_for_many(client, "chat", [strings("text_input", "one two three"), stream], "text_output")
+    words = [text[0].decode() for (text,) in responses]
+    expect("".join(words) == "one three two ", f"chat: {words}")
+    return f"{words}"
+
+
 def try_repeat(client: InferenceServerClient) -> str:
     inputs = [
         tensor("IN", np.array([4, 2, 0, 1], np.int32)),

@@ -480,6 +480,17 @@ def test_auto_complete(harness: Harness) -> None:
     assert partial["input"] == filled["input"] and partial["backend"] == "python"
 
 
+def test_parameters_that_a_model_sets(harness: Harness) -> None:
+    body = 'config.set_parameter("KIND", "new")\nreturn config'
+    old = {"parameters": {"OTHER": {"string_value": "old"}}}
+    assert complete(harness, body, **old)["parameters"] == {
+        "OTHER": {"string_value": "old"},
+        "KIND": {"string_value": "new"},
+    }
+    with pytest.raises(InternalError, match="specified parameter 'KIND' as 'old', but auto-complete-config"):
+        complete(harness, body, parameters={"KIND": {"string_value": "old"}})
+
+
 def test_model_without_auto_complete_keeps_its_config(harness: Harness) -> None:
     directory = harness.directory("m", {"1/model.py": IDENTITY})
     config = {"name": "m", "max_batch_size": 2}
