@@ -30,6 +30,7 @@ from conch_llm.contract import (
 from conch_llm.models.answers import Answer, DeltaForm, Form, TensorForm, text_response
 from conch_llm.models.generation import Cancellation, Responses, Threads, merged
 from conch_llm.models.model_requests import (
+    ADAPTER,
     Body,
     ChatRequest,
     CompletionRequest,
@@ -143,7 +144,8 @@ class TextModel:
         text = _value(request, BODY_INPUT)
         if route is None:
             return self._to_tensors(request, text, parameters)
-        body = {**parameters, **_object(text, "the body of the request")}
+        body = _object(text, "the body of the request")
+        body[ADAPTER] = parameters.get(ADAPTER, "")  # the route's choice, not the client's
         if route == CHAT and ("chat" in self.methods or "complete" in self.methods):
             return self._chat(
                 request, chat_request(body, self._template.render, request.request_id()), DeltaForm()

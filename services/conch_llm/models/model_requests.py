@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError
 
+ADAPTER = "lora_name"
+"""Request parameter, or sampling parameter: name of a LoRA adapter."""
+
 _MOST_CHOICES = 128
 _READ = frozenset(
     (
@@ -24,7 +27,7 @@ _READ = frozenset(
             "tools",
         ),
         *("n", "max_tokens", "max_completion_tokens", "stop", "seed", "stream", "stream_options", "echo"),
-        "lora_name",
+        ADAPTER,
     )
 )
 """Members of a body that are no sampling parameters, or have an attribute of their own."""
@@ -243,7 +246,7 @@ def _shared(body: Body, id: str) -> dict[str, Any]:
         "seed": _integer(body, "seed", None),
         "n": n or 1,
         "stream": body.get("stream") is True,
-        "lora": str(body.get("lora_name") or ""),
+        "lora": str(body.get(ADAPTER) or ""),
         "id": id,
         "raw": body,
     }

@@ -85,6 +85,18 @@ def test_the_chat_template_makes_the_prompt(tmp_path: Path, method: str) -> None
         assert choices(deltas(model, CHAT, conversation("a", tools=[{}]))) == {0: "<user>a1"}
 
 
+def test_the_route_chooses_the_adapter(tmp_path: Path) -> None:
+    source = """
+    async def complete(self, request):
+        yield f"{request.lora} {request.params}"
+    """
+    with conch.testing.load(text_model(tmp_path, source)) as model:
+        given = asked(COMPLETIONS, {"prompt": "x", "lora_name": "other", "top_k": 1})
+        given["parameters"]["lora_name"] = "mine"
+        (response,) = model.run(**given)
+    assert choices(decode_deltas(response["text_output"][0])) == {0: "mine {'top_k': 1}"}
+
+
 def test_choices_are_calls_with_seeds_of_their_own(tmp_path: Path) -> None:
     source = """
     async def complete(self, request):
