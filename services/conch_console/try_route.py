@@ -26,7 +26,7 @@ from conch.core.request_log import Caller, RequestLog
 from conch.core.response_errors import unsendable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Array, Tensor, decode_bytes, float_array
-from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
+from conch.frontends.http.generate.generate_queue import Item, Mailbox, ResponseQueue
 from conch.frontends.http.http_exchange import Headers, HttpExchange
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.infer.infer_request import RequestDecoder, check_head, head_length
@@ -71,7 +71,7 @@ class TryRoute:
         self._most_bytes = most_bytes
         self._clock = clock
         self._running: Counter[str] = Counter()
-        self._unread = UnreadBytes()
+        self._mailbox: Mailbox | None = None
 
     async def __call__(self, exchange: HttpExchange, principal: str, model: str, version: str = "") -> None:
         """Answers one request. Raises ConchError: it is malformed, or the model does not take it."""
@@ -85,7 +85,9 @@ class TryRoute:
                 f"{MOST_TRIES} requests of pages of '{principal}' run already; try again"
             )
         self._running[principal] += 1  # once the body is there: a slow one has no place
-        call = TryCall(self._admission, self._clock, self._unread)
+        if self._mailbox is None:
+            self._mailbox = Mailbox(asyncio.get_running_loop(), UnreadBytes())
+        call = TryCall(self._admission, self._clock, self._mailbox)
         exchange.on_disconnect = call.end
         try:
             decode = partial(self._decode, (model, version), body, head, call.respond, received)
@@ -114,7 +116,7 @@ def _begin(
 ) -> InferenceRequest:
     """Decodes and submits a request, on the pool."""
     request, _ = decode()
-    call.request = request
+    call.begin(request)
     request.empty_final = False
     admission.admit(request, False, None, exchange, exchange.size)
     return request
@@ -127,15 +129,15 @@ class TryCall:
         request: The request, once it is decoded.
     """
 
-    def __init__(self, admission: Admission, clock: Clock, unread: UnreadBytes) -> None:
+    def __init__(self, admission: Admission, clock: Clock, mailbox: Mailbox) -> None:
         self._admission = admission
         self._clock = clock
-        self._responses = ResponseQueue(asyncio.get_running_loop(), unread)
+        self._responses = ResponseQueue(mailbox)
         self.request: InferenceRequest | None = None
         self._ended_ns = 0
 
     def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Queues a response, on the model's thread; waits while the page is far behind."""
+        """Queues a response, on the model's thread or the I/O loop."""
         now = self._clock()
         body = None
         if response is not None:
@@ -151,18 +153,28 @@ class TryCall:
             request.watch.bytes_out += len(body or b"")
         self._responses.put(Item(body, 200, final))
 
+    def begin(self, request: InferenceRequest) -> None:
+        """Sets the request before it is submitted."""
+        self.request = request
+        request.reader = self._responses
+
     async def send_all(self, exchange: HttpExchange, request: InferenceRequest) -> None:
         """Sends the responses as they come, and the times behind the last one."""
-        for _ in range(_MOST_RESPONSES):
-            item = await self._responses.take()
-            if item is None or exchange.lost:
+        left = _MOST_RESPONSES
+        while left > 0:
+            items = await self._responses.take_all()
+            for item in items or ():
+                if exchange.lost:
+                    return
+                if item.body is not None:
+                    await exchange.send(item.body)
+                if item.final:
+                    end = orjson.dumps(timing(request, self._ended_ns))
+                    await exchange.send(b"event: end\ndata: %b\n\n" % end)
+                    return
+            if items is None:
                 return
-            if item.body is not None:
-                await exchange.send(item.body)
-            if item.final:
-                end = orjson.dumps(timing(request, self._ended_ns))
-                await exchange.send(b"event: end\ndata: %b\n\n" % end)
-                return
+            left -= len(items)
 
     def end(self) -> None:
         """Takes no more responses, and cancels the request if it still runs."""

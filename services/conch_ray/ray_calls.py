@@ -14,6 +14,7 @@ from typing import Any
 
 from conch.access.principals import Grant
 from conch.core.errors import ConchError
+from conch.core.request import Reader
 from conch.frontends.grpc.rpc_calls import Metadata
 
 _MOST_UNSENT_BYTES = 64 << 20
@@ -123,7 +124,7 @@ class RayUnaryCall(RayCall):
             self._answer.set_result(answer)
 
 
-class RayStreamCall(RayCall):
+class RayStreamCall(RayCall, Reader):
     """One bidirectional stream; `responses` sends what handlers write.
 
     Args:
@@ -139,7 +140,8 @@ class RayStreamCall(RayCall):
         self._on_cancel: Callable[[], None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._changed = threading.Condition()  # guards the fields below
+        self._lock = threading.Lock()  # guards the fields below
+        self._held_back: list[Callable[[], object]] = []
         self._outbox: deque[bytes] = deque()
         self._unsent = 0
         self._paused = False
@@ -159,7 +161,7 @@ class RayStreamCall(RayCall):
 
     def read_next(self) -> None:
         """Reads the next message, at once or when enough has been sent."""
-        with self._changed:
+        with self._lock:
             if self._unsent > _MOST_UNSENT_BYTES:
                 self._paused = True
                 return
@@ -167,28 +169,33 @@ class RayStreamCall(RayCall):
 
     def write(self, message: bytes) -> None:
         """Sends a message, from any thread; dropped once the stream is over."""
-        with self._changed:
+        with self._lock:
             if self._finished or self._closing is not None:
                 return
             self._unsent += len(message)
             self._outbox.append(message)
         self._on_loop(self._wake.set)
 
-    def wait_for_reader(self) -> None:
-        """Waits while too much is unsent, but not on the loop that sends."""
-        if self._unsent <= _MOST_UNSENT_BYTES or _running_loop() is self._loop:
-            return
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._unsent <= _MOST_UNSENT_BYTES or self._finished or self._closing is not None
-            )
+    @property
+    def behind(self) -> bool:
+        """Whether too much is unsent."""
+        return self._unsent > _MOST_UNSENT_BYTES
+
+    def when_read(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_read`."""
+        with self._lock:
+            waits = self.behind and not self._finished and self._closing is None
+            if waits:
+                self._held_back.append(work)
+        if not waits:
+            work()
 
     def close(self, status: int = 0, details: str = "", trailing: Metadata | None = None) -> None:
         """Closes the stream once all is sent; the first status counts."""
-        with self._changed:
+        with self._lock:
             if self._closing is None:
                 self._closing = RefusalError(status, details, trailing)
-            self._changed.notify_all()
+        self._call_read()
         self._on_loop(self._wake.set)
 
     def refuse(self, status: int, details: str, trailing: Metadata | None = None) -> None:
@@ -213,13 +220,22 @@ class RayStreamCall(RayCall):
             raise self._closing
 
     def _sent(self, size: int) -> None:
-        with self._changed:
+        with self._lock:
             self._unsent -= size
             resumes = self._paused and self._unsent <= _MOST_UNSENT_BYTES
             self._paused = self._paused and not resumes
-            self._changed.notify_all()
+        self._call_read()
         if resumes:
             self._start_reading()
+
+    def _call_read(self) -> None:
+        """Lets models go on, once the client has read enough or the stream ends."""
+        with self._lock:
+            read: list[Callable[[], object]] = []
+            if self._finished or self._closing is not None or not self.behind:
+                read, self._held_back = self._held_back, []
+        for work in read:
+            work()
 
     def _start_reading(self) -> None:
         if not self._finished:
@@ -240,23 +256,16 @@ class RayStreamCall(RayCall):
 
     def _finish(self) -> None:
         """Ends reading and waiting; cancels the requests of a stream that was not closed."""
-        with self._changed:
+        with self._lock:
             left = not self._finished and self._closing is None
             self._finished = True
             self._outbox.clear()
             if self._closing is None:
                 self._closing = RefusalError(0, "")
-            self._changed.notify_all()
+        self._call_read()
         reading, self._reading = self._reading, None
         if reading is not None and reading is not asyncio.current_task():
             reading.cancel()
         on_cancel, self._on_cancel, self._on_message = self._on_cancel, None, None
         if left and on_cancel is not None:
             on_cancel()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -164,6 +164,7 @@ class InProcessRequests:
         request.sequence_start = options.get("sequence_start", False)
         request.sequence_end = options.get("sequence_end", False)
         request.responses_wait = True  # the arrays become the caller's
+        request.reader = queue
         if timeout is not None:
             request.deadline_ns = now + round(timeout * _S)
         admission = self._admission

@@ -1,6 +1,6 @@
 """Carries the responses of one request from its model to a reader on another thread or event loop.
 
-Locks: one condition per queue; `put` blocks while it is full.
+Locks: one condition per queue.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from conch.core.errors import (
     InternalError,
     UnavailableError,
 )
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, Reader
 
 MOST_KEPT = 16
-"""Capacity in responses; the model blocks while the queue is full."""
+"""Responses in a queue for which the model waits."""
 
 
-class ResponseQueue:
-    """A queue of responses; `put` is the request's responder.
+class ResponseQueue(Reader):
+    """A queue of responses; `put` is the request's responder, and the queue its `Reader`.
 
     Args:
         on_put: Called from any thread when there is something to take.
@@ -37,12 +37,11 @@ class ResponseQueue:
         self._ended = False
         self._closed = False
         self._stopped = False
+        self._held_back: list[Callable[[], object]] = []
 
     def put(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Adds a response; blocks while the queue is full."""
+        """Adds a response."""
         with self._changed:
-            while len(self._kept) >= MOST_KEPT and not self._closed:
-                self._changed.wait()
             if response is not None and not self._closed:
                 self._kept.append(response)
             if self._closed and not final:
@@ -51,17 +50,35 @@ class ResponseQueue:
             self._changed.notify_all()
         self._on_put()
 
+    @property
+    def behind(self) -> bool:
+        """Whether the queue is full."""
+        return len(self._kept) >= MOST_KEPT
+
+    def when_read(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_read`."""
+        with self._changed:
+            waits = self.behind and not self._closed
+            if waits:
+                self._held_back.append(work)
+        if not waits:
+            work()
+
     def try_take(self) -> tuple[InferenceResponse | None, bool]:
         """Returns the next response, or None, and whether the stream is over."""
         with self._changed:
-            return self._taken()
+            taken = self._taken()
+        self._call_read()
+        return taken
 
     def take(self, timeout_s: float | None = None) -> InferenceResponse | None:
         """Returns the next response; None after the last."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._kept or self._ended or self._closed, timeout_s):
                 raise DeadlineExceededError(f"no answer within {timeout_s} s")
-            return self._taken()[0]
+            response = self._taken()[0]
+        self._call_read()
+        return response
 
     def close(self) -> None:
         """Ends reading: drops all responses, so the model does not block."""
@@ -69,6 +86,7 @@ class ResponseQueue:
             self._closed = True
             self._kept.clear()
             self._changed.notify_all()
+        self._call_read()
         self._on_put()
 
     def stop(self) -> None:
@@ -84,11 +102,18 @@ class ResponseQueue:
         """True once the last response was put."""
         return self._ended
 
+    def _call_read(self) -> None:
+        """Lets the model go on, unless the queue is full."""
+        if not self._held_back or self.behind:
+            return
+        with self._changed:
+            read, self._held_back = self._held_back, []
+        for work in read:
+            work()
+
     def _taken(self) -> tuple[InferenceResponse | None, bool]:
         if self._kept:
-            response = self._kept.popleft()
-            self._changed.notify_all()
-            return response, False
+            return self._kept.popleft(), False
         if self._stopped:
             raise UnavailableError("the server has been stopped")
         return None, self._ended or self._closed

@@ -5,7 +5,7 @@ Front ends create requests, schedulers queue them, backends respond to them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
 Parameter = bool | int | float | str
 """A value of a request or response parameter."""
-
-
-class Kept(ABC):
-    """State of a rescheduled request whose last run may still send responses."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def end(self, request: InferenceRequest, error: ConchError) -> None:
-        """Ends the request after those responses, as it will not run again."""
 
 
 class RequestState(IntEnum):
@@ -61,10 +51,34 @@ class InferenceResponse:
 
 
 Responder = Callable[["InferenceRequest", InferenceResponse | None, bool], None]
-"""Takes (request, response, final); the response is None for a final flag alone.
+"""Takes (request, response, final); the response is None for a final flag alone. Returns at once.
 
-May block the threads of a decoupled model until a slow client has caught up.
+A slow client holds a decoupled model back by the request's `Reader`.
 """
+
+
+class Reader(Protocol):
+    """The client of a decoupled model's request, which may read more slowly than the model responds.
+
+    Responders take every response; a model that responds asks the reader whether to go on. Any thread.
+    """
+
+    @property
+    def behind(self) -> bool:
+        """Whether the client has so much to read that the model should wait."""
+
+    def when_read(self, work: Callable[[], object]) -> None:
+        """Calls `work` once: now unless the client is behind, else when it has caught up or has left.
+
+        `work` returns at once, on any thread.
+        """
+
+    def wait_for_reader(self) -> None:
+        """Blocks while the client is behind."""
+        if self.behind:
+            read = threading.Event()
+            self.when_read(read.set)
+            read.wait()
 
 
 class MemoryBindings(Protocol):
@@ -244,8 +258,9 @@ class InferenceRequest:
         rescheduled: Set by a model that runs the request again instead of ending it.
         answered: Whether the last response has been given, also while the request waits to run again.
         failed: Whether a model itself has answered with an error.
-        kept: A backend's state of a rescheduled request until it runs again, a `Kept` if it ends the
-            request; unset before.
+        kept: A backend's state of a rescheduled request until it runs again; unset before.
+        reader: What bounds the responses that a client has yet to read, if the model is decoupled; unset for
+            no bound. The front end sets it, or the request that this one is a part of.
         responses_wait: Whether responses may be held before they are sent, so that arrays which the model
             may change have to be copied.
         signature: The same object for requests that differ only in their id and their tensors' bytes, so
@@ -285,6 +300,7 @@ class InferenceRequest:
         "parameters",
         "priority",
         "queued_ns",
+        "reader",
         "received_ns",
         "region_bindings",
         "requested",
@@ -302,6 +318,7 @@ class InferenceRequest:
     depth: int
     kept: object
     output_start_ns: int
+    reader: Reader
     on_cancel: Callable[[InferenceRequest], None]
 
     def __init__(
@@ -348,7 +365,7 @@ class InferenceRequest:
         self._responder = responder
 
     def respond(self, response: InferenceResponse | None, final: bool = True) -> None:
-        """Sends one response; a call after the final one does nothing.
+        """Sends one response; a call after the final one does nothing. Does not wait for a slow client.
 
         Args:
             response: The response; None ends a decoupled request without another one.
@@ -362,6 +379,26 @@ class InferenceRequest:
             if self.state is not _QUEUED:
                 self.state = _DONE
         self._responder(self, response, final)
+
+    @property
+    def behind(self) -> bool:
+        """See `Reader.behind`."""
+        reader = getattr(self, "reader", None)
+        return reader is not None and reader.behind
+
+    def when_read(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_read`."""
+        reader = getattr(self, "reader", None)
+        if reader is None:
+            work()
+        else:
+            reader.when_read(work)
+
+    def wait_for_reader(self) -> None:
+        """See `Reader.wait_for_reader`; for models after each response but the last."""
+        reader = getattr(self, "reader", None)
+        if reader is not None:
+            reader.wait_for_reader()
 
     @property
     def responder(self) -> Responder:

@@ -73,6 +73,7 @@ class Fitting:
             step.model_name, step.version, {}, responder, now_ns, request.id, None, request.parameters
         )
         child.responses_wait = True
+        child.reader = request
         child.priority = request.priority
         child.timeout_us = request.timeout_us
         child.correlation_id, child.sequence_start, child.sequence_end = run.correlation

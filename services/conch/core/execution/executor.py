@@ -189,12 +189,11 @@ class Executor:
             if execution is not None:
                 ends = self._end_execution(batch, execution, ends)
             self._statistics.record_batch(batch, ends, execution is None)
-            # 3. Send; behind the responses that a decoupled model is still sending, if there are any.
-            send = batch.end
+            # 3. Send.
             for request, response in zip(requests, responses, strict=True):
                 if response is not None:
                     try:
-                        request.respond(response) if send is None else send(request, response)
+                        request.respond(response)
                     except Exception:  # boundary: responders; the other requests get their responses
                         log.exception("a response of model '%s' could not be handed over", request.model_name)
         except Exception as error:  # boundary: outcomes of backends; the instance gets its next batch

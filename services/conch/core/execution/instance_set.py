@@ -174,7 +174,7 @@ class InstanceSet:
         self.count += len(instances)
         self.by_number |= enumerate(instances, self._next_number)
         self._next_number += len(instances)
-        # Sending for a decoupled model may block until a client reads; the polling threads do that sending.
+        # A decoupled model waits for its clients to read; the polling threads send to them.
         may = not self._tracker.decoupled and all(one.allows_inline for one in self.by_number.values())
         self.allow_inline = may or not self.blocks
 

@@ -16,7 +16,7 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError
 from conch.core.execution.runner_base import RunnerBase
 from conch.core.model_statistics import QUEUED, TIMEOUT, ModelStatistics, RequestEnd
-from conch.core.request import InferenceRequest, InferenceResponse, Kept, Responder
+from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.responder_layers import ResponderLayer
 from conch.core.scheduling.scheduler import Batch
 from conch.core.statistics_snapshot import ResponseKind
@@ -101,12 +101,8 @@ class ResponseTracker:
         """Fails a request that has left the queue; the caller counts it."""
         responder = request.responder
         owner = responder.claim() if isinstance(responder, _TrackedResponder) else None
-        kept = getattr(request, "kept", None)
         try:
-            if isinstance(kept, Kept):
-                kept.end(request, error)
-            else:
-                request.fail(error)
+            request.fail(error)
         finally:
             if owner is not None:
                 self.remove()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from conch.core.request import InferenceRequest, InferenceResponse, RunTimes
+from conch.core.request import InferenceRequest, RunTimes
 
 
 class Batch:
@@ -24,8 +24,6 @@ class Batch:
         compute_output_start_ns: When the model had its results.
         compute_end_ns: When all responses were made.
         bytes_copied: Bytes copied to gather inputs and scatter outputs.
-        end: Sends the last response of a decoupled request that failed or may not run again, behind the
-            responses still being sent; None where the order needs no care.
         runs_on: The `BackendInstance` that the runner chose; unset before.
         state: The runner's `BatchState`; unset before an instance took the batch.
         settled: True once the batch has an outcome; later outcomes are dropped.
@@ -39,7 +37,6 @@ class Batch:
         "compute_input_end_ns",
         "compute_output_start_ns",
         "compute_start_ns",
-        "end",
         "execution",
         "fillers",
         "instance",
@@ -64,7 +61,6 @@ class Batch:
         self.compute_output_start_ns = 0
         self.compute_end_ns = 0
         self.bytes_copied = 0
-        self.end: Callable[[InferenceRequest, InferenceResponse], None] | None = None
         self.settled = False
         self.log_times: RunTimes | None = None
         self.execution: Any = None

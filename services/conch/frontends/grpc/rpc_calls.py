@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from conch.access.principals import Grant
+from conch.core.request import Reader
 from conch.core.request_log import Caller
 from conch.core.servable import InlineClaim
 from conch.core.tensor import Buffer
@@ -63,7 +64,7 @@ class UnaryRpc(RpcCall, Protocol):
         """Answers with an error status and trailing metadata."""
 
 
-class StreamRpc(RpcCall, Protocol):
+class StreamRpc(RpcCall, Reader, Protocol):
     """A bidirectional call; `StreamCall` describes the order of its events and its flow control.
 
     Attributes:
@@ -85,9 +86,6 @@ class StreamRpc(RpcCall, Protocol):
 
     def write(self, message: bytes) -> None:
         """Sends a message after those written before it."""
-
-    def wait_for_reader(self) -> None:
-        """Blocks while too many bytes are unsent, unless on the transport's own thread."""
 
     def close(self, status: int = 0, details: str = "", trailing: Metadata | None = None) -> None:
         """Ends the call after all written messages."""

@@ -1,8 +1,8 @@
 """ModelStreamInfer: many requests on one stream.
 
 Responses of models that are not decoupled are sent in the order of their requests, decoupled ones as they
-come. A model that sends faster than the client reads blocks. Errors are messages and leave the stream open,
-unless the client sends the metadata ``triton_grpc_error: true``, which makes them gRPC errors.
+come. A model that sends faster than the client reads waits, see `Reader`. Errors are messages and leave the
+stream open, unless the client sends the metadata ``triton_grpc_error: true``, which makes them gRPC errors.
 Owns: the slots of each stream's open requests.
 Threads and locks: one lock for each stream, held while a message is written, so that order is kept.
 """
@@ -139,10 +139,6 @@ class InferStream:
         if finished:
             self._close(*self._closing)
 
-    def wait_for_reader(self) -> None:
-        """Blocks while too many bytes are unsent."""
-        self._call.wait_for_reader()
-
     def order(self, slot: _Slot) -> None:
         """Makes a request's responses wait for those of earlier ordered requests."""
         with self._lock:
@@ -216,6 +212,7 @@ class StreamInferHandler:
         try:
             request = self._decode(message, self._respond, now_ns)
             request.context = slot
+            request.reader = call
             request.deadline_ns = slot.stream.deadline_ns
             slot.request = request
             if self._prepare is not None:
@@ -264,8 +261,6 @@ class StreamInferHandler:
             if request.watch is not None:
                 request.watch.bytes_out += len(whole)
             slot.stream.send(slot, whole, final, error)
-            if not slot.ordered:
-                slot.stream.wait_for_reader()
         except ConchError as shown:
             self._send_error(slot, request, shown)
         except Exception as failure:  # boundary: outputs that user code has made

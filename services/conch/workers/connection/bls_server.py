@@ -1,6 +1,6 @@
 """Serves the calls of a model in a worker: BLS requests, model control, readiness, custom metrics.
 
-Owns: open calls by number. Threads: calls arrive on the I/O loop; delivery threads run what blocks.
+Owns: open calls by number. Threads: calls arrive on the I/O loop; what blocks runs on threads of its own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
 from conch.core.execution.runner import bypassing_claims
 from conch.core.model_control import LoadParameter
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, Reader
 from conch.core.servable import Servable
+from conch.workers.connection.threads import run_on_thread
 from conch.workers.connection.waiting_calls import WaitingCalls
 from conch.workers.connection.worker_metrics import WorkerMetrics
-from conch.workers.connection.worker_responses import ResponseDispatcher
 from conch.workers.protocol import codec
-from conch.workers.protocol.channel import ChannelClosedError, Kind, WireError
+from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.codec import (
     EMPTY_FINAL,
     EXPECTS_DECOUPLED,
@@ -45,22 +45,40 @@ log = logging.getLogger(__name__)
 Query = dict[str, Any]
 
 
+class _CallingWorker(Reader):
+    """The worker, as a reader of the responses to its calls: behind while much waits to be sent to it."""
+
+    def __init__(self, channel: PacketChannel) -> None:
+        self._channel = channel
+
+    @property
+    def behind(self) -> bool:
+        return self._channel.crowded
+
+    def when_read(self, work: Callable[[], object]) -> None:
+        self._channel.when_room(work)
+
+    def wait_for_reader(self) -> None:
+        self._channel.wait_for_room()
+
+
 class BlsServer:
     """Serves one worker. `executing` finds an open request of the worker by number."""
 
     def __init__(
         self,
+        name: str,
         stream: MessageStream,
         calls: ServerCalls,
         metrics: WorkerMetrics,
-        response_dispatcher: ResponseDispatcher,
         waiting_calls: WaitingCalls,
         executing: Callable[[int], InferenceRequest | None],
     ) -> None:
+        self._name = name
         self._stream = stream
+        self._reader = _CallingWorker(stream.channel)
         self._calls = calls
         self.metrics = metrics
-        self._response_dispatcher = response_dispatcher
         self._waiting_calls = waiting_calls
         self._executing = executing
         self._lock = threading.Lock()
@@ -109,6 +127,7 @@ class BlsServer:
         request.sequence_start = flags & SEQUENCE_START != 0
         request.sequence_end = flags & SEQUENCE_END != 0
         request.empty_final = flags & EMPTY_FINAL != 0
+        request.reader = self._reader
         request.deadline_ns = None if deadline == NO_DEADLINE else deadline
         with self._lock:
             if self._closed:
@@ -158,7 +177,7 @@ class BlsServer:
         slow = self._blocking_queries.get(what) if isinstance(what, str) else None
         if slow is None:
             raise WireError(f"there is no query '{what}'")
-        if not self._response_dispatcher.run(partial(self._run_query, number, slow, query)):
+        if not run_on_thread(self._name, partial(self._run_query, number, slow, query)):
             error = UnavailableError("the server can't start a thread to answer with: there are too many")
             self._send_result(number, codec.encode_error(error))
 
@@ -196,9 +215,6 @@ class BlsServer:
         if final:
             with self._lock:
                 self._open.pop(number, None)
-        elif request.model is None or request.model.spec.ensemble is None:
-            # Any number of responses may follow; those of ensembles come on threads that must not block.
-            self._stream.channel.wait_for_room()
         try:
             try:
                 self._send_reply(number, response, final, refused)

@@ -10,11 +10,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from conch.core.backend import Done
 from conch.core.clock import monotonic_ns
-from conch.core.errors import ConchError
-from conch.core.request import InferenceRequest, Kept
+from conch.core.request import InferenceRequest
 from conch.core.scheduling.scheduler import Batch
 from conch.workers.connection.worker_responses import OpenRequest
 from conch.workers.protocol.codec import batch_of, number_of
@@ -68,20 +68,11 @@ class SentBatch:
         return [self.number_at(index) for index in range(len(self.batch.requests))]
 
 
-class KeptRequest(Kept):
-    """What a worker keeps of a rescheduled request, as the scheduler sees it."""
+class KeptRequest(NamedTuple):
+    """A rescheduled request that a worker keeps: its number in the worker's table."""
 
-    __slots__ = ("number", "table")
-
-    def __init__(self, table: InFlightTable, number: int) -> None:
-        self.table = table
-        self.number = number
-
-    def end(self, request: InferenceRequest, error: ConchError) -> None:
-        """See `Kept.end`."""
-        entry = self.table.entry(self.number)
-        if entry is not None:  # otherwise its last response is under way
-            entry.fail(error)
+    table: InFlightTable
+    number: int
 
 
 class InFlightTable:

@@ -6,12 +6,10 @@ Threads: the I/O loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from conch.core.errors import ConchError, as_conch_error, without_traceback
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
-from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
 from conch.workers.connection.worker_responses import OpenRequest
@@ -24,10 +22,9 @@ from conch.workers.protocol.tensors import ReceivedMessage, ReturnedTensor, Unre
 class OutcomeHandler:
     """Completes batches, and delivers responses of senders. `abandon` ends a request in the worker."""
 
-    def __init__(self, table: InFlightTable, spec: ModelSpec, abandon: Callable[[int], None]) -> None:
+    def __init__(self, table: InFlightTable, abandon: Callable[[int], None]) -> None:
         self._table = table
         self._abandon = abandon
-        self._decoupled = spec.decoupled
 
     def done(self, number: int, received: ReceivedMessage) -> None:
         """Completes a batch.
@@ -43,15 +40,12 @@ class OutcomeHandler:
         columns = decode_responses(received, len(batch.requests))
         times, outcome = columns.times, columns.error or columns.responses
         left: Sequence[int] = ()
-        if columns.error is not None:
-            ended = self._end_failed(sent)
-        else:
+        if columns.error is None:
             if received.placed:
                 _keep_waiting(batch, columns.responses)
             if columns.flags is not None:
                 left = self._mark(sent, columns.responses, columns.flags)
-            ended = table.end(sent, left)
-        if not ended:
+        if not table.end(sent, left):
             return  # the worker was lost meanwhile
         for index in left:
             if (entry := table.entry(sent.number_at(index))) is not None:
@@ -63,16 +57,18 @@ class OutcomeHandler:
         del sent, received, columns
         done(batch, outcome)
 
-    def response(self, number: int, received: ReceivedMessage) -> None:
-        """Delivers a response of a sender, or the end of a request's responses.
+    def responses(self, subject: int, received: ReceivedMessage) -> None:
+        """Delivers a frame: responses of senders, and ends of requests' responses.
 
         Raises:
             WireError: The message is malformed.
         """
-        columns = decode_responses(received, 1)
-        if columns.error is not None or columns.flags is None:
-            raise WireError("a response of its own has flags, and is no outcome of a batch")
-        (response,), (flags,) = columns.responses, columns.flags
+        columns = decode_responses(received)
+        assert columns.numbers is not None and columns.flags is not None, "a frame has both"
+        for number, response, flags in zip(columns.numbers, columns.responses, columns.flags, strict=True):
+            self._response(number, response, flags)
+
+    def _response(self, number: int, response: InferenceResponse | None, flags: int) -> None:
         if response is not None and isinstance(response.error, UnreachableError):
             self.response_lost(number, response.error)
             return
@@ -112,21 +108,12 @@ class OutcomeHandler:
 
     def fail(self, sent: SentBatch, error: ConchError, opened: dict[int, OpenRequest] | None = None) -> None:
         """Fails a batch, unless it has left the table; `opened` has the requests of a closed table."""
-        if self._end_failed(sent, opened):
-            sent.done(sent.batch, error)
-
-    def _end_failed(self, sent: SentBatch, opened: dict[int, OpenRequest] | None = None) -> bool:
-        """Removes a failed batch; requests of decoupled models end behind earlier responses."""
-        find = self._table.entry if opened is None else opened.get
-        entries = [find(number) for number in sent.numbers] if self._decoupled else []
         if opened is not None:
             for number in sent.numbers:
                 opened.pop(number, None)
         elif not self._table.end(sent):
-            return False
-        if entries:
-            _end_in_queues(sent, entries)
-        return True
+            return
+        sent.done(sent.batch, error)
 
     def _mark(
         self, sent: SentBatch, responses: Sequence[InferenceResponse | None], flags: Sequence[int]
@@ -145,9 +132,6 @@ class OutcomeHandler:
                 request.rescheduled = True
                 request.kept = KeptRequest(table, number)
                 table.rescheduled.add(number)
-        if self._decoupled and any(request.rescheduled for request in requests):
-            # Responses sent before come first.
-            _end_in_queues(sent, [table.entry(number) for number in sent.numbers])
         return left
 
 
@@ -159,20 +143,6 @@ def _keep_waiting(batch: Batch, responses: Sequence[InferenceResponse | None]) -
                 response.outputs = [_own(each) for each in response.outputs]
             except Exception as failure:  # no memory for a copy: only this request fails
                 response.outputs, response.error = [], without_traceback(as_conch_error(failure))
-
-
-def _end_in_queues(sent: SentBatch, entries: Sequence[OpenRequest | None]) -> None:
-    """Makes the batch end its requests behind responses that are still queued."""
-    sent.batch.end = partial(_end_in_queue, dict(zip(sent.batch.requests, entries, strict=True)))
-
-
-def _end_in_queue(
-    queues: dict[InferenceRequest, OpenRequest | None], request: InferenceRequest, response: InferenceResponse
-) -> None:
-    """Queues the last response of a request."""
-    queue = queues[request]
-    if queue is not None:
-        queue.deliver(response, True, 0)
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Owns: the channel, the in-flight table, responses under way, readiness checks, calls of the model.
 Threads: the I/O loop reads and handles messages, from `load` on. What a loss needs may block, and runs on a
-thread of the `ResponseDispatcher`.
+thread of its own.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from conch.workers.connection.in_flight import InFlight, InFlightTable, SentBatc
 from conch.workers.connection.model_readiness import ReadinessChecks, WorkerReadiness
 from conch.workers.connection.outcome_handler import OutcomeHandler
 from conch.workers.connection.socket_reader import MessageDispatcher, SocketReader, json_fields
+from conch.workers.connection.threads import run_on_thread
 from conch.workers.connection.waiting_calls import WaitingCalls, WorkerWaiter
 from conch.workers.connection.worker_metrics import WorkerMetrics
-from conch.workers.connection.worker_responses import OpenRequest, OpenRequests, ResponseDispatcher
+from conch.workers.connection.worker_responses import OpenRequest, OpenRequests
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
 from conch.workers.protocol.codec import MOST_REQUESTS, encode_requests, span_from_json
@@ -102,23 +103,20 @@ class WorkerConnection:
         self._expected_end = False  # closed or failed to load
         self.stream = MessageStream(channel, in_worker=False)
         self._loss = CrashRecord(name)
-        self._response_dispatcher = ResponseDispatcher(name)
-        opened = OpenRequests(spec, self._response_dispatcher, self._grant)
+        opened = OpenRequests(spec, self._grant)
         self.table = InFlightTable(opened.make, self._cancel, self._loss.refuse)
-        self._results = OutcomeHandler(self.table, spec, self._abandon)
+        self._results = OutcomeHandler(self.table, self._abandon)
         self._log = WorkerLog(spec.name)
         self._gpus = cuda_devices() if gpus is None else gpus
         self.devices: ServerDevices | None = None  # until the server uses a GPU
         self.checks = ReadinessChecks(partial(self.notify, Kind.READY))
         waiting_calls = WaitingCalls(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
         metrics = WorkerMetrics(families, self._catch_up)
-        self._caller = BlsServer(
-            self.stream, calls, metrics, self._response_dispatcher, waiting_calls, self.table.request
-        )
+        self._caller = BlsServer(name, self.stream, calls, metrics, waiting_calls, self.table.request)
         dispatcher = MessageDispatcher(
             {
                 Kind.DONE: self._results.done,
-                Kind.RESPONSE: self._results.response,
+                Kind.RESPONSES: self._results.responses,
                 Kind.UNREACHABLE: self.on_unreachable,
                 Kind.CALL: self._caller.call,
                 Kind.CALL_CANCEL: lambda number, received: self._caller.cancel(number),
@@ -268,7 +266,7 @@ class WorkerConnection:
             reason = "the server failed with what it had sent"
             log.error("worker of '%s'", self._name, exc_info=error)
         finish = partial(self._finish, reason)
-        if not self._response_dispatcher.run(finish):
+        if not run_on_thread(self._name, finish):
             finish()  # there are too many threads: the loop is held up
 
     def _finish(self, reason: str) -> None:
@@ -332,7 +330,7 @@ class WorkerConnection:
         error = unmapped_error()
         if kind is Kind.DONE:
             self._results.done_lost(subject, error)
-        elif kind is Kind.RESPONSE:
+        elif kind is Kind.RESPONSES and subject:
             self._results.response_lost(subject, error)
         elif kind is Kind.CALL or kind is Kind.QUERY:
             self._caller.lost(subject, kind, error)
@@ -398,7 +396,6 @@ class WorkerConnection:
     def _end(self) -> None:
         """Frees everything once reading has ended."""
         self.socket_reader.close()
-        self._response_dispatcher.close()
         self.channel.close()
         self.stream.close()
 

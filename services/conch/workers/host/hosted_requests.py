@@ -36,14 +36,41 @@ class HostedRequest(InferenceRequest):
         granted: Response units that the server has granted; changed by the thread that reads.
         spent: Units used, which the last response may overdraw; changed by the sending thread.
         gone: True once its last response was sent, or the server has forgotten it.
+        waiting: What `when_read` is to call.
     """
 
-    __slots__ = ("gone", "granted", "number", "spent")
+    __slots__ = ("gone", "granted", "number", "spent", "waiting")
 
     number: int
     granted: int
     spent: int
     gone: bool
+    waiting: list[Callable[[], object]] | None
+
+    @property
+    def behind(self) -> bool:
+        """Whether the next response would have to wait until the server grants units for it."""
+        return self.granted <= self.spent and not self.gone
+
+    def when_read(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_read`."""
+        if self.waiting is None:
+            self.waiting = []
+        self.waiting.append(work)
+        if not self.behind:
+            self.granted_more()
+
+    def wait_for_reader(self) -> None:
+        """Returns at once: the next response waits."""
+
+    def granted_more(self) -> None:
+        """Calls what waits for units, unless there are none; any thread."""
+        while self.waiting and not self.behind:
+            try:
+                work = self.waiting.pop()
+            except IndexError:
+                return  # another thread has called it
+            work()
 
 
 class HostedFiller(HostedRequest):
@@ -86,6 +113,8 @@ class HostedRequests:
         """Removes a completed request."""
         request.gone = True
         self._left.pop(request.number, None)
+        if request.waiting:
+            request.granted_more()
 
     def keep(self, request: HostedRequest) -> None:
         """Keeps a request, even a completed one, to which the server may still refer."""
@@ -140,6 +169,7 @@ class HostedRequests:
                 request = kind(name, version, inputs, responder, received_ns, request_id, options.requested)
                 request.number = first + len(own)
                 request.granted, request.spent, request.gone = WINDOW, 0, False
+                request.waiting = None
             request.queued_ns = queued_ns
             request.deadline_ns = None if deadline == NO_DEADLINE else deadline
             request.batch_size = size

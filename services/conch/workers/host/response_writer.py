@@ -18,7 +18,8 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch.workers.host.host_reader import HostReader
 from conch.workers.host.hosted_requests import HostedRequest, HostedRequests
-from conch.workers.protocol.channel import ChannelClosedError, Kind
+from conch.workers.host.response_frames import ResponseFrames, SentResponse
+from conch.workers.protocol.channel import MOST_INLINE, ChannelClosedError, Kind
 from conch.workers.protocol.codec import (
     RESCHEDULED,
     encode_failure,
@@ -46,6 +47,7 @@ class ResponseWriter:
         self._name = spec.name
         self._decoupled = spec.decoupled
         self._stream = stream
+        self._frames = ResponseFrames(spec.name, stream)
         self._reader = reader
         self.requests = HostedRequests(spec, self._respond, self._send_span)
 
@@ -73,12 +75,22 @@ class ResponseWriter:
         Raises:
             ChannelClosedError: The server is gone.
         """
+        self.flush()
         try:
             self._stream.send(Kind.DONE, number, fields, payload, texts)
         except (OSError, MemoryError, ConchError) as error:  # no memory or descriptor
             failure = InternalError(f"responses can't be sent: {message_of(error)}")
             fields, texts = encode_failure(failure)
             self._stream.send(Kind.DONE, number, fields, None, texts)
+
+    def flush(self) -> None:
+        """Writes the responses that senders have sent.
+
+        Raises:
+            ChannelClosedError: The server is gone.
+        """
+        if self._frames.used:
+            self._frames.flush()
 
     def _mark_faulty(self, responses: Responses | None) -> bool:
         """Turns responses that can't be sent into errors, so that the others can; True if there were any."""
@@ -155,6 +167,7 @@ class ResponseWriter:
     def _has_credit(self, request: HostedRequest) -> bool:
         """Waits until the server grants further units; False if the request has ended."""
         try:
+            self.flush()  # the server grants them for what it has
             self._reader.until(lambda: request.granted > request.spent or request.gone)
         except ChannelClosedError:
             return False
@@ -170,12 +183,14 @@ class ResponseWriter:
             lists = [outputs]
         text = text_of(response)
         # Copies, also from GPUs: the model may write to its outputs at once.
-        payload = self._stream.pack(lists)
+        payload = self._stream.pack(lists) if lists else None
+        nbytes = len(text)
+        if payload is not None:
+            nbytes += MOST_INLINE if payload.block is not None else payload.own()
         flags = flags_of(response, final, failed)
-        fields = encode_responses(1, [flags], text != b"")
         if final:
             self.requests.remove(request)
             if request.rescheduled:
                 self.requests.keep(request)  # until the server resends or forgets it
         request.spent += units(outputs)  # senders hold a lock
-        self._stream.send(Kind.RESPONSE, request.number, fields, payload, [text] if text else ())
+        self._frames.put(SentResponse(request.number, flags, text, payload, nbytes + 1))

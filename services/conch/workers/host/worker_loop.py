@@ -173,6 +173,7 @@ class Host:
             self._execute(instance, writer)
             backup_reader.disarm()
         instance.close()
+        writer.flush()
         self._families.flush()
         if self._stream.devices is not None:
             self._stream.devices.close()
@@ -265,6 +266,8 @@ class Host:
         request = self._open_requests.get(subject)
         if request is not None:
             request.granted += decode_credit(received.fields)
+            if request.waiting:
+                request.granted_more()
 
     def _on_cancel(self, subject: int, received: ReceivedMessage) -> None:
         request = self._open_requests.get(subject)

@@ -44,7 +44,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NoReturn
 
@@ -79,7 +79,7 @@ class Kind(IntEnum):
     FAILED = 4  # W: error: loading failed
     EXECUTE = 5  # S, of a batch: its requests
     DONE = 6  # W, of a batch: its outcome
-    RESPONSE = 7  # W, of a request: one response by its sender
+    RESPONSES = 7  # W, of a request or of several: responses by their senders
     CREDIT = 8  # S, of a request: grants more responses
     CANCEL = 9  # S, of a request: its client has left
     RELEASE = 10  # B: returned blocks in the header only
@@ -108,7 +108,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 _MOST_BYTES = 2**31 - 1
 MOST_FACTS = 1 << 20  # records of the log, errors and the like: senders cut their texts to far less
-_WITH_TENSORS = frozenset({Kind.EXECUTE, Kind.DONE, Kind.RESPONSE, Kind.CALL, Kind.REPLY})
+_WITH_TENSORS = frozenset({Kind.EXECUTE, Kind.DONE, Kind.RESPONSES, Kind.CALL, Kind.REPLY})
 _WITH_CONFIG_OR_FILES = frozenset({Kind.LOAD, Kind.QUERY, Kind.RESULT})
 
 
@@ -502,6 +502,7 @@ class PacketChannel:
         self._backlog: deque[tuple[Sequence[Buffer], list[int], int]] = deque()
         self.backlog_bytes = 0
         self.waiting_senders = 0
+        self._waiting: list[Callable[[], object]] = []  # for room
         self._moved_ns = 0  # when the backlog began or last shrank
         self._room = threading.Condition(self.lock)
         self.flushing = False
@@ -553,6 +554,7 @@ class PacketChannel:
                 self.flushing = False
                 self._drop_backlog()
             self.shut_down()
+            self._call_waiting()
             raise ChannelClosedError(str(error)) from None
 
     def try_send(self, parts: Sequence[Buffer]) -> bool:
@@ -572,9 +574,23 @@ class PacketChannel:
         finally:
             self.lock.release()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the backlog is long."""
+        return self.backlog_bytes > ROOM
+
+    def when_room(self, work: Callable[[], object]) -> None:
+        """Calls `work` once the backlog is short or the channel is closed, perhaps at once; any thread."""
+        with self.lock:
+            waits = self.crowded and not self._closed
+            if waits:
+                self._waiting.append(work)
+        if not waits:
+            work()
+
     def wait_for_room(self) -> None:
         """Blocks while the backlog is long and the peer reads; returns at once if the peer hangs."""
-        if self.backlog_bytes <= ROOM:
+        if not self.crowded:
             return
         with self._room:
             self.waiting_senders += 1
@@ -661,6 +677,7 @@ class PacketChannel:
         with self.lock:
             self._drop_backlog()
             self._sock.close()
+        self._call_waiting()
 
     def _send_in_file(self, parts: Sequence[Buffer], fds: Sequence[int], size: int) -> None:
         most = most_bytes(Kind(HEADER.unpack_from(parts[0])[1]))
@@ -691,6 +708,8 @@ class PacketChannel:
     def _flush(self) -> None:
         """Sends the backlog; blocks as long as that takes."""
         while True:
+            if self._waiting and self.backlog_bytes <= ROOM // 2:
+                self._call_waiting()
             with self.lock:
                 if not self._backlog:
                     self.flushing = False
@@ -709,7 +728,15 @@ class PacketChannel:
             finally:
                 _close(fds)
 
+    def _call_waiting(self) -> None:
+        """Calls what waits for room; without the lock, as it may send on other channels."""
+        with self.lock:
+            waiting, self._waiting = self._waiting, []
+        for work in waiting:
+            work()
+
     def _drop_backlog(self) -> None:
+        """Drops what waits to be sent; the caller has the lock, and has closed the channel or does so."""
         while self._backlog:
             _close(self._backlog.popleft()[1])
         self.backlog_bytes = 0

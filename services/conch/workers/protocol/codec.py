@@ -3,7 +3,8 @@
 Packets, their header and their texts are the channel's, tensors and blocks those of `tensors`. Integers are
 little-endian; nothing is pickled. Every decoder accepts any bytes, and returns a valid value or raises
 `WireError`. There is one encoding of requests and one of responses: a batch and a call, and an outcome, a
-response of a sender and a reply, differ in their number and flags only.
+frame and a reply, differ in their numbers and flags only. A frame has responses of any requests, which the
+model has sent by itself: a step of an engine with many streams is one message.
 
     =========================  ===========  ==================================================================
     part                       of requests  contents
@@ -23,6 +24,7 @@ response of a sender and a reply, differ in their number and flags only.
     =========================  ============  =================================================================
     head                       fields        times, bytes copied, count, columns that are present
     flags, if not all plain    fields        for each: one byte
+    numbers, of a frame        fields        for each: that of its request
     tensors                    fields        of the responses that have some
     error of the whole batch   texts         JSON, instead of everything else
     texts, if there are any    texts         for each: its error or its parameters as JSON, empty for none
@@ -52,7 +54,7 @@ from conch.core.tensor import Buffer
 from conch.workers.protocol.channel import MOST_FACTS, Text, WireError
 from conch.workers.protocol.tensors import ReceivedMessage
 
-VERSION = 5
+VERSION = 6
 
 _HELLO = struct.Struct("<4sHI")
 _HELLO_MAGIC = b"conc"
@@ -434,7 +436,7 @@ FAILED = 16
 """The model itself responded with the error; of a reply: the server refused the call."""
 
 _RESPONSES = struct.Struct("<QQQIB")
-_FLAGS, _TEXTS, _ERROR = 1, 2, 4
+_FLAGS, _TEXTS, _ERROR, _OF_REQUESTS = 1, 2, 4, 8
 _HAS_TENSORS = (PRESENT | ERROR, PRESENT)
 
 Times = tuple[int, int, int]
@@ -452,12 +454,14 @@ class ResponseColumns(NamedTuple):
         responses: A response for each request; None where the model responds later, or the request runs
             again. A response whose memory can't be opened here is an `UnreachableError`.
         flags: Of each response; None if all are plain.
+        numbers: The request of each response of a frame; else None.
     """
 
     times: Times
     error: ConchError | None
     responses: list[InferenceResponse | None]
     flags: Sequence[int] | None
+    numbers: Sequence[int] | None = None
 
 
 def flags_of(response: InferenceResponse | None, final: bool = False, failed: bool = False) -> int:
@@ -478,7 +482,11 @@ def text_of(response: InferenceResponse | None) -> bytes:
 
 
 def encode_responses(
-    count: int, flags: Sequence[int] | None = None, has_texts: bool = False, times: Times = _NO_TIMES
+    count: int,
+    flags: Sequence[int] | None = None,
+    has_texts: bool = False,
+    times: Times = _NO_TIMES,
+    numbers: Sequence[int] | None = None,
 ) -> bytes:
     """Encodes the fields of responses without their tensors, which follow.
 
@@ -487,10 +495,15 @@ def encode_responses(
         flags: Of each response; None if all are plain.
         has_texts: Whether the message has a text of each response.
         times: See `Times`.
+        numbers: The request of each response of a frame.
     """
     columns = (0 if flags is None else _FLAGS) | (_TEXTS if has_texts else 0)
-    head = _RESPONSES.pack(*times, count, columns)
-    return head if flags is None else head + bytes(flags)
+    if numbers is not None:
+        columns |= _OF_REQUESTS
+    fields = _RESPONSES.pack(*times, count, columns)
+    if flags is not None:
+        fields += bytes(flags)
+    return fields if numbers is None else fields + struct.pack(f"<{count}Q", *numbers)
 
 
 def encode_failure(error: ConchError, times: Times = _NO_TIMES) -> tuple[bytes, list[bytes]]:
@@ -498,8 +511,8 @@ def encode_failure(error: ConchError, times: Times = _NO_TIMES) -> tuple[bytes, 
     return _RESPONSES.pack(*times, 0, _ERROR), [encode_error(error)]
 
 
-def decode_responses(received: ReceivedMessage, expected: int) -> ResponseColumns:
-    """Reads the responses to `expected` requests, which are the whole message.
+def decode_responses(received: ReceivedMessage, expected: int | None = None) -> ResponseColumns:
+    """Reads the responses to `expected` requests, or those of a frame, which are the whole message.
 
     Raises:
         WireError: They are malformed, or their number is wrong.
@@ -513,9 +526,12 @@ def decode_responses(received: ReceivedMessage, expected: int) -> ResponseColumn
         if len(received.texts) != 1 or len(received.fields) != _RESPONSES.size:
             raise WireError("the error of a batch is one text")
         return ResponseColumns(times, decode_error(received.texts[0].content), [], None)
-    if count != expected or columns > _FLAGS + _TEXTS:
+    if expected is None:
+        if columns | _TEXTS != _FLAGS + _TEXTS + _OF_REQUESTS:
+            raise WireError("a frame has flags and numbers of requests, and is no outcome of a batch")
+    elif count != expected or columns > _FLAGS + _TEXTS:
         raise WireError(f"{count} responses to {expected} requests")
-    flags = None
+    flags = numbers = None
     responses: list[InferenceResponse | None]
     if not columns:
         received.seek(_RESPONSES.size, 0)
@@ -526,12 +542,17 @@ def decode_responses(received: ReceivedMessage, expected: int) -> ResponseColumn
         if columns & _FLAGS:
             position += count
             flags = bytes(received.fields[_RESPONSES.size : position])
+        if expected is None:
+            start, position = position, position + 8 * count
+            if position > len(received.fields):
+                raise WireError(f"a frame of {count} responses ends too early")
+            numbers = struct.unpack_from(f"<{count}Q", received.fields, start)
         responses = _with_texts(received, position, flags, columns & _TEXTS != 0)
     if received.unreachable:
         present = [response for response in responses if response is not None and response.error is None]
         for index, failure in received.unreachable.items():
             present[index].error = without_traceback(failure)
-    return ResponseColumns(times, None, responses, flags)
+    return ResponseColumns(times, None, responses, flags, numbers)
 
 
 def _with_texts(

@@ -311,6 +311,34 @@ class Payload:
         self.kept: list[Tensor] = []
         self.lent: list[int] = []
 
+    def own(self) -> int:
+        """Copies small tensors that others may still write to; returns the bytes of tensors and layouts."""
+        nbytes = 0
+        for index, part in enumerate(self.data):
+            nbytes += len(part)
+            if type(part) is not bytes:
+                self.data[index] = bytes(part)
+        return nbytes + sum(map(len, self.texts))
+
+
+def joined_payload(payloads: Sequence[Payload]) -> Payload:
+    """The payload of lists that were packed one by one; one in a block stays alone."""
+    if len(payloads) == 1:
+        return payloads[0]
+    joined = Payload()
+    texts = [payload.texts[0] for payload in payloads]
+    common = bool(texts) and texts.count(texts[0]) == len(texts)
+    joined.texts = texts[:1] if common else texts
+    joined.fields = b"".join(
+        [
+            _HEAD.pack(len(payloads), _COMMON if common else 0),
+            *[payload.fields[_HEAD.size :] for payload in payloads],
+        ]
+    )
+    for payload in payloads:
+        joined.data += payload.data
+    return joined
+
 
 class Devices(Protocol):
     """Sends and receives tensors on GPUs as places; implemented in `devices`, which only some import."""

@@ -95,11 +95,17 @@ class ResponseSender:
         self._sent = 0
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Sends a response, the final flag, or both.
+        """Sends a response, the final flag, or both; blocks while the client has too much to read.
 
         Raises:
             TritonModelException: Not allowed, or not any more; the text is Triton's.
         """
+        self._send(response, flags)
+        if not flags and self._context.decoupled:
+            self._request.wait_for_reader()
+
+    def _send(self, response: InferenceResponse | None, flags: int = 0) -> None:
+        """`send`, without waiting for the client."""
         if flags not in (0, FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
         if response is None and flags == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, closing
 from typing import Any
@@ -10,7 +11,9 @@ from conch.backends.python.api.pb_errors import TritonModelException
 from conch.backends.python.api.pb_request import ReceivedRequest
 from conch.backends.python.api.pb_response import InferenceResponse
 from conch.backends.python.api.pb_types import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
+from conch.backends.python.calls.response_iterator import call_in_loop
 from conch.core.errors import CancelledError, ConchError, DeadlineExceededError
+from conch.core.request import InferenceRequest
 
 
 class GeneratorExecution:
@@ -41,6 +44,8 @@ class GeneratorExecution:
                     returned = end.value
                     break
                 self._send_step(step)
+                for request in self._requests:
+                    request._core.wait_for_reader()
                 if self._abandoned:
                     return self._fail_abandoned()
         if returned is not None:
@@ -55,6 +60,9 @@ class GeneratorExecution:
         async with aclosing(steps):
             async for step in steps:
                 self._send_step(step)
+                for request in self._requests:
+                    if request._core.behind:
+                        await _read(request._core)
                 if self._abandoned:
                     return self._fail_abandoned()
         return self._end()
@@ -70,7 +78,7 @@ class GeneratorExecution:
                         f"Expected a None object in the execute function return list for reschduled request, "
                         f"found type '{type(response)}'."
                     )
-                sender.send(response, flags)
+                sender._send(response, flags)
 
     def _listed(self, step: Any) -> Sequence[InferenceResponse | None]:
         count = len(self._requests)
@@ -120,6 +128,14 @@ class GeneratorExecution:
 
     def _result(self) -> list[None] | None:
         return None if self._decoupled else [None] * len(self._requests)
+
+
+async def _read(core: InferenceRequest) -> None:
+    """Waits until the client of a request has caught up; other coroutines go on."""
+    loop = asyncio.get_running_loop()
+    read = asyncio.Event()
+    core.when_read(lambda: call_in_loop(loop, read.set))
+    await read.wait()
 
 
 def _mismatch(requests: int, responses: int) -> TritonModelException:

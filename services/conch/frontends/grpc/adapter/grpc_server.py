@@ -202,7 +202,7 @@ class Server:
             return
         stream_handler = self._streams.get(method)
         if stream_handler is not None:
-            stream_handler(StreamCall(event, self._calls, self._may_wait))
+            stream_handler(StreamCall(event, self._calls))
             return
         abort(event.call, UNIMPLEMENTED, f"Method not found: {method.decode(errors='replace')}")
 
@@ -216,10 +216,6 @@ class Server:
         peer = unquote(call.peer().decode(errors="replace"))
         if _disconnect(peer, frozenset(self._ports)):
             log.warning("%s was disconnected: %s", peer, text)
-
-    def _may_wait(self) -> bool:
-        """Returns whether the calling thread may wait for polling threads: it is none itself."""
-        return threading.current_thread() not in self.pollers.threads
 
     def _on_stopped(self, event: Any) -> None:
         self._stopped.set()

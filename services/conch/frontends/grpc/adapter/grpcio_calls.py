@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from conch.access.principals import Grant
 from conch.core.errors import status_details
+from conch.core.request import Reader
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.adapter.batch_operations import (
     OK,
@@ -262,7 +263,7 @@ def _ignore_drain(status: int, details: str) -> None:
     """The `on_drain` of a stream that has ended."""
 
 
-class StreamCall(Call):
+class StreamCall(Call, Reader):
     """One bidirectional call: reads one message at a time, writes one at a time, in order.
 
     `on_message` is called with each message, and once with None at half-close. It calls `read_next` to
@@ -270,7 +271,7 @@ class StreamCall(Call):
     with the status to close with once nothing is in flight.
 
     Flow control: no message is read while more than `_MAX_UNSENT_BYTES` are unsent, or fewer if all streams
-    together have too many. A thread that sends many messages should call `wait_for_reader` after each.
+    together have too many. What is written is taken in any case: the call is the `Reader` of its requests.
 
     State, guarded by the lock; the fields are independent:
 
@@ -282,38 +283,30 @@ class StreamCall(Call):
     Args:
         event: The event with the call.
         open_calls: Holds the call while operations may be started on it.
-        may_wait: Returns False on a polling thread, which sends what was written.
-
-    Attributes:
-        blocked_writers: Number of threads in `wait_for_reader`.
     """
 
     __slots__ = (
         "_call",
-        "_caught_up",
         "_closing",
         "_finished",
+        "_held_back",
         "_lock",
-        "_may_wait",
         "_on_cancel",
         "_open",
         "_outbox",
         "_paused",
         "_unsent",
         "_writing",
-        "blocked_writers",
         "on_drain",
         "on_message",
     )
 
-    def __init__(self, event: Any, open_calls: OpenCalls, may_wait: Callable[[], bool]) -> None:
+    def __init__(self, event: Any, open_calls: OpenCalls) -> None:
         self._event = event
         self._call = event.call
         self._open = open_calls
-        self._may_wait = may_wait
         self._lock = threading.Lock()
-        self._caught_up: threading.Condition | None = None  # made by the first blocked writer
-        self.blocked_writers = 0
+        self._held_back: list[Callable[[], object]] = []
         self._outbox: deque[bytes] = deque()
         self._unsent = 0
         self._paused = False
@@ -365,7 +358,9 @@ class StreamCall(Call):
             self._set_unsent(self._unsent - sum(map(len, self._outbox)))
             self._outbox.clear()
             on_cancel, self._on_cancel = self._on_cancel, None
-            self._wake()
+            read = self._take_read()
+        for work in read:
+            work()
         # Breaks reference cycles.
         self.on_message, self.on_drain = ignore, _ignore_drain
         self._open.discard_stream(self)
@@ -383,21 +378,20 @@ class StreamCall(Call):
             else:
                 self._start_write(message)
 
-    def wait_for_reader(self) -> None:
-        """Waits until its client has read enough, or the stream is closing.
+    @property
+    def behind(self) -> bool:
+        """Whether its client has too much to read."""
+        return self._unsent > LEAST_OF_ONE and self._behind()
 
-        Returns at once on a polling thread, which would wait for itself.
-        """
-        if self._unsent <= LEAST_OF_ONE or not self._behind() or not self._may_wait():
-            return
+    def when_read(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_read`."""
         with self._lock:
-            if self._caught_up is None:
-                self._caught_up = threading.Condition(self._lock)
-            self.blocked_writers += 1
-            # What other streams free does not wake it; its own reader's progress does.
-            while self._behind() and not self._finished and self._closing is None:
-                self._caught_up.wait()
-            self.blocked_writers -= 1
+            # What other streams free does not count; its own reader's progress does.
+            waits = self._behind() and not self._finished and self._closing is None
+            if waits:
+                self._held_back.append(work)
+        if not waits:
+            work()
 
     def _behind(self) -> bool:
         """Whether its client has too much to read, alone or together with those of other streams."""
@@ -409,10 +403,12 @@ class StreamCall(Call):
         if before > LEAST_OF_ONE or size > LEAST_OF_ONE:
             self._open.unread.change(before, size)
 
-    def _wake(self) -> None:
-        """Wakes blocked writers; the caller has the lock."""
-        if self._caught_up is not None:
-            self._caught_up.notify_all()
+    def _take_read(self) -> list[Callable[[], object]]:
+        """Takes what is to be called now that the client has read; the caller has the lock."""
+        read: list[Callable[[], object]] = []
+        if self._held_back and (self._finished or self._closing is not None or not self._behind()):
+            read, self._held_back = self._held_back, []
+        return read
 
     def close(self, status: int = OK, details: str = "", trailing: Metadata | None = None) -> None:
         """Ends the stream after all written messages; from any thread."""
@@ -420,9 +416,11 @@ class StreamCall(Call):
             if self._finished or self._closing is not None:
                 return
             self._closing = (status, details, trailing)
-            self._wake()
+            read = self._take_read()
             if not self._writing:
                 self._start_close()
+        for work in read:
+            work()
 
     def refuse(self, status: int, details: str, trailing: Metadata | None = None) -> None:
         """Ends a stream that was not started, with trailing metadata."""
@@ -439,17 +437,23 @@ class StreamCall(Call):
             self._set_unsent(self._unsent - size)
             if self._finished:
                 return
-            self._wake()
-            if self._outbox:
-                self._start_write(self._outbox.popleft())
-            else:
-                self._writing = False
-                if self._closing is not None:
-                    self._start_close()
-                    return
-            if self._paused and not self._behind():
-                self._paused = False
-                self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
+            read = self._take_read()
+            self._go_on()
+        for work in read:
+            work()
+
+    def _go_on(self) -> None:
+        """Starts what a completed write allows; the caller has the lock."""
+        if self._outbox:
+            self._start_write(self._outbox.popleft())
+        else:
+            self._writing = False
+            if self._closing is not None:
+                self._start_close()
+                return
+        if self._paused and not self._behind():
+            self._paused = False
+            self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
 
     def _start_close(self) -> None:
         assert self._closing is not None, "called by close, or after it"

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from conch.access.principals import Grant
 from conch.core.io_loop import IoLoop
+from conch.core.request import Reader
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata, UnaryMethod
@@ -381,7 +382,7 @@ def _ignore_drain(status: int, details: str) -> None:
     """The `on_drain` of a stream that has ended."""
 
 
-class StreamCall(Call):
+class StreamCall(Call, Reader):
     """One bidirectional call: delivers one message at a time, sends messages in the order of `write`.
 
     `on_message` is called with each message, and once with None at half-close. It calls `read_next` to
@@ -389,23 +390,20 @@ class StreamCall(Call):
     with the status to close with once nothing is in flight.
 
     Flow control: no message is delivered while more than `_MAX_UNSENT_BYTES` are unsent, or fewer if all
-    streams together have too many; what the client sends meanwhile is withheld from its window. A thread that
-    sends many messages should call `wait_for_reader` after each.
+    streams together have too many; what the client sends meanwhile is withheld from its window. What is
+    written is taken in any case: the call is the `Reader` of its requests.
 
     Fields of the loop's thread: `_inbox` (messages that wait for `read_next`), `_wanted` (`read_next` was
     called), `_delivering`. Guarded by the lock: `_outbox`, `_unsent`, `_closing` (the trailers that follow
     the outbox; after them `write` drops messages), `_send_queued`.
-
-    Attributes:
-        blocked_writers: Number of threads in `wait_for_reader`.
     """
 
     __slots__ = (
         "__weakref__",
-        "_caught_up",
         "_closing",
         "_compression",
         "_delivering",
+        "_held_back",
         "_inbox",
         "_lock",
         "_on_cancel",
@@ -414,7 +412,6 @@ class StreamCall(Call):
         "_started",
         "_unsent",
         "_wanted",
-        "blocked_writers",
         "on_drain",
         "on_message",
     )
@@ -425,8 +422,7 @@ class StreamCall(Call):
         self._inbox: deque[Received | None] = deque()
         self._wanted = self._delivering = self._started = False
         self._lock = threading.Lock()
-        self._caught_up: threading.Condition | None = None  # made by the first blocked writer
-        self.blocked_writers = 0
+        self._held_back: list[Callable[[], object]] = []
         self._outbox: deque[tuple[Buffer, ...]] = deque()
         self._unsent = 0
         self._send_queued = False
@@ -519,7 +515,9 @@ class StreamCall(Call):
             self.ended = True
             self._outbox.clear()
             self._set_unsent(0)
-            self._wake()
+            read = self._take_read()
+        for work in read:
+            work()
         self._inbox.clear()
         self._reader = None
         self._on_cancel = None
@@ -548,7 +546,9 @@ class StreamCall(Call):
         """Notes that of all that the loop has taken, `left` bytes are not sent yet."""
         with self._lock:
             self._set_unsent(left + sum(_size(part) for parts in self._outbox for part in parts))
-            self._wake()
+            read = self._take_read()
+        for work in read:
+            work()
         self._deliver()
 
     # On any thread.
@@ -597,21 +597,20 @@ class StreamCall(Call):
         if not queued:
             self.connection.loop.call_soon(self._send)
 
-    def wait_for_reader(self) -> None:
-        """Waits until its client has read enough, or the stream is closing.
+    @property
+    def behind(self) -> bool:
+        """Whether its client has too much to read."""
+        return self._unsent > LEAST_OF_ONE and self._behind()
 
-        Returns at once on the loop's thread, which sends what was written.
-        """
-        if self._unsent <= LEAST_OF_ONE or not self._behind() or self.connection.loop.on_thread:
-            return
+    def when_read(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_read`."""
         with self._lock:
-            if self._caught_up is None:
-                self._caught_up = threading.Condition(self._lock)
-            self.blocked_writers += 1
-            # What other streams free does not wake it; its own reader's progress does.
-            while self._behind() and not self.ended and self._closing is None:
-                self._caught_up.wait()
-            self.blocked_writers -= 1
+            # What other streams free does not count; its own reader's progress does.
+            waits = self._behind() and not self.ended and self._closing is None
+            if waits:
+                self._held_back.append(work)
+        if not waits:
+            work()
 
     def _behind(self) -> bool:
         """Whether its client has too much to read, alone or together with those of other streams."""
@@ -623,10 +622,12 @@ class StreamCall(Call):
         if before > LEAST_OF_ONE or size > LEAST_OF_ONE:
             self.connection.open_calls.unread.change(before, size)
 
-    def _wake(self) -> None:
-        """Wakes blocked writers; the caller has the lock."""
-        if self._caught_up is not None:
-            self._caught_up.notify_all()
+    def _take_read(self) -> list[Callable[[], object]]:
+        """Takes what is to be called now that the client has read; the caller has the lock."""
+        read: list[Callable[[], object]] = []
+        if self._held_back and (self.ended or self._closing is not None or not self._behind()):
+            read, self._held_back = self._held_back, []
+        return read
 
     def close(self, status: int = _OK, details: str = "", trailing: Metadata | None = None) -> None:
         """Ends the stream after all written messages."""
@@ -634,7 +635,9 @@ class StreamCall(Call):
             if self.ended or self._closing is not None:
                 return
             self._closing = trailers(status, details, trailing)
-            self._wake()
+            read = self._take_read()
+        for work in read:
+            work()
         self._queue_send()
 
     def refuse(self, status: int, details: str, trailing: Metadata | None = None) -> None:

@@ -1,16 +1,27 @@
-"""Queue of responses from model threads to the event loop, with backpressure for slow readers."""
+"""Carries the responses of many requests from model threads and the I/O loop to the event loop of a port.
+
+A responder puts a response into the queue of its request and returns. The first put wakes the event loop;
+those that follow until it runs, such as the other responses of a worker's frame, only add their queues to the
+mailbox. The coroutine of a request takes all that there is at once. A queue is the `Reader` of its request: a
+model waits while it holds too much, and what was taken counts until the coroutine comes back for more.
+
+Race of a put and a delivery: `put` adds its queue before it looks whether the loop is woken, and `_deliver`
+says that it is not before it looks at the queues. One of the two finds the queue.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
+from conch.core.request import Reader
 from conch.frontends.unread_bytes import UnreadBytes
 
 MOST_BYTES = 16 << 20
-"""Bytes queued before `put` blocks; fewer if all queues together have too many."""
+"""Bytes queued before a queue is behind; fewer if all queues together have too many."""
 
 
 class Item(NamedTuple):
@@ -29,77 +40,129 @@ class Item(NamedTuple):
     retry_after_ms: int | None = None
 
 
-class ResponseQueue:
+class Mailbox:
+    """Wakes the coroutines of an event loop whose queues have got something.
+
+    Args:
+        loop: The event loop.
+        unread: Counts what all queues of the front end hold.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, unread: UnreadBytes) -> None:
+        self.loop = loop
+        self.unread = unread
+        self._changed: deque[ResponseQueue] = deque()
+        self._woken = False
+
+    def changed(self, queue: ResponseQueue) -> None:
+        """Notes that a queue has got something; any thread."""
+        self._changed.append(queue)
+        if not self._woken:
+            self._woken = True
+            try:
+                self.loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                pass  # the loop is closed
+
+    def _deliver(self) -> None:
+        self._woken = False
+        changed = self._changed
+        while changed:
+            changed.popleft().wake()
+
+
+class ResponseQueue(Reader):
     """Responses of one request, in order.
 
     Args:
-        loop: The consuming event loop.
-        unread: Counts what all queues of the front end hold.
-        most_bytes: Bytes queued before `put` blocks.
+        mailbox: Wakes the event loop.
+        most_bytes: Bytes queued before it is behind.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, unread: UnreadBytes, most_bytes: int = MOST_BYTES
-    ) -> None:
-        self._loop = loop
-        self._unread = unread
+    def __init__(self, mailbox: Mailbox, most_bytes: int = MOST_BYTES) -> None:
+        self._mailbox = mailbox
         self._most_bytes = most_bytes
-        self._room = threading.Condition()
-        self._items: deque[Item] = deque()
-        self._bytes = 0
+        self._lock = threading.Lock()
+        self._items: list[Item] = []
+        self._bytes = self._taken = 0
         self._closed = False
-        self._there: asyncio.Event = asyncio.Event()
-        self._woken = False
-        self._loop_thread = threading.get_ident()
+        self._held_back: list[Callable[[], object]] = []
+        self._taker: asyncio.Future[None] | None = None  # of the event loop
 
     def put(self, item: Item) -> None:
-        """Adds a response from any thread; blocks while the queue is full unless it is final."""
-        size = len(item.body or b"")
-        with self._room:
+        """Adds a response, from any thread; dropped once the queue is closed."""
+        body = item.body
+        with self._lock:
             if self._closed:
                 return
+            first = not self._items
             self._items.append(item)
-            self._set_bytes(self._bytes + size)
-            wake, self._woken = not self._woken, True
-        if wake:
-            try:
-                self._loop.call_soon_threadsafe(self._there.set)
-            except RuntimeError:  # the loop is closed
-                return
-        if item.final or threading.get_ident() == self._loop_thread:
-            return
-        with self._room:
-            self._room.wait_for(lambda: self._closed or not self._behind())
+            if body is not None:
+                self._set_bytes(self._bytes + len(body))
+        if first:
+            self._mailbox.changed(self)
 
-    def _behind(self) -> bool:
-        return self._unread.behind(self._bytes, self._most_bytes)
+    @property
+    def behind(self) -> bool:
+        """Whether it holds too much."""
+        return self._mailbox.unread.behind(self._bytes, self._most_bytes)
 
-    def _set_bytes(self, size: int) -> None:
-        """Sets what is queued; the caller has the lock."""
-        self._unread.change(self._bytes, size)
-        self._bytes = size
+    def when_read(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_read`."""
+        with self._lock:
+            waits = not self._closed and self.behind
+            if waits:
+                self._held_back.append(work)
+        if not waits:
+            work()
 
-    async def take(self) -> Item | None:
-        """Waits for the next response; None once the queue is closed."""
+    async def take_all(self) -> list[Item] | None:
+        """Waits for responses and takes all there are; None once the queue is closed.
+
+        Those of the call before count as read.
+        """
         while True:
-            with self._room:
-                if self._closed:
-                    return None
+            read: list[Callable[[], object]] = []
+            taken: list[Item] | None = None
+            with self._lock:
+                if self._taken:
+                    self._set_bytes(self._bytes - self._taken)
+                    self._taken = 0
+                    if self._held_back and not self.behind:
+                        read, self._held_back = self._held_back, []
+                taker: asyncio.Future[None] | None = None
                 if self._items:
-                    item = self._items.popleft()
-                    self._set_bytes(self._bytes - len(item.body or b""))
-                    if not self._behind():
-                        self._room.notify_all()
-                    return item
-                self._there.clear()
-                self._woken = False
-            await self._there.wait()
+                    taken, self._items = self._items, []
+                    self._taken = self._bytes
+                elif not self._closed:
+                    taker = self._taker = self._mailbox.loop.create_future()
+            for work in read:
+                work()
+            if taker is None:
+                return taken
+            await taker
 
     def close(self) -> None:
         """Drops queued and later responses; on the loop."""
-        with self._room:
+        with self._lock:
             self._closed = True
             self._items.clear()
+            self._taken = 0
             self._set_bytes(0)
-            self._room.notify_all()
-        self._there.set()
+            read, self._held_back = self._held_back, []
+        for work in read:
+            work()
+        self.wake()
+
+    def wake(self) -> None:
+        """Wakes `take_all`; on the loop."""
+        taker = self._taker
+        if taker is not None:
+            self._taker = None
+            if not taker.done():  # else its task was cancelled
+                taker.set_result(None)
+
+    def _set_bytes(self, size: int) -> None:
+        """Sets what is queued; the caller has the lock."""
+        self._mailbox.unread.change(self._bytes, size)
+        self._bytes = size

@@ -18,7 +18,7 @@ from conch.core.response_errors import unsendable, wrong_parameter
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Tensor, decode_bytes
-from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
+from conch.frontends.http.generate.generate_queue import Item, Mailbox, ResponseQueue
 from conch.frontends.http.generate.generate_request import map_request, parse_document
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools
@@ -33,6 +33,8 @@ _COMMENT = b":\n\n"
 """A comment, which clients of event streams ignore."""
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 _PIECE: Final = 16 * 1024
+_WRITE_BYTES: Final = 64 * 1024
+"""Events are joined into writes of about this size; each waits for the client to read."""
 _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
     "various number of responses"
@@ -82,20 +84,21 @@ class GenerateCall:
 
     Args:
         admission: Admission of the front end.
-        unread: What the clients of all its streams have yet to read.
+        mailbox: Wakes the event loop.
 
     Attributes:
         responses: The responses.
     """
 
-    def __init__(self, admission: Admission, unread: UnreadBytes) -> None:
+    def __init__(self, admission: Admission, mailbox: Mailbox) -> None:
         self._admission = admission
         self._request: InferenceRequest | None = None
-        self.responses = ResponseQueue(asyncio.get_running_loop(), unread)
+        self.responses = ResponseQueue(mailbox)
 
     def begin(self, request: InferenceRequest) -> None:
         """Sets the request before it is submitted; any thread."""
         self._request = request
+        request.reader = self.responses
 
     def end(self) -> None:
         """Closes the queue and cancels the request if it still runs."""
@@ -104,7 +107,7 @@ class GenerateCall:
             self._admission.cancel(self._request)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Encodes and queues a response, on the model's thread."""
+        """Encodes and queues a response, on the model's thread or the I/O loop."""
         try:
             item = _item(request, response, final)
         except ConchError as error:
@@ -143,6 +146,7 @@ class Submission:
         self._clock = clock
         self._admission = admission
         self._unread = UnreadBytes()
+        self._mailbox: Mailbox | None = None
 
     async def __call__(self, exchange: HttpExchange, name: str, version: str) -> GenerateCall:
         """Submits a request. Raises ConchError: it is malformed, or its model does not take it."""
@@ -154,7 +158,7 @@ class Submission:
             if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             received.body = await read_body(exchange, self._most_bytes)
-            call = GenerateCall(self._admission, self._unread)
+            call = GenerateCall(self._admission, self._mailbox_of(asyncio.get_running_loop()))
             exchange.on_disconnect = call.end
             try:
                 try:
@@ -171,6 +175,12 @@ class Submission:
             self._admission.refuse(refused, error, exchange, len(received.body), received.received_ns)
             raise
         return call
+
+    def _mailbox_of(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
+        """The mailbox of the port's event loop, which is known from the first request on."""
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = Mailbox(loop, self._unread)
+        return self._mailbox
 
     def _submit(
         self,
@@ -211,34 +221,50 @@ def _ignore_response(request: InferenceRequest, response: InferenceResponse | No
 
 async def _single(call: GenerateCall) -> Reply:
     """Returns the only response of a request; an error if there is not exactly one."""
-    only: Item | None = None
-    while True:
-        item = await call.responses.take()
-        if item is None:
+    found: list[Item] = []
+    final = False
+    while not final and len(found) < 2 and not (found and found[0].status != 200):
+        items = await call.responses.take_all()
+        if items is None:
             raise ClientDisconnectError
-        if item.body is not None:
-            if only is not None:
+        for item in items:
+            if item.body is not None:
+                found.append(item)
+            if item.final:
+                final = True
                 break
-            only = item
-            if item.status != 200:
-                break
-        if item.final:
-            break
-    if only is None or (item.body is not None and item is not only):
+    only = found[0] if found else None
+    if only is None or (len(found) > 1 and only.status == 200):
         only = _failure(InvalidArgumentError(_NOT_ONE), True)
     return Reply(only.status, [JSON, *retry_after(only.retry_after_ms)], only.body or b"")
 
 
 async def _stream(exchange: HttpExchange, call: GenerateCall) -> None:
     """Sends responses as server-sent events, as fast as the client reads; the first decides the status."""
-    item = await call.responses.take()
-    if item is None:
+    responses = call.responses
+    items = await responses.take_all()
+    if items is None:
         raise ClientDisconnectError
-    exchange.begin_response(item.status, [_EVENTS, *retry_after(item.retry_after_ms)], _COMMENT)
-    while item is not None:
-        if item.body is not None:
-            await exchange.send(b"data: " + item.body + b"\n\n")
-        item = None if item.final else await call.responses.take()
+    exchange.begin_response(items[0].status, [_EVENTS, *retry_after(items[0].retry_after_ms)], _COMMENT)
+    final = False
+    while items is not None and not final:
+        events: list[bytes] = []
+        size = 0
+        for item in items:
+            if item.body is not None:
+                events += (b"data: ", item.body, b"\n\n")
+                size += len(item.body)
+                if size > _WRITE_BYTES:
+                    await exchange.send(b"".join(events))
+                    events.clear()
+                    size = 0
+            if item.final:
+                final = True
+                break
+        if events:
+            await exchange.send(b"".join(events))
+        if not final:
+            items = await responses.take_all()
     exchange.end()
 
 
