@@ -22,7 +22,7 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, NotFoundError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.model_control import LoadParameter
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, Reader
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import InlineClaim
 from conch.core.spec import ModelSpec
@@ -275,13 +275,39 @@ def completing(
     return process
 
 
-class Blocked(Answers):
-    """A client that reads nothing until it is told to."""
+class SlowClient(Answers, Reader):
+    """A client that takes all responses, and has read none of them until it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.go_on = threading.Event()
+        self._lock = threading.Lock()
+        self._has_read = False
+        self._held_back: list[Callable[[], object]] = []
 
-    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        super().__call__(request, response, final)
-        assert self.go_on.wait(WAIT_S)
+    def request(self, request_id: str = "", /, **arrays: Array) -> InferenceRequest:
+        """A request of this client."""
+        inputs = {name: Tensor.from_array(name, array) for name, array in arrays.items()}
+        request = InferenceRequest("m", "", inputs, self, monotonic_ns(), request_id)
+        request.reader = self
+        return request
+
+    @property
+    def behind(self) -> bool:
+        """See `Reader.behind`."""
+        return not self._has_read
+
+    def when_read(self, work: Callable[[], object]) -> None:
+        """See `Reader.when_read`."""
+        with self._lock:
+            waits = self.behind
+            if waits:
+                self._held_back.append(work)
+        if not waits:
+            work()
+
+    def read(self) -> None:
+        """Reads all, also what comes later."""
+        with self._lock:
+            self._has_read = True
+        for work in self._held_back:
+            work()

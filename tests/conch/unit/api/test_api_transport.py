@@ -134,11 +134,12 @@ def test_a_model_waits_for_its_reader_until_there_is_none() -> None:
     for _ in range(MOST_KEPT):
         handover.put(request(), InferenceResponse([]), False)
     late = request()
-    writer = threading.Thread(target=handover.put, args=(late, InferenceResponse([]), False))
+    late.reader = handover
+    writer = threading.Thread(target=late.wait_for_reader)
     writer.start()
-    assert not late.cancelled
     handover.close()
     writer.join()
+    handover.put(late, InferenceResponse([]), False)
     assert late.is_abandoned(0)
     assert handover.take() is None
 

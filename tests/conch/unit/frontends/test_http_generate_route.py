@@ -21,7 +21,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.core.spec import TensorSpec
 from conch.core.tensor import Tensor
-from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
+from conch.frontends.http.generate.generate_queue import Item, Mailbox, ResponseQueue
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RouteTable
@@ -257,6 +257,7 @@ def test_a_model_waits_for_a_client_that_reads_slowly(rest: Rest, model: Scripte
         while not request.cancelled:
             request.respond(large, False)
             sent.append(len(sent))
+            request.wait_for_reader()
         request.respond(None)
 
     model.script = script
@@ -286,6 +287,7 @@ def test_the_stream_of_a_client_that_goes_away_while_it_is_sent_to_ends(rest: Re
     def script(request: InferenceRequest) -> None:
         while not model.cancelled.is_set():
             request.respond(response(1), False)
+            request.wait_for_reader()
         request.respond(None)
 
     model.script = script
@@ -302,25 +304,68 @@ def test_the_stream_of_a_client_that_goes_away_while_it_is_sent_to_ends(rest: Re
     assert model.cancelled.wait(WAIT_S)
 
 
-def test_an_outbox_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
-    async def use() -> None:
-        responses = ResponseQueue(asyncio.get_running_loop(), UnreadBytes(), 10)
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts how often other threads wake it."""
+
+    wakes = 0
+
+    def call_soon_threadsafe(self, *args: Any, **more: Any) -> asyncio.Handle:
+        self.wakes += 1
+        return super().call_soon_threadsafe(*args, **more)
+
+
+def run_counted(use: Callable[[CountingLoop], Any]) -> None:
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, CountingLoop)
+        runner.run(use(loop))
+
+
+def test_a_queue_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
+    async def use(loop: CountingLoop) -> None:
+        responses = ResponseQueue(Mailbox(loop, UnreadBytes()), 10)
 
         def fill() -> None:
             for number in range(100):
                 responses.put(Item(b"%05d" % number, 200, number == 99))
+                responses.wait_for_reader()
 
         thread = threading.Thread(target=fill)
         thread.start()
-        taken = [await responses.take() for _ in range(100)]
-        thread.join(WAIT_S)
-        assert [int(item.body or b"") for item in taken if item] == list(range(100))
-        responses.put(Item(b"x", 200, True))
+        taken: list[Item] = []
+        while not (taken and taken[-1].final):
+            items = await responses.take_all()
+            assert items is not None and len(items) <= 3, "the thread waits for 10 bytes to be read"
+            taken += items
         responses.close()
+        thread.join(WAIT_S)
+        assert [int(item.body or b"") for item in taken] == list(range(100))
         responses.put(Item(b"y", 200, True))
-        assert await responses.take() is None
+        assert await responses.take_all() is None
 
-    asyncio.run(use())
+    run_counted(use)
+
+
+def test_what_comes_together_for_many_queues_wakes_the_loop_once() -> None:
+    async def use(loop: CountingLoop) -> None:
+        mailbox = Mailbox(loop, UnreadBytes())
+        queues = [ResponseQueue(mailbox) for _ in range(32)]
+        takers = [asyncio.ensure_future(queue.take_all()) for queue in queues]
+        await asyncio.sleep(0)
+
+        def frame() -> None:
+            for number in range(64):
+                queues[number % 32].put(Item(b"%d" % number, 200, False))
+
+        thread = threading.Thread(target=frame)
+        before = loop.wakes
+        thread.start()
+        thread.join(WAIT_S)  # the loop can't run meanwhile
+        assert loop.wakes == before + 1
+        for number, items in enumerate(await asyncio.gather(*takers)):
+            assert [item.body for item in items or ()] == [b"%d" % number, b"%d" % (number + 32)]
+
+    run_counted(use)
 
 
 class Told:

@@ -14,9 +14,8 @@ import pytest
 from tests.conch.unit.workers.models import Server, floats, source_of, spec_of
 from tests.conch.unit.workers.test_open_requests import STREAM
 from tests.support.servers import eventually
-from tests.support.workers import Blocked, Running, batch_of, request_of, worker
+from tests.support.workers import Running, SlowClient, batch_of, request_of, worker
 
-from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
@@ -132,20 +131,17 @@ def test_slow_clients_hold_a_bounded_number_of_descriptors(tmp_path: Path) -> No
         return [link for link in links if "conch-tensors" in link]
 
     with worker(spec_of(tmp_path, source_of(STREAM), decoupled=True)) as running:
-        clients = [Blocked() for _ in range(20)]
+        clients = [SlowClient() for _ in range(20)]
         batches = []
         array = np.array([60, 20_000], np.float32)
         for client in clients:
-            inputs = {"IN": Tensor.from_array("IN", array)}
-            batches.append(batch_of(InferenceRequest("m", "", inputs, client, monotonic_ns())))
+            batches.append(batch_of(client.request(IN=array)))
             running.start(batches[-1]).result()
-        entries = [entry for batch in batches for entry in running.link.kept(batch)]
-        assert len(entries) == len(clients)
         # All have sent as much as they may: each 80 KB cost 13 of 96 units.
-        eventually(lambda: all(entry.waiting >= 7 for entry in entries), "all wait")
+        eventually(lambda: all(len(client.calls) >= 7 for client in clients), "all wait")
         assert len(blocks()) <= MOST_LENT + MOST_IDLE
         for client in clients:
-            client.go_on.set()
+            client.read()
         assert all(client.wait(1) for client in clients)
         for client in clients:
             arrays = [response.outputs[0].numpy() for _, response, _ in client.calls if response is not None]

@@ -7,7 +7,7 @@ import pytest
 from tests.support.core import make_spec
 from tests.support.workers import Begun, batch_of, request_of
 
-from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.errors import ConchError, UnavailableError
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
@@ -31,7 +31,7 @@ class Entered:
 
     @staticmethod
     def _opened(request: InferenceRequest, number: int) -> OpenRequest:
-        return OpenRequest(request, number, ResponseDelivery(make_spec()), None, lambda number, units: None)
+        return OpenRequest(request, number, ResponseDelivery(make_spec()), None)
 
 
 def one(request_id: str) -> InferenceRequest:
@@ -82,20 +82,6 @@ def test_a_request_that_runs_again_keeps_its_number_with_the_worker_that_kept_it
     b.completed = True
     assert list(here.table.completed()) == [sent.numbers[1]]
     assert here.table.rescheduled == set() and sent.numbers[1] not in here.table.open
-
-
-def test_a_request_that_waits_to_run_again_is_ended_unless_its_end_is_on_its_way() -> None:
-    entered = Entered()
-    request, answers = request_of("a", IN=np.zeros(1, np.float32))
-    sent = entered.add(request)
-    kept = KeptRequest(entered.table, sent.numbers[0])
-    kept.end(request, InvalidArgumentError("no"))
-    ((_, response, final),) = answers.calls
-    assert final and response is not None and response.error is not None
-    assert response.error.message == "no"
-    entered.table.finish(sent.numbers[0])
-    kept.end(request, InvalidArgumentError("again"))
-    assert len(answers.calls) == 1
 
 
 def test_what_hands_responses_over_is_made_once_and_goes_with_its_request() -> None:

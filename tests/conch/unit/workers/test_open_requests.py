@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from tests.conch.unit.workers.models import floats, source_of, spec_of
 from tests.support.servers import eventually
-from tests.support.workers import Blocked, batch_of, request_of, worker
+from tests.support.workers import SlowClient, batch_of, request_of, worker
 
-from conch.core.clock import monotonic_ns
 from conch.core.errors import InvalidArgumentError
-from conch.core.request import InferenceRequest
 from conch.core.scheduling.sequence.table import LiveSequence
 from conch.core.spec import SequenceBatching, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
@@ -54,22 +52,19 @@ def test_streams_come_in_order_and_whole(tmp_path: Path, count: int, size: int) 
 @pytest.mark.parametrize("size", [4, 200_000])
 def test_a_slow_client_holds_its_own_stream_and_nothing_else(tmp_path: Path, size: int) -> None:
     with worker(spec_of(tmp_path, source_of(STREAM), decoupled=True)) as running:
-        slow = Blocked()
+        slow = SlowClient()
         array = np.array([10_000 if size == 4 else 200, size], np.float32)
-        inputs = {"IN": Tensor.from_array("IN", array)}
-        running.run(InferenceRequest("m", "", inputs, slow, monotonic_ns()))
-        eventually(lambda: len(slow.calls) == 1, "a first response")
+        running.run(slow.request(IN=array))
+        # The window holds whole small responses, or large ones until it is used up.
+        most = 96 if size == 4 else 4
+        eventually(lambda: len(slow.calls) == most, "a window of responses")
         quick, answers = request_of(IN=np.array([500, 4], np.float32))
         running.run(quick)
         assert answers.wait(1)
-        (entry,) = map(running.link.table.entry, running.link.table.open)
-        assert entry is not None
-        waiting = entry.waiting
-        # The window holds: whole small responses, or large ones until it is used up.
-        assert waiting <= 96
+        assert len(slow.calls) == most
         if size == 200_000:
             assert running.link.stream.mappings.count <= 8
-        slow.go_on.set()
+        slow.read()
         assert slow.wait(1)
         assert len(slow.calls) == int(array[0]) + 1
 

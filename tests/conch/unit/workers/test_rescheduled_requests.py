@@ -8,12 +8,9 @@ import pytest
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 from tests.support.worker_models import ONE, spec_of
-from tests.support.workers import Blocked, request_of, worker
+from tests.support.workers import SlowClient, request_of, worker
 
-from conch.core.clock import monotonic_ns
-from conch.core.request import InferenceRequest
 from conch.core.spec import SequenceBatching
-from conch.core.tensor import Tensor
 
 pytestmark = pytest.mark.process
 
@@ -64,20 +61,14 @@ def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp
     sequence = SequenceBatching("OLDEST", iterative=True)
     spec = spec_of(tmp_path, AGAIN.format(first=first.strip()), decoupled=True, sequence=sequence)
     with worker(spec) as running:
-        blocked = Blocked()
-        inputs = {"IN": Tensor.from_array("IN", ONE)}
-        request = InferenceRequest("m", "", inputs, blocked, monotonic_ns(), "again")
-        try:
-            running.run(request)
-            (entry,) = map(running.link.table.entry, running.link.table.open)
-            assert entry is not None
-            eventually(lambda: entry.waiting == 95, "the window is used up")
-            request.completed = True
-            other, _ = request_of("other", IN=ONE)
-            running.run(other)  # its response is delivered behind the one that blocks
-            assert running.link.close(WAIT_S), "the thread has ended, as finalize waits for it"
-        finally:
-            blocked.go_on.set()
+        slow = SlowClient()
+        request = slow.request("again", IN=ONE)
+        running.run(request)
+        eventually(lambda: len(slow.calls) == 96, "the window is used up")
+        request.completed = True
+        other, _ = request_of("other", IN=ONE)
+        running.run(other)
+        assert running.link.close(WAIT_S), "the thread has ended, as finalize waits for it"
 
 
 def test_what_a_client_allows_while_a_response_is_sent_is_not_lost(tmp_path: Path) -> None:
@@ -99,11 +90,7 @@ def test_what_a_client_allows_while_a_response_is_sent_is_not_lost(tmp_path: Pat
             sender.send(flags=1)
 """
     with worker(spec_of(tmp_path, model, decoupled=True)) as running:
-        blocked = Blocked()
-        inputs = {"IN": Tensor.from_array("IN", ONE)}
-        try:
-            running.run(InferenceRequest("m", "", inputs, blocked, monotonic_ns()))
-        finally:
-            blocked.go_on.set()
-        assert blocked.wait(1)
-        assert len(blocked.calls) == 201
+        slow = SlowClient()
+        running.run(slow.request(IN=ONE))
+        assert slow.wait(1)
+        assert len(slow.calls) == 201

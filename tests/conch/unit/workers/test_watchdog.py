@@ -111,7 +111,7 @@ class _Process:
 
 
 def _entry(number: int) -> OpenRequest:
-    return OpenRequest(request_of()[0], number, cast(Any, None), None, lambda number, units: None)
+    return OpenRequest(request_of()[0], number, cast(Any, None), None)
 
 
 CRASHED = UnavailableError("it has crashed")

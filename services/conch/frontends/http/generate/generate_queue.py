@@ -2,8 +2,8 @@
 
 A responder puts a response into the queue of its request and returns. The first put wakes the event loop;
 those that follow until it runs, such as the other responses of a worker's frame, only add their queues to the
-mailbox. The coroutine of a request takes all that there is at once. A queue is the `Reader` of its request: a
-model waits while it holds too much, and what was taken counts until the coroutine comes back for more.
+mailbox. The coroutine of a request takes what there is for one write. A queue is the `Reader` of its request:
+a model waits while it holds too much, and what was taken counts until the coroutine comes back for more.
 
 Race of a put and a delivery: `put` adds its queue before it looks whether the loop is woken, and `_deliver`
 says that it is not before it looks at the queues. One of the two finds the queue.
@@ -22,6 +22,10 @@ from conch.frontends.unread_bytes import UnreadBytes
 
 MOST_BYTES = 16 << 20
 """Bytes queued before a queue is behind; fewer if all queues together have too many."""
+
+
+WRITE_BYTES = 64 << 10
+"""Bytes of responses that are taken, and so written, at once, unless a single one has more."""
 
 
 class Item(NamedTuple):
@@ -83,7 +87,7 @@ class ResponseQueue(Reader):
         self._mailbox = mailbox
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._items: list[Item] = []
+        self._items: deque[Item] = deque()
         self._bytes = self._taken = 0
         self._closed = False
         self._held_back: list[Callable[[], object]] = []
@@ -117,9 +121,12 @@ class ResponseQueue(Reader):
             work()
 
     async def take_all(self) -> list[Item] | None:
-        """Waits for responses and takes all there are; None once the queue is closed.
+        """Waits for responses and takes all there are, about `WRITE_BYTES` at most.
 
         Those of the call before count as read.
+
+        Returns:
+            One or more responses; None once the queue is closed.
         """
         while True:
             read: list[Callable[[], object]] = []
@@ -132,8 +139,7 @@ class ResponseQueue(Reader):
                         read, self._held_back = self._held_back, []
                 taker: asyncio.Future[None] | None = None
                 if self._items:
-                    taken, self._items = self._items, []
-                    self._taken = self._bytes
+                    taken = self._take()
                 elif not self._closed:
                     taker = self._taker = self._mailbox.loop.create_future()
             for work in read:
@@ -141,6 +147,21 @@ class ResponseQueue(Reader):
             if taker is None:
                 return taken
             await taker
+
+    def _take(self) -> list[Item]:
+        """Takes what goes into one write; the caller has the lock."""
+        items = self._items
+        if self._bytes <= WRITE_BYTES:
+            taken = list(items)
+            items.clear()
+            self._taken = self._bytes
+            return taken
+        taken = []
+        while items and self._taken <= WRITE_BYTES:
+            item = items.popleft()
+            taken.append(item)
+            self._taken += len(item.body or b"")
+        return taken
 
     def close(self) -> None:
         """Drops queued and later responses; on the loop."""

@@ -33,8 +33,6 @@ _COMMENT = b":\n\n"
 """A comment, which clients of event streams ignore."""
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 _PIECE: Final = 16 * 1024
-_WRITE_BYTES: Final = 64 * 1024
-"""Events are joined into writes of about this size; each waits for the client to read."""
 _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
     "various number of responses"
@@ -249,15 +247,9 @@ async def _stream(exchange: HttpExchange, call: GenerateCall) -> None:
     final = False
     while items is not None and not final:
         events: list[bytes] = []
-        size = 0
         for item in items:
             if item.body is not None:
                 events += (b"data: ", item.body, b"\n\n")
-                size += len(item.body)
-                if size > _WRITE_BYTES:
-                    await exchange.send(b"".join(events))
-                    events.clear()
-                    size = 0
             if item.final:
                 final = True
                 break

@@ -31,10 +31,10 @@ class FakeCall:
 class Stream:
     """A stream that is over its bound, and the thread that waits for its reader."""
 
-    def __init__(self, may_wait: bool = True) -> None:
+    def __init__(self) -> None:
         self.fake = FakeCall()
         event = SimpleNamespace(call=self.fake, call_details=None, invocation_metadata=())
-        self.call = StreamCall(event, OpenCalls(), lambda: may_wait)
+        self.call = StreamCall(event, OpenCalls())
         self.call.start(lambda message: None, lambda: None)
         self.closed, self.written, _ = self.fake.tags
         self.written(None)
@@ -44,8 +44,8 @@ class Stream:
     def waiting(self) -> threading.Thread:
         thread = threading.Thread(target=self.call.wait_for_reader)
         thread.start()
-        while not self.call.blocked_writers:
-            assert thread.is_alive(), "it does not wait"
+        thread.join(0.01)
+        assert thread.is_alive(), "it does not wait"
         return thread
 
     def read(self) -> None:
@@ -85,10 +85,6 @@ def test_until_the_stream_is_closed() -> None:
     thread = stream.waiting()
     stream.call.close()
     assert ended(thread)
-
-
-def test_not_on_the_threads_that_send() -> None:
-    Stream(may_wait=False).call.wait_for_reader()
 
 
 def test_several_threads() -> None:
