@@ -193,7 +193,7 @@ def test_a_message_within_another_has_its_own_texts(ends: Ends, monkeypatch: pyt
     def encode(kind: Kind, *arguments: Any, **named: Any) -> bytes:
         if kind is Kind.DONE and len(nested) < 10:
             nested.append(True)
-            worker.send(Kind.RESPONSE, payload=worker.pack(_named("B")))
+            worker.send(Kind.RESPONSES, payload=worker.pack(_named("B")))
         return real(kind, *arguments, **named)
 
     monkeypatch.setattr(tensors_module, "encode", encode)

@@ -23,7 +23,6 @@ from tests.support.workers import batch_of, placed, request_of, worker
 
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.servable import Servable
 from conch.core.tensor import Buffer, Tensor
 from conch.workers.protocol import channel as channel_module
 from conch.workers.protocol.channel import (
@@ -418,15 +417,11 @@ def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
             os.kill(running.process.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("ensemble", [False, True])
 @pytest.mark.process
 def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ensemble: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for the caller's worker stays small, and it is not given up.
-
-    An ensemble is not held back: its answers come on threads that finish other models' batches.
-    """
+    """What waits for the caller's worker stays small, and it is not given up."""
     bound(monkeypatch, 1_000_000, 60)
     most = 0
 
@@ -436,8 +431,6 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
         def submit(
             self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
         ) -> None:
-            if ensemble:
-                request.model = cast(Servable, SimpleNamespace(spec=SimpleNamespace(ensemble="steps")))
             self.thread = threading.Thread(target=self.answer, args=(request,))
             self.thread.start()
 
@@ -447,6 +440,7 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
             os.kill(running.process.pid, signal.SIGSTOP)
             for _ in range(300):
                 request.respond(response, False)
+                request.wait_for_reader()
                 most = max(most, running.link.channel.backlog_bytes)
             request.respond(None, True)
 
@@ -462,14 +456,12 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.
         try:
             channel = running.link.channel
             eventually(lambda: channel.waiting_senders or most > 1_000_000, "it has sent too much")
-            if ensemble:
-                server.thread.join(WAIT_S)  # although nothing is read
         finally:
             os.kill(running.process.pid, signal.SIGCONT)
         (response,) = begun.result()
         server.thread.join(WAIT_S)
     assert response is not None and response.outputs[0].numpy().tolist() == [300]
-    assert 100_000 < most < 200_000 or (ensemble and most > 4_000_000)
+    assert 100_000 < most < 200_000
 
 
 @pytest.mark.process
