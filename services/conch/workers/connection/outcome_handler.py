@@ -12,7 +12,7 @@ from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor
 from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
-from conch.workers.connection.worker_responses import OpenRequest
+from conch.workers.connection.worker_responses import Grant, OpenRequest
 from conch.workers.protocol.channel import WireError
 from conch.workers.protocol.codec import FAILED, FINAL, RESCHEDULED, decode_responses
 from conch.workers.protocol.response_credit import units
@@ -20,11 +20,18 @@ from conch.workers.protocol.tensors import ReceivedMessage, ReturnedTensor, Unre
 
 
 class OutcomeHandler:
-    """Completes batches, and delivers responses of senders. `abandon` ends a request in the worker."""
+    """Completes batches, and delivers responses of senders.
 
-    def __init__(self, table: InFlightTable, abandon: Callable[[int], None]) -> None:
+    Args:
+        table: What the worker has.
+        abandon: Ends a request in the worker.
+        grant: Grants response units to requests.
+    """
+
+    def __init__(self, table: InFlightTable, abandon: Callable[[int], None], grant: Grant) -> None:
         self._table = table
         self._abandon = abandon
+        self._grant = grant
 
     def done(self, number: int, received: ReceivedMessage) -> None:
         """Completes a batch.
@@ -65,24 +72,30 @@ class OutcomeHandler:
         """
         columns = decode_responses(received)
         assert columns.numbers is not None and columns.flags is not None, "a frame has both"
+        granted: list[tuple[int, int]] = []
         for number, response, flags in zip(columns.numbers, columns.responses, columns.flags, strict=True):
-            self._response(number, response, flags)
+            more = self._response(number, response, flags)
+            if more:
+                granted.append((number, more))
+        if granted:
+            self._grant(granted)
 
-    def _response(self, number: int, response: InferenceResponse | None, flags: int) -> None:
+    def _response(self, number: int, response: InferenceResponse | None, flags: int) -> int:
+        """Delivers a response; returns units to grant to its request."""
         if response is not None and isinstance(response.error, UnreachableError):
             self.response_lost(number, response.error)
-            return
+            return 0
         entry = self._table.entry(number)
         final = flags & FINAL != 0
         if final:
             self._table.finish(number)
         if entry is None:
-            return  # it ended with an error meanwhile
+            return 0  # it ended with an error meanwhile
         if final and entry.watched is not None:
             entry.watched.ended(entry)
         if flags & FAILED:
             entry.request.failed = True
-        entry.deliver(response, final, 0 if response is None else units(response.outputs))
+        return entry.deliver(response, final, 0 if response is None else units(response.outputs))
 
     def done_lost(self, number: int, error: ConchError) -> None:
         """Fails a batch whose outcome could not be read.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -105,7 +105,7 @@ class WorkerConnection:
         self._loss = CrashRecord(name)
         opened = OpenRequests(spec, self._grant)
         self.table = InFlightTable(opened.make, self._cancel, self._loss.refuse)
-        self._results = OutcomeHandler(self.table, self._abandon)
+        self._results = OutcomeHandler(self.table, self._abandon, self._grant)
         self._log = WorkerLog(spec.name)
         self._gpus = cuda_devices() if gpus is None else gpus
         self.devices: ServerDevices | None = None  # until the server uses a GPU
@@ -242,9 +242,9 @@ class WorkerConnection:
         self._cancel(number)
         self.notify(Kind.FORGET, number)
 
-    def _grant(self, number: int, units: int) -> None:
-        """Grants further response units to a request (flow control)."""
-        self.notify(Kind.CREDIT, number, encode_credit(units))
+    def _grant(self, granted: Sequence[tuple[int, int]]) -> None:
+        """Grants further response units to requests by number (flow control)."""
+        self.notify(Kind.CREDIT, 0, encode_credit(granted))
 
     def notify(self, kind: Kind, subject: int, fields: bytes = b"") -> None:
         """Sends a message without tensors; does nothing on a closed channel."""

@@ -18,7 +18,7 @@ So the server holds of a request what its reader allows, and one window.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -30,6 +30,9 @@ from conch.core.spec import ModelSpec
 from conch.workers.protocol.response_credit import CREDIT_AT
 
 log = logging.getLogger(__name__)
+
+Grant = Callable[[Sequence[tuple[int, int]]], None]
+"""Grants response units to requests by number."""
 
 
 class ResponseDelivery:
@@ -78,37 +81,47 @@ class OpenRequest:
     """A request in a worker whose last response has not arrived.
 
     Args:
-        credit: Grants units to a request; None if its model is not decoupled.
+        grant: Grants units to requests by number; None if the model is not decoupled.
 
     Attributes:
         since_ns: When its batch was sent, once the batch is done.
         watched: Its observer, or None.
     """
 
-    __slots__ = ("_credit", "_delivery", "_units", "number", "request", "since_ns", "watched")
+    __slots__ = ("_delivery", "_grant", "_units", "number", "request", "since_ns", "watched")
 
     def __init__(
         self,
         request: InferenceRequest,
         number: int,
         delivery: ResponseDelivery,
-        credit: Callable[[int, int], None] | None,
+        grant: Grant | None,
     ) -> None:
         self.request = request
         self.number = number
         self.since_ns = 0
         self.watched: Watch | None = None
         self._delivery = delivery
-        self._credit = credit
+        self._grant = grant
         self._units = 0
 
-    def deliver(self, response: InferenceResponse | None, final: bool, units: int) -> None:
-        """Delivers a response, and grants its units again once the client has caught up."""
-        self._delivery(self.request, response, final)
+    def deliver(self, response: InferenceResponse | None, final: bool, units: int) -> int:
+        """Delivers a response.
+
+        Returns:
+            Units for the caller to grant now; those of a client that is behind are granted once it has
+            caught up.
+        """
+        request = self.request
+        self._delivery(request, response, final)
         self._units += units
-        if self._units >= CREDIT_AT and not final and self._credit is not None:
-            granted, self._units = self._units, 0
-            self.request.when_read(partial(self._credit, self.number, granted))
+        if self._units < CREDIT_AT or final or self._grant is None:
+            return 0
+        granted, self._units = self._units, 0
+        if request.behind:
+            request.when_read(partial(self._grant, [(self.number, granted)]))
+            return 0
+        return granted
 
     def fail(self, error: ConchError) -> None:
         """Ends the request with an error."""
@@ -116,12 +129,12 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """Makes the `OpenRequest`s of one worker. `credit` grants response units to a request."""
+    """Makes the `OpenRequest`s of one worker. `grant` grants response units to requests."""
 
-    def __init__(self, spec: ModelSpec, credit: Callable[[int, int], None]) -> None:
-        self._credit = credit if spec.decoupled else None
+    def __init__(self, spec: ModelSpec, grant: Grant) -> None:
+        self._grant = grant if spec.decoupled else None
         self._delivery = ResponseDelivery(spec)
 
     def make(self, request: InferenceRequest, number: int) -> OpenRequest:
         """Makes one."""
-        return OpenRequest(request, number, self._delivery, self._credit)
+        return OpenRequest(request, number, self._delivery, self._grant)

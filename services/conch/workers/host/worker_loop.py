@@ -263,11 +263,13 @@ class Host:
             raise WireError("a message was lost that can't be done without")
 
     def _on_credit(self, subject: int, received: ReceivedMessage) -> None:
-        request = self._open_requests.get(subject)
-        if request is not None:
-            request.granted += decode_credit(received.fields)
-            if request.waiting:
-                request.granted_more()
+        requests = self._open_requests
+        for number, units in decode_credit(received.fields):
+            request = requests.get(number)
+            if request is not None:
+                request.granted += units
+                if request.waiting:
+                    request.granted_more()
 
     def _on_cancel(self, subject: int, received: ReceivedMessage) -> None:
         request = self._open_requests.get(subject)

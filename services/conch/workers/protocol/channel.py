@@ -80,7 +80,7 @@ class Kind(IntEnum):
     EXECUTE = 5  # S, of a batch: its requests
     DONE = 6  # W, of a batch: its outcome
     RESPONSES = 7  # W, of a request or of several: responses by their senders
-    CREDIT = 8  # S, of a request: grants more responses
+    CREDIT = 8  # S: grants more responses to requests
     CANCEL = 9  # S, of a request: its client has left
     RELEASE = 10  # B: returned blocks in the header only
     DROP = 11  # B: freed blocks

@@ -406,7 +406,7 @@ def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
         try:
 
             def lost() -> bool:
-                running.link.notify(Kind.CREDIT, 1, bytes(10_000))
+                running.link.notify(Kind.CREDIT, 0, bytes(12_000))
                 return running.link.lost
 
             eventually(lost, "the worker is given up")
