@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.core import WAIT_S, Answers
-from tests.support.servers import eventually
+from tests.support.core import Answers
 from tests.support.workers import model_spec, request_of, worker
 
 from conch.core.clock import monotonic_ns
@@ -24,7 +22,6 @@ from conch.core.errors import (
 )
 from conch.core.execution.response_tracker import ResponseTracker
 from conch.core.model_statistics import ModelStatistics
-from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.responder_layers import ResponderLayer
 from conch.core.spec import SequenceBatching
 from conch.testing.model_repository import Placement, Repository
@@ -84,16 +81,8 @@ class TritonPythonModel:
 """
 
 
-class Reader(Answers):
-    """A client that takes nothing until it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may = threading.Event()
-
-    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        assert self.may.wait(WAIT_S)
-        super().__call__(request, response, final)
+class Client(Answers):
+    """A client that keeps what it gets."""
 
     def got(self) -> tuple[list[float], ConchError | None]:
         """All values, and the error after them."""
@@ -120,12 +109,12 @@ def model(directory: Path, source: str, placement: Placement, more: str = "") ->
         yield repository.load(version.parent)
 
 
-def submit(served: Any, how: str) -> Reader:
-    reader = Reader()
+def submit(served: Any, how: str) -> Client:
+    client = Client()
     request, _ = request_of(how, IN=np.ones(1, np.float32))
-    request.wrap_responder(lambda responder: reader, ResponderLayer.CACHE)
+    request.wrap_responder(lambda responder: client, ResponderLayer.CACHE)
     served.submit(request)
-    return reader
+    return client
 
 
 @pytest.mark.parametrize("placement", ["in_process", "worker"])
@@ -135,9 +124,7 @@ def test_an_error_of_execute_comes_after_the_responses(
 ) -> None:
     with model(tmp_path, source, placement) as served:
         for _ in range(10):
-            reader = submit(served, "raise")
-            reader.may.set()
-            values, error = reader.got()
+            values, error = submit(served, "raise").got()
             assert values == [0, 1, 2, 3, 4]
             assert type(error) is InternalError
             assert "boom" in error.message
@@ -145,16 +132,11 @@ def test_an_error_of_execute_comes_after_the_responses(
 
 def test_a_request_that_must_not_run_again_is_told_so_after_the_responses(tmp_path: Path) -> None:
     with model(tmp_path, AGAIN, "worker") as served:
-        slow = submit(served, "")
-        eventually(lambda: served.statistics.snapshot().execution_count == 1, "the batch is done")
-        slow.may.set()
-        values, error = slow.got()
+        values, error = submit(served, "").got()
         assert values == [0, 1, 2, 3, 4]
         assert type(error) is InvalidArgumentError
         # Nothing is left of it that the next one could trip over.
-        quick = submit(served, "")
-        quick.may.set()
-        assert quick.got()[0] == [0, 1, 2, 3, 4]
+        assert submit(served, "").got()[0] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -163,20 +145,16 @@ def test_a_request_that_ends_while_it_waits_to_run_again_gets_its_responses_befo
 ) -> None:
     sequence = SequenceBatching("OLDEST", iterative=True)
     with worker(model_spec(tmp_path, MODEL + AGAIN, decoupled=True, sequence=sequence)) as running:
-        reader = Reader()
+        client = Client()
         request, _ = request_of(IN=np.ones(1, np.float32))
-        request.wrap_responder(lambda responder: reader, ResponderLayer.CACHE)
-        try:
-            running.run(request)
-            assert request.rescheduled
-            if lost:
-                running.link.lose("it is lost")
-            late = UnavailableError("too late")
-            ResponseTracker(ModelStatistics(), monotonic_ns, True).fail(request, late)
-            assert not request.completed
-        finally:
-            reader.may.set()
-        values, error = reader.got()
+        request.wrap_responder(lambda responder: client, ResponderLayer.CACHE)
+        running.run(request)
+        assert request.rescheduled
+        if lost:
+            running.link.lose("it is lost")
+        late = UnavailableError("too late")
+        ResponseTracker(ModelStatistics(), monotonic_ns, True).fail(request, late)
+        values, error = client.got()
         assert values == [0, 1, 2, 3, 4]
         assert error is not None and (error is late) is not lost
 
@@ -186,21 +164,15 @@ def test_a_request_that_ends_while_it_waits_to_run_again_gets_its_responses_befo
     ("how", "kind"),
     [("raise", InternalError), ("kill", UnavailableError), ("hang", DeadlineExceededError)],
 )
-def test_a_client_that_reads_late_gets_all_and_holds_up_nobody(
+def test_the_end_of_a_worker_comes_after_its_responses(
     tmp_path: Path, source: str, how: str, kind: type[ConchError]
 ) -> None:
     with model(tmp_path, source, "worker", LIMIT if how == "hang" else "") as served:
-        slow = submit(served, how)
+        first = submit(served, how)
         # It runs after the other one has ended, where it must, in the worker's successor.
-        quick = submit(served, "")
-        quick.may.set()
-        assert quick.got() == ([0, 1, 2, 3, 4], None)
-        assert not slow.calls
-        slow.may.set()
-        values, error = slow.got()
+        assert submit(served, "").got() == ([0, 1, 2, 3, 4], None)
+        values, error = first.got()
         assert values == [0, 1, 2, 3, 4]
         assert type(error) is kind
         # Those who have got their answers are not counted among those that are open.
-        failed = submit(served, "raise")
-        failed.may.set()
-        assert failed.got()[0] == [0, 1, 2, 3, 4]
+        assert submit(served, "raise").got()[0] == [0, 1, 2, 3, 4]

@@ -230,37 +230,16 @@ def test_a_response_that_can_not_be_sent_ends_its_request_all_the_same(tmp_path:
         assert response.error.message == "the response could not be sent"
 
 
-def no_hands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets no thread be started that hands something over."""
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no thread be started for what may block."""
     start = threading.Thread.start
 
     def start_others(thread: threading.Thread) -> None:
-        if thread.name.endswith("-deliver"):
+        if thread.name.endswith("-blocking"):
             raise RuntimeError("can't start new thread")
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_others)
-
-
-def test_responses_are_handed_over_also_where_no_thread_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = """
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for value in range(300):
-                sender.send(answer(value))
-            sender.send(flags=1)
-"""
-    with worker(spec_of(tmp_path, model, decoupled=True)) as running:
-        no_hands(monkeypatch)
-        requests = [request_of(IN=ONE) for _ in range(3)]
-        running.run(*(request for request, _ in requests))
-        for _, answers in requests:
-            assert answers.wait(1)
-            values = [each.outputs[0].numpy().item() for _, each, _ in answers.calls if each is not None]
-            assert values == list(range(300))
 
 
 def test_a_request_that_is_lost_where_no_thread_can_be_started_is_answered(
@@ -272,7 +251,7 @@ def test_a_request_that_is_lost_where_no_thread_can_be_started_is_answered(
         threading.Timer(0.01, os._exit, [1]).start()
 """
     with worker(spec_of(tmp_path, model, decoupled=True)) as running:
-        no_hands(monkeypatch)
+        no_threads(monkeypatch)
         request, answers = request_of(IN=ONE)
         running.start(batch_of(request))
         assert answers.wait(1)
@@ -291,7 +270,7 @@ def test_a_question_that_no_thread_can_answer_is_refused(
 """
     with worker(spec_of(tmp_path, model)) as running:
         with monkeypatch.context() as patch:
-            no_hands(patch)
+            no_threads(patch)
             assert "can't start a thread" in said(running)
         assert said(running) is False
 

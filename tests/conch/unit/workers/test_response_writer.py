@@ -37,12 +37,12 @@ BATCH = 5
 class Sides:
     """A worker's writer, and the server's stream."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, decoupled: bool = False) -> None:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.server = MessageStream(PacketChannel(ends[0]), False)
         self.worker = MessageStream(PacketChannel(ends[1]), True)
         reader = HostReader(lambda: None, self.worker.channel.ready)
-        self.writer = ResponseWriter(spec_of(tmp_path), self.worker, reader)
+        self.writer = ResponseWriter(spec_of(tmp_path, decoupled=decoupled), self.worker, reader)
 
     def close(self) -> None:
         for side in (self.server, self.worker):

@@ -200,7 +200,7 @@ def test_a_message_within_another_has_its_own_texts(ends: Ends, monkeypatch: pyt
     for _ in range(15):
         worker.send(Kind.DONE, payload=worker.pack(_named("A")))
         received = server.receive()
-        if received.kind is Kind.RESPONSE:
+        if received.kind is Kind.RESPONSES:
             assert list(received.numbers) == [wire.NEW]
             assert _contents(received.lists(1)) == _contents(_named("B"))
             received = server.receive()

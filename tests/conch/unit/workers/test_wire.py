@@ -37,7 +37,7 @@ from conch.workers.protocol.codec import (
     encode_responses,
     number_of,
 )
-from conch.workers.protocol.response_credit import decode_credit
+from conch.workers.protocol.response_credit import decode_credit, encode_credit
 from conch.workers.protocol.tensors import Place, ReceivedMessage, describe_layout, read_layout
 
 U32 = st.integers(0, 2**32 - 1)
@@ -307,6 +307,7 @@ DECODERS: list[Callable[[memoryview], object]] = [
     lambda packet: arrived(bytes(packet)),
     lambda packet: decode_requests(_with_fields(packet)),
     lambda packet: decode_responses(_with_fields(packet), 2),
+    lambda packet: decode_responses(_with_fields(packet)),
     lambda packet: _with_fields(packet).lists(2),
     lambda packet: read_layout(_text_of(packet)),
     codec.decode_error,
@@ -332,6 +333,8 @@ VALID = [
     encode_requests([_request(id="a", parameters={"a": 1}), _request(id="b", priority=2)], numbers=[1, 2])[0],
     encode_requests([_request(requested=("OUT",))] * 2)[0],
     encode_responses(2, [1, 3], True),
+    encode_responses(2, [1, 0], numbers=[5, 7]) + inline((("IN", "FP32", (4,)),)).fields,
+    encode_credit([(5, 24), (7, 30)]),
     encode_responses(2) + inline((("IN", "FP32", (4,)),)).fields,
     encode_failure(InternalError("no"))[0],
     describe_layout((("IN", "FP32", (4,)), ("B", "BYTES", (1,)))).text,

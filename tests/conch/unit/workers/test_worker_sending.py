@@ -440,8 +440,8 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
             os.kill(running.process.pid, signal.SIGSTOP)
             for _ in range(300):
                 request.respond(response, False)
-                request.wait_for_reader()
                 most = max(most, running.link.channel.backlog_bytes)
+                request.wait_for_reader()
             request.respond(None, True)
 
     body = """
