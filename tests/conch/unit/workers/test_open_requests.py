@@ -69,6 +69,31 @@ def test_a_slow_client_holds_its_own_stream_and_nothing_else(tmp_path: Path, siz
         assert len(slow.calls) == int(array[0]) + 1
 
 
+def test_a_generator_that_waits_for_a_slow_client_lets_others_go_on(tmp_path: Path) -> None:
+    source = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        for number in range(1000):
+            array = np.full(4, number, np.float32)
+            yield [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for _ in requests]
+"""
+    with worker(spec_of(tmp_path, source, decoupled=True)) as running:
+        slow = SlowClient()
+        running.run(slow.request(IN=floats()))
+        eventually(lambda: len(slow.calls) == 96, "a window of responses")
+        quick = [request_of(IN=floats()) for _ in range(31)]
+        for request, _ in quick:
+            running.run(request)
+        for _, answers in quick:
+            assert answers.wait(1) and len(answers.calls) == 1001
+        assert len(slow.calls) == 96
+        slow.read()
+        assert slow.wait(1) and len(slow.calls) == 1001
+
+
 def test_a_sender_answers_after_execute_has_returned(tmp_path: Path) -> None:
     body = """
 senders = [request.get_response_sender() for request in requests]
