@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +34,10 @@ _COMMENT = b":\n\n"
 """A comment, which clients of event streams ignore."""
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 _PIECE: Final = 16 * 1024
+_MOST_TEMPLATES: Final = 512
+_Template = tuple[list[tuple[bytes, int]], bytes]
+"""The text before each value, with the value's index, in order; and the text behind the last one."""
+
 _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
     "various number of responses"
@@ -266,16 +271,42 @@ def answer_object(model_name: str, model_version: str, request_id: str, response
     Raises:
         InvalidArgumentError: It holds what JSON has no form for.
     """
-    members = {"model_name": orjson.dumps(model_name), "model_version": orjson.dumps(model_version)}
+    keys: list[str] = []
+    values: list[bytes] = []
     if request_id:
-        members["id"] = orjson.dumps(request_id)
+        keys.append("id")
+        values.append(orjson.dumps(request_id))
     for key, value in (response.parameters or {}).items():
-        members[key] = _parameter(model_name, key, value)
+        keys.append(key)
+        values.append(_parameter(model_name, key, value))
     for tensor in response.outputs:
-        members[tensor.name] = _tensor(tensor)
+        keys.append(tensor.name)
+        values.append(_tensor(tensor))
+    pieces, end = _template(model_name, model_version, tuple(keys))
+    parts: list[bytes] = []
+    for text, index in pieces:
+        parts += (text, values[index])
+    parts.append(end)
+    return b"".join(parts)
+
+
+@lru_cache(_MOST_TEMPLATES)
+def _template(model_name: str, model_version: str, keys: tuple[str, ...]) -> _Template:
+    """An answer but for its values; of members with one name the last counts."""
+    fixed = {-2: orjson.dumps(model_name), -1: orjson.dumps(model_version)}
+    members = {"model_name": -2, "model_version": -1} | {key: index for index, key in enumerate(keys)}
+    pieces: list[tuple[bytes, int]] = []
+    text = b"{"
     # Triton sorts by bytes.
-    ordered = sorted(members.items(), key=lambda item: item[0].encode())
-    return b"{" + b",".join(orjson.dumps(key) + b":" + value for key, value in ordered) + b"}"
+    for place, key in enumerate(sorted(members, key=str.encode)):
+        text += (b"," if place else b"") + orjson.dumps(key) + b":"
+        index = members[key]
+        if index < 0:
+            text += fixed[index]
+        else:
+            pieces.append((text, index))
+            text = b""
+    return pieces, text + b"}"
 
 
 def _parameter(model: str, key: str, value: Parameter) -> bytes:
@@ -298,7 +329,10 @@ def _tensor(tensor: Tensor) -> bytes:
             f"for output {tensor.name}"
         )
     if tensor.datatype == "BYTES":
-        strings = [element.decode(errors="surrogateescape") for element in decode_bytes(tensor.data)]
+        data = tensor.data
+        if int.from_bytes(data[:4], "little") == len(data) - 4:  # one string, without an array
+            return _dumps(str(data[4:], "utf-8", "surrogateescape"))
+        strings = [element.decode(errors="surrogateescape") for element in decode_bytes(data)]
         return _dumps(strings[0] if len(strings) == 1 else strings)
     array = tensor.numpy().ravel()
     finite = True
