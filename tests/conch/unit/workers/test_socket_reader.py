@@ -240,7 +240,7 @@ def test_all_is_answered_before_a_worker_counts_as_lost_and_others_are_served_me
         with pytest.raises(UnavailableError, match="gone"):
             begun.result()
         assert "can't be understood" in running.wait_lost()
-    assert events == ["explained on conch-m_0_0-deliver, ['a request'] in flight", "answered", "lost"]
+    assert events == ["explained on conch-m_0_0-blocking, ['a request'] in flight", "answered", "lost"]
 
 
 @pytest.mark.process
