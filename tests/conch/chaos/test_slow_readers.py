@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +269,55 @@ def test_a_deadline_ends_the_wait(repository: Path, tmp_path: Path) -> None:
         flood.wait_until_it_waits()
         eventually(lambda: flood.cancelled == 1, "the model stops")
         call.cancel()
+
+
+WORDS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        (request,) = requests
+        word = np.array([b"x" * 10_000], object)
+        for number in range(int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])):
+            yield pb_utils.InferenceResponse([pb_utils.Tensor("OUT", word)])
+"""
+
+
+def events(http: str, count: int, before_reading: Callable[[], None] = lambda: None) -> int:
+    """Streams responses of 10 kB; returns how many came."""
+    host, port = http.rsplit(":", 1)
+    with closing(HTTPConnection(host, int(port), timeout=WAIT_S)) as connection:
+        connection.request("POST", "/v2/models/words/generate_stream", json.dumps({"COUNT": count}))
+        response = connection.getresponse()
+        before_reading()
+        return response.read().count(b"data: {")
+
+
+def test_a_slow_reader_of_generate_stream_holds_up_no_other(repository: Path, tmp_path: Path) -> None:
+    config = CONFIG.format(how="", log="").replace("TYPE_UINT8", "TYPE_STRING")
+    write_model(tmp_path / "models", "words", config, {"model.py": WORDS})
+    with (
+        serving_process(repository, tmp_path / "models", flags=["--exit-timeout-secs=3"]) as server,
+        ThreadPoolExecutor(32) as clients,
+    ):
+        assert events(server.http_address, 3) == 3
+        before = psutil.Process(server.process.pid).memory_info().rss
+        go_on = threading.Event()
+        began = threading.Event()
+
+        def wait() -> None:
+            began.set()
+            assert go_on.wait(2 * WAIT_S)
+
+        slow = clients.submit(events, server.http_address, 6000, wait)  # 60 MB
+        assert began.wait(WAIT_S)
+        try:
+            quick = [clients.submit(events, server.http_address, 200) for _ in range(31)]
+            assert [each.result(2 * WAIT_S) for each in quick] == [200] * 31
+            assert not slow.done()
+            assert psutil.Process(server.process.pid).memory_info().rss - before < SLACK
+        finally:
+            go_on.set()
+        assert slow.result(2 * WAIT_S) == 6000

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from typing import Any
 
 import httpx
@@ -309,9 +310,11 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
     wakes = 0
 
-    def call_soon_threadsafe(self, *args: Any, **more: Any) -> asyncio.Handle:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         self.wakes += 1
-        return super().call_soon_threadsafe(*args, **more)
+        return super().call_soon_threadsafe(callback, *args, context=context)
 
 
 def run_counted(use: Callable[[CountingLoop], Any]) -> None:

@@ -13,7 +13,7 @@ from conch.frontends.grpc.open_calls import OpenCalls
 
 def call_until(seconds: float) -> StreamCall:
     event = SimpleNamespace(call=None, call_details=SimpleNamespace(deadline=seconds))
-    return StreamCall(event, OpenCalls(), lambda: True)
+    return StreamCall(event, OpenCalls())
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 2.0**63])
