@@ -2,16 +2,17 @@
 
 A response is encoded when it is sent, so the model may use its arrays again, and then waits to be written:
 
-    ============================================  ============================================================
+    ============================================  ===========================================================
     sent                                          is written
-    ============================================  ============================================================
+    ============================================  ===========================================================
     on a plain thread                             at once, unless a thread is writing, which goes on with it
     in a turn of an event loop                    when the turn ends: at the loop's next one (`call_soon`)
     as the first of a turn, if the last turn had  at once
     a single response
     when a frame is full, or in a block           at once
-    in a turn that lasts `_LATE_NS` or longer     at once: the model blocks its loop
-    ============================================  ============================================================
+    when a turn has lasted `_LATE_NS`, or as      at once, with what waits: the model blocks its loop
+    long again
+    ============================================  ===========================================================
 
 So a step of an engine whose outputs reach their coroutines in one turn is one frame, and the response of a
 model that has one stream leaves without a detour.
@@ -22,7 +23,8 @@ and the one that adds tries the lock after it has added. One of the two finds th
 Guarantees: responses of one thread are written in their order, and so are those of one request, as its sender
 has a lock.
 
-Threads and locks: any thread. `_writing` is held to write, `_lock` for what turns count.
+Threads and locks: any thread. `_writing` is held to write. Turns need no lock: each event loop ends those
+that it has begun and then writes what waits, so loops that overwrite each other's turn only write earlier.
 """
 
 from __future__ import annotations
@@ -74,9 +76,8 @@ class ResponseFrames:
         self._stream = stream
         self._writing = threading.Lock()
         self._waiting: deque[SentResponse] = deque()
-        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None  # in whose turn responses wait
-        self._since_ns = 0  # when the first response of the turn was sent
+        self._since_ns = 0  # when the turn has begun, or has last been found late
         self._count = 0  # responses of the turn
         self._bytes = 0
         self._alone = True  # the last turn had one response
@@ -109,25 +110,27 @@ class ResponseFrames:
 
     def _waits(self, loop: asyncio.AbstractEventLoop, response: SentResponse) -> bool:
         """Whether a response of a turn of an event loop waits for others."""
-        with self._lock:
-            if self._loop is None:
-                self._loop, self._count, self._bytes = loop, 0, 0
-                self._since_ns = monotonic_ns()
-                loop.call_soon(self._end_turn)
-            elif self._loop is not loop:
-                return False
-            self._count += 1
-            self._bytes += response.nbytes
-            if self._count == 1 and self._alone:
-                return False
-            if self._count % MOST_RESPONSES == 0 or self._bytes > MOST_INLINE:
-                self._bytes = 0
-                return False
-            return monotonic_ns() - self._since_ns < _LATE_NS
+        if self._loop is None:
+            self._loop, self._count, self._bytes = loop, 0, 0
+            self._since_ns = monotonic_ns()
+            loop.call_soon(self._end_turn)
+        elif self._loop is not loop:
+            return False
+        self._count += 1
+        self._bytes += response.nbytes
+        if self._count == 1 and self._alone:
+            return False
+        if self._count % MOST_RESPONSES == 0 or self._bytes > MOST_INLINE:
+            self._bytes = 0
+            return False
+        now = monotonic_ns()
+        if now - self._since_ns < _LATE_NS:
+            return True
+        self._since_ns = now
+        return False
 
     def _end_turn(self) -> None:
-        with self._lock:
-            self._loop, self._alone = None, self._count == 1
+        self._loop, self._alone = None, self._count == 1
         try:
             self._write()
         except ChannelClosedError:
