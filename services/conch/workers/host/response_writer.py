@@ -75,7 +75,8 @@ class ResponseWriter:
         Raises:
             ChannelClosedError: The server is gone.
         """
-        self.flush()
+        if self._frames.used:
+            self._frames.flush()
         try:
             self._stream.send(Kind.DONE, number, fields, payload, texts)
         except (OSError, MemoryError, ConchError) as error:  # no memory or descriptor

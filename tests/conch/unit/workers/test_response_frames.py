@@ -165,7 +165,8 @@ def test_a_frame_holds_a_bounded_number_of_responses(tmp_path: Path) -> None:
         asyncio.run(turn())
         sizes = [len(frame) for frame in made.frames()]
         assert sum(sizes) == 2 * WINDOW
-        assert max(sizes) <= MOST_RESPONSES and len(sizes) <= 5
+        # Three, and more where the machine makes the turn long.
+        assert max(sizes) <= MOST_RESPONSES and len(sizes) < WINDOW // 2
 
 
 def test_the_responses_of_each_request_stay_in_order_whatever_threads_send(tmp_path: Path) -> None:
