@@ -1,9 +1,7 @@
 """Stands for an engine with continuous batching: each step adds a token to all running streams."""
 
+import asyncio
 import json
-import queue
-import threading
-import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -12,47 +10,40 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
-    """A decoupled model; the steps run on a thread of their own, as those of an engine do."""
+    """A decoupled model; the engine's steps run on the event loop of `execute`."""
 
     def initialize(self, args):
-        """Starts the engine's thread."""
+        """Reads the pace."""
         parameters = json.loads(args["model_config"])["parameters"]
-        self._pace = int(parameters["PACE_MS"]["string_value"]) / 1000
-        self._added = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self._pace_s = int(parameters["PACE_MS"]["string_value"]) / 1000
+        self._streams = set()
+        self._engine = None
 
-    def execute(self, requests):
-        """Adds the streams, and returns."""
-        for request in requests:
-            tensor = pb_utils.get_input_tensor_by_name(request, "max_tokens")
-            count = 128 if tensor is None else int(tensor.as_numpy().reshape(-1)[0])
-            self._added.put([request.get_response_sender(), count, request])
+    async def execute(self, requests):
+        """Streams words to each request."""
+        await asyncio.gather(*[self._stream(request) for request in requests])
 
-    def finalize(self):
-        """Ends the thread."""
-        self._added.put(None)
-        self._thread.join()
+    async def _stream(self, request):
+        count = int(pb_utils.get_input_tensor_by_name(request, "max_tokens").as_numpy().reshape(-1)[0])
+        sender = request.get_response_sender()
+        words = asyncio.Queue()
+        self._streams.add(words)
+        if self._engine is None or self._engine.done():
+            self._engine = asyncio.ensure_future(self._run())
+        for _ in range(count):
+            word = await words.get()
+            if request.is_cancelled():
+                break
+            output = pb_utils.Tensor("text_output", np.array([word], dtype=np.object_))
+            sender.send(pb_utils.InferenceResponse([output]))
+        self._streams.discard(words)
+        sender.send(flags=FINAL)
 
-    def _run(self):
-        running = []
-        while True:
-            if not running:
-                running.append(self._added.get())
-            while not self._added.empty():
-                running.append(self._added.get())
-            if None in running:
-                return
-            begin = time.perf_counter()
-            for stream in running:
-                sender, _, _ = stream
-                word = pb_utils.Tensor("text_output", np.array([b" token"], dtype=np.object_))
-                sender.send(pb_utils.InferenceResponse([word]))
-                stream[1] -= 1
-            for sender, left, request in running:
-                if left == 0 or request.is_cancelled():
-                    sender.send(flags=FINAL)
-            running = [stream for stream in running if stream[1] > 0 and not stream[2].is_cancelled()]
-            rest = begin + self._pace - time.perf_counter()
-            if rest > 0:
-                time.sleep(rest)
+    async def _run(self):
+        loop = asyncio.get_running_loop()
+        step = loop.time()
+        while self._streams:
+            for words in self._streams:
+                words.put_nowait(b" token")
+            step += self._pace_s
+            await asyncio.sleep(max(step - loop.time(), 0))
