@@ -1,0 +1,283 @@
+"""The engine's loop: all requests of a model in one batch that changes with each step.
+
+`step` holds the GIL, so a thread of its own would not let others run: the loop runs on the event loop of the
+instance, between whose turns the tasks of requests and the worker's threads have theirs. A turn is: requests
+that came are with the engine, `step`, one decoding for all answers, and the new tokens are given to the
+requests, whose tasks send them before the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai as genai
+
+from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch_engines.genai.engine_settings import EngineSettings
+from conch_engines.genai.grammar_check import GrammarCheck, structure
+from conch_engines.genai.model_on_disk import ModelFiles
+from conch_engines.genai.sampling import Sampling
+from conch_engines.genai.text_decoder import TextDecoder, TextStream
+from conch_llm.deltas import Delta
+
+log = logging.getLogger(__name__)
+
+_REASONS = {genai.GenerationFinishReason.STOP: "stop", genai.GenerationFinishReason.LENGTH: "length"}
+_IGNORED = genai.GenerationStatus.IGNORED
+
+
+class _Answer:
+    """One running request; deltas wait in `ready` until its task takes them."""
+
+    def __init__(self, handle: Any, sampling: Sampling, as_chat: bool) -> None:
+        self.handle = handle
+        self.sampling = sampling
+        self.as_chat = as_chat
+        self.stream = TextStream(sampling.skip_special_tokens)
+        self.ready: list[Delta] = []
+        self.failure: ConchError | None = None
+        self.finish_reason: str | None = None
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self._wakes: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Waits until there is something."""
+        if not self.ready and self.failure is None:
+            self._wakes = asyncio.get_running_loop().create_future()
+            await self._wakes
+
+    def wake(self) -> None:
+        """Ends the wait."""
+        if self._wakes is not None and not self._wakes.done():
+            self._wakes.set_result(None)
+
+    def fail(self, error: ConchError) -> None:
+        """Ends the answer with an error."""
+        self.failure = error
+        self.wake()
+
+    def read(self) -> bool:
+        """Takes new tokens from the engine; whether there is something new."""
+        self.ids, self.logprobs = [], []
+        while self.handle.can_read():
+            for output in self.handle.read().values():
+                self.ids += output.generated_ids
+                self.logprobs += output.generated_log_probs
+                self.finish_reason = _REASONS.get(output.finish_reason, self.finish_reason)
+        if self.ids or self.finish_reason:
+            self.stream.add(self.ids, self.finish_reason is not None)
+            return True
+        return False
+
+
+class Engine:
+    """One model.
+
+    Args:
+        name: The model's name.
+        files: The model's files.
+        settings: The engine's settings.
+        report: Gets running requests and the used share of the KV cache after each step.
+
+    Attributes:
+        tokenizer: The engine's tokenizer.
+        steps: Number of steps so far.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: ModelFiles,
+        settings: EngineSettings,
+        report: Callable[[int, float], None] = lambda running, usage: None,
+    ) -> None:
+        self._name = name
+        self._files = files
+        self._settings = settings
+        self._report = report
+        self._grammars = GrammarCheck()
+        self._answers: list[_Answer] = []
+        self._ids = count()
+        self._task: asyncio.Task[None] | None = None
+        self.steps = 0
+        self._open()
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of prompt and answer together."""
+        return self._settings.max_model_len or self._files.context_length
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The tokens of a text."""
+        if not text:
+            return []
+        encoded = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.input_ids.data[0].tolist()
+        return ids
+
+    async def generate(
+        self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling, as_chat: bool
+    ) -> AsyncGenerator[Delta, None]:
+        """Answers a prompt; closing the generator ends the request.
+
+        Raises:
+            ConchError: The prompt or the grammar is refused, or the engine fails.
+        """
+        room = self._room(len(prompt))
+        if sampling.grammar is not None:
+            self._grammars.check(sampling.grammar)
+        config = self._config(sampling, max_tokens if room is None else min(max_tokens or room, room))
+        answer = _Answer(self._add(prompt, config), sampling, as_chat)
+        self._answers.append(answer)
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._run())
+        try:
+            yield Delta(prompt_tokens=len(prompt))
+            while True:
+                await answer.wait()
+                ready, answer.ready = answer.ready, []
+                for delta in ready:
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
+                if answer.failure is not None and not answer.ready:
+                    raise answer.failure
+        finally:
+            if answer in self._answers:
+                self._answers.remove(answer)
+                answer.handle.cancel()
+
+    def _open(self) -> None:
+        scheduler = genai.SchedulerConfig()
+        settings = self._settings
+        scheduler.cache_size = settings.cache_size_gb
+        scheduler.max_num_batched_tokens = settings.max_num_batched_tokens
+        scheduler.max_num_seqs = settings.max_num_seqs
+        scheduler.dynamic_split_fuse = settings.dynamic_split_fuse
+        scheduler.enable_prefix_caching = settings.enable_prefix_caching
+        properties: dict[str, Any] = {}
+        if settings.num_threads:
+            properties["INFERENCE_NUM_THREADS"] = settings.num_threads
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            str(self._files.path), scheduler, settings.device, properties
+        )
+        self.tokenizer = self._pipeline.get_tokenizer()
+        self._decoder = TextDecoder(self.tokenizer)
+
+    def _room(self, prompt: int) -> int | None:
+        """Most tokens of an answer."""
+        length = self.context_length
+        if prompt == 0:
+            raise InvalidArgumentError("prompt must be non-empty")
+        if length is None:
+            return None
+        if prompt >= length:
+            raise InvalidArgumentError(
+                f"This model's maximum context length is {length} tokens. However, your prompt contains "
+                f"{prompt} tokens. Please shorten the prompt."
+            )
+        return length - prompt
+
+    def _config(self, sampling: Sampling, max_tokens: int | None) -> Any:
+        config = self._pipeline.get_config()
+        config.apply_chat_template = False
+        if max_tokens is not None:
+            config.max_new_tokens = max_tokens
+        for name, value in sampling.values.items():
+            setattr(config, name, config.stop_token_ids | value if name == "stop_token_ids" else value)
+        if sampling.grammar is not None:
+            config.structured_output_config = structure(sampling.grammar)
+        try:
+            config.validate()
+        except RuntimeError as error:
+            raise InvalidArgumentError(f"the engine refuses the request: {str(error).strip()}") from None
+        return config
+
+    def _add(self, prompt: Sequence[int], config: Any) -> Any:
+        tensor = openvino.Tensor(np.array([prompt], np.int64))
+        try:
+            return self._pipeline.add_request(next(self._ids), tensor, config)
+        except RuntimeError as error:
+            raise InvalidArgumentError(f"the engine refuses the request: {str(error).strip()}") from None
+
+    async def _run(self) -> None:
+        """Runs steps until there is no request."""
+        # Cancelled requests leave the engine with a step.
+        while self._answers or self._pipeline.has_non_finished_requests():
+            try:
+                self._pipeline.step()
+            except RuntimeError:  # boundary: the engine can't go on after any
+                log.exception("the engine of model '%s' failed and is opened again", self._name)
+                self._fail_all()
+                self._open()
+                continue
+            self.steps += 1
+            self._deliver()
+            metrics = self._pipeline.get_metrics()
+            self._report(len(self._answers), metrics.cache_usage)
+            await asyncio.sleep(0)
+        self._report(0, self._pipeline.get_metrics().cache_usage)
+
+    def _fail_all(self) -> None:
+        for answer in self._answers:
+            answer.fail(UnavailableError(f"the engine of model '{self._name}' failed; please try again"))
+        self._answers.clear()
+
+    def _deliver(self) -> None:
+        """Gives new tokens to their requests."""
+        fresh: list[_Answer] = []
+        for answer in self._answers:
+            if answer.read():
+                fresh.append(answer)
+            elif answer.handle.get_status() == _IGNORED:
+                answer.fail(
+                    InvalidArgumentError("the request needs more KV cache than there is: see cache_size_gb")
+                )
+        singles = [token for answer in fresh if answer.sampling.logprobs for token in answer.ids]
+        names = iter(self._decoder.decode([answer.stream for answer in fresh], singles))
+        for answer in fresh:
+            answer.ready.append(_delta(answer, names))
+            answer.wake()
+        self._answers = [
+            answer for answer in self._answers if answer.finish_reason is None and answer.failure is None
+        ]
+
+
+def _delta(answer: _Answer, names: Any) -> Delta:
+    stops = answer.sampling.values.get("stop_token_ids", ())
+    last = answer.ids[-1] if answer.ids else None
+    return Delta(
+        answer.stream.text,
+        finish_reason=answer.finish_reason,
+        tokens=len(answer.ids),
+        stop_reason=last if answer.finish_reason == "stop" and last in stops else None,
+        logprobs=_logprobs(answer, names) if answer.sampling.logprobs else None,
+    )
+
+
+def _logprobs(answer: _Answer, names: Any) -> Any:
+    """Log probabilities of new tokens, as OpenAI's routes have them."""
+    tokens = [next(names) for _ in answer.ids]
+    numbers = [float(each) for each in answer.logprobs[: len(tokens)]]
+    top = answer.sampling.top_logprobs
+    if answer.as_chat:
+        entries = [
+            {"token": token, "logprob": number, "bytes": list(token.encode())}
+            for token, number in zip(tokens, numbers, strict=True)
+        ]
+        return [{**entry, "top_logprobs": [entry] if top else []} for entry in entries]
+    return {
+        "tokens": tokens,
+        "token_logprobs": numbers,
+        "top_logprobs": [{token: number} for token, number in zip(tokens, numbers, strict=True)]
+        if top
+        else None,
+        "text_offset": [],
+    }

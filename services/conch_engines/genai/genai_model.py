@@ -1,0 +1,170 @@
+"""Runs a language model of OpenVINO GenAI as a Python model with `chat` and `complete`, mostly in a worker.
+
+The server imports this module for the declaration, without the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conch.backends.python.api.pb_metrics import MetricFamily
+from conch.core.errors import InvalidArgumentError
+from conch_engines.genai.engine_settings import EngineSettings
+from conch_engines.genai.model_on_disk import find_model
+from conch_engines.genai.sampling import read_sampling
+from conch_llm.deltas import Delta
+from conch_llm.language.answer_reader import AnswerReader
+from conch_llm.language.tool_calls import (
+    ToolCallParser,
+    forced_call_parser,
+    schema_of_call,
+    tool_call_parser,
+)
+from conch_llm.models.model_requests import ChatRequest, CompletionRequest
+
+if TYPE_CHECKING:
+    from conch_engines.genai.engine import Engine
+
+_DEFAULT_TOKENS = 16
+"""Most tokens of a completion, as in OpenAI's API."""
+
+
+class TritonPythonModel:
+    """One instance: an engine."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Loads the model."""
+        from conch_engines.genai.engine import Engine
+
+        name = args["model_name"]
+        config = json.loads(args["model_config"])
+        parameters = {
+            key: str(value.get("string_value", "")) for key, value in config.get("parameters", {}).items()
+        }
+        self._settings = EngineSettings.of(parameters)
+        files = find_model(Path(args["model_repository"], args["model_version"]), name)
+        self._own = files.sampling
+        self._metrics = _Metrics(name, args["model_version"])
+        self._engine: Engine = Engine(name, files, self._settings, self._metrics.set)
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
+        """Answers a conversation."""
+        choice = request.params.get("tool_choice")
+        forced = schema_of_call(request.tools, choice) if request.tools or choice == "required" else None
+        parser = self._tool_parser(request, forced)
+        sampling = read_sampling(request, self._own, forced)
+        prompt = self._engine.encode(self._prompt(request), add_special_tokens=False)
+        deltas = self._engine.generate(prompt, request.max_tokens, sampling, as_chat=True)
+        reader = AnswerReader(tool_parser=parser)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                for each in reader.read(delta):
+                    yield each
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[Delta, None]:
+        """Continues a prompt."""
+        sampling = read_sampling(request, self._own)
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            prompt = self._engine.encode(prompt, add_special_tokens=True)
+        most = request.max_tokens or _DEFAULT_TOKENS
+        deltas = self._engine.generate(prompt, most, sampling, as_chat=False)
+        length = 0
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if delta.logprobs is not None:
+                    offsets = delta.logprobs["text_offset"]
+                    for token in delta.logprobs["tokens"]:
+                        offsets.append(length)
+                        length += len(token)
+                yield delta
+
+    def _tool_parser(self, request: ChatRequest, forced: Any) -> ToolCallParser | None:
+        choice = request.params.get("tool_choice")
+        if forced is not None:
+            assert choice is not None
+            return forced_call_parser(choice)
+        if not request.tools or choice == "none":
+            return None
+        if not self._settings.tool_parser:
+            raise InvalidArgumentError(
+                'tool_choice: "auto" tool choice requires the model\'s parameter CONCH_TOOL_PARSER to be set'
+            )
+        parallel = request.params.get("parallel_tool_calls") is not False
+        return tool_call_parser(self._settings.tool_parser, parallel=parallel)
+
+    def _prompt(self, request: ChatRequest) -> str:
+        tokenizer = self._engine.tokenizer
+        if not tokenizer.chat_template:
+            raise InvalidArgumentError("messages: the model has no chat template; use /v1/completions")
+        tools = None if request.params.get("tool_choice") == "none" else list(request.tools) or None
+        try:
+            prompt: str = tokenizer.apply_chat_template(
+                [_message(each, place) for place, each in enumerate(request.messages)],
+                request.params.get("add_generation_prompt") is not False,
+                tools=tools,
+                extra_context=request.params.get("chat_template_kwargs"),
+            )
+        except (RuntimeError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"messages: the chat template refuses them: {str(error).strip()}"
+            ) from None
+        return prompt
+
+
+def _message(message: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """A message as templates take it: its text in one string, and arguments of calls as objects."""
+    found = {key: value for key, value in message.items() if value is not None}
+    content = found.get("content", "")
+    if isinstance(content, list):
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise InvalidArgumentError(
+                    f"messages[{place}].content: only text message is supported, but got {kind}"
+                )
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or not isinstance(found.get("role"), str):
+        raise InvalidArgumentError(f"messages[{place}]: must have a role and a text as content")
+    found["content"] = content
+    if calls := found.get("tool_calls"):
+        found["tool_calls"] = [_call(call, place) for call in calls]
+    return found
+
+
+def _call(call: Any, place: int) -> dict[str, Any]:
+    try:
+        function = dict(call["function"])
+        if isinstance(function.get("arguments"), str):
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        return {**call, "function": function}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"messages[{place}].tool_calls: is malformed: {error}") from None
+
+
+class _Metrics:
+    """Gauges of one model version; written when they change."""
+
+    def __init__(self, name: str, version: str) -> None:
+        labels = {"model": name, "version": version}
+        self._gauges = []
+        for metric, help in (
+            ("openvino_genai:num_requests_running", "Number of requests in the engine"),
+            ("openvino_genai:kv_cache_usage_perc", "Used share of the KV cache"),
+        ):
+            family = MetricFamily(name=metric, description=help, kind=MetricFamily.GAUGE)
+            self._gauges.append((family, family.Metric(labels=labels)))
+        self._last = (-1.0, -1.0)
+
+    def set(self, running: int, usage: float) -> None:
+        """Sets the gauges; the engine's usage is a percentage."""
+        now = (float(running), round(usage / 100, 3))
+        if now != self._last:
+            for (_, gauge), value, last in zip(self._gauges, now, self._last, strict=True):
+                if value != last:
+                    gauge.set(value)
+            self._last = now

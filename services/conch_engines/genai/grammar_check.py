@@ -1,0 +1,72 @@
+"""Checks grammars before the engine gets them.
+
+A step of the engine that meets a malformed grammar raises, and the engine can't go on: all running requests
+would fail. So a random model of 240 KB takes each grammar first.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai as genai
+
+from conch.core.errors import InvalidArgumentError
+from conch_engines.genai.random_model import write_random_model
+from conch_engines.genai.sampling import Grammar
+
+_REMEMBERED = 256
+_SHOWN = 300
+
+
+class GrammarCheck:
+    """Checks grammars; remembers those that were fine."""
+
+    def __init__(self) -> None:
+        self._pipeline: Any = None
+        self._check = lru_cache(_REMEMBERED)(self._run)
+
+    def check(self, grammar: Grammar) -> None:
+        """Checks a grammar. Raises InvalidArgumentError: it is malformed."""
+        self._check(grammar)
+
+    def _run(self, grammar: Grammar) -> None:
+        if self._pipeline is None:
+            self._pipeline = _open()
+        try:
+            config = self._pipeline.get_config()
+            config.max_new_tokens = 1
+            config.structured_output_config = structure(grammar)
+            # Of one token alone the engine makes no grammar.
+            prompt = openvino.Tensor(np.array([[1, 5]], np.int64))
+            self._pipeline.add_request(0, prompt, config)
+            while self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
+        except RuntimeError as error:
+            self._pipeline = None  # it can't go on
+            raise InvalidArgumentError(f"{grammar.kind}: is invalid: {_reason(error)}") from None
+
+
+def structure(grammar: Grammar) -> Any:
+    """A grammar as the engine takes it."""
+    return genai.StructuredOutputConfig(**{grammar.kind: grammar.text})
+
+
+def _open() -> Any:
+    scheduler = genai.SchedulerConfig()
+    scheduler.num_kv_blocks = 4
+    with TemporaryDirectory(prefix="conch-genai-") as directory:
+        path = Path(directory, "model.gguf")
+        write_random_model(path)
+        return genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", {})
+
+
+def _reason(error: RuntimeError) -> str:
+    """The engine's text without the places in its source."""
+    *_, text = str(error).strip().rpartition(".cc:")
+    number, _, rest = text.partition(": ")
+    return (rest if number.isdigit() else text).strip()[:_SHOWN]

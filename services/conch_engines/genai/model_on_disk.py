@@ -1,0 +1,81 @@
+"""Finds the model in a version directory: a folder of OpenVINO, or one GGUF file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch_engines.genai.gguf_file import read_metadata
+
+_FOLDER = ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model on disk.
+
+    Attributes:
+        path: The folder or GGUF file, as the engine takes it.
+        context_length: Most tokens of prompt and answer together; None if the model does not say.
+        sampling: The model's own sampling parameters, from ``generation_config.json``.
+    """
+
+    path: Path
+    context_length: int | None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_model(directory: Path, name: str) -> ModelFiles:
+    """The model in a version directory.
+
+    Raises:
+        UnavailableError: There is none.
+        InvalidArgumentError: There are several, or a file is missing or malformed.
+    """
+    graph = directory / _FOLDER[0]
+    weights = sorted(directory.glob("*.gguf"))
+    if graph.is_file():
+        missing = [each for each in _FOLDER if not (directory / each).is_file()]
+        if missing:
+            raise InvalidArgumentError(f"model '{name}': '{directory}' lacks {', '.join(missing)}")
+        config = _object(directory / "config.json", name)
+        return ModelFiles(directory, _context(config), _object(directory / "generation_config.json", name))
+    if not weights:
+        raise UnavailableError(
+            f"unable to find '{graph}' or a .gguf file for model '{name}': the version directory holds a "
+            f"folder as optimum-intel exports it, or one GGUF file"
+        )
+    if len(weights) > 1:
+        names = ", ".join(each.name for each in weights)
+        raise InvalidArgumentError(f"model '{name}': one GGUF file is expected, there are {names}")
+    try:
+        metadata = read_metadata(weights[0])
+    except ValueError as error:
+        raise InvalidArgumentError(f"model '{name}': '{weights[0]}' is no GGUF file: {error}") from None
+    length = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    return ModelFiles(weights[0], length if isinstance(length, int) else None)
+
+
+def _context(config: Mapping[str, Any]) -> int | None:
+    for each in (config, config.get("text_config")):
+        found = each.get("max_position_embeddings") if isinstance(each, Mapping) else None
+        if isinstance(found, int):
+            return found
+    return None
+
+
+def _object(path: Path, name: str) -> dict[str, Any]:
+    """A file with a JSON object; empty without one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InvalidArgumentError(f"model '{name}': '{path}' is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(f"model '{name}': '{path}' must have a JSON object")
+    return found

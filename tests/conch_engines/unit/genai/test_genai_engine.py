@@ -1,0 +1,164 @@
+"""The engine's loop with a random model: streams, cancellation, grammars, prefix cache."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from conch.core.errors import InvalidArgumentError
+from conch_engines.genai.engine_settings import EngineSettings
+from conch_engines.genai.model_on_disk import find_model
+from conch_engines.genai.random_model import CONTEXT, write_random_model
+from conch_engines.genai.sampling import Grammar, Sampling
+from conch_engines.genai.text_decoder import TextDecoder, TextStream
+from conch_llm.deltas import Delta
+
+genai = pytest.importorskip("openvino_genai")
+GREEDY: dict[str, Any] = {"do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from conch_engines.genai.engine import Engine
+
+    directory = tmp_path_factory.mktemp("genai")
+    write_random_model(directory / "model.gguf")
+    settings = EngineSettings.of({"max_num_batched_tokens": "64"})
+    yield Engine("tiny", find_model(directory, "tiny"), settings)
+
+
+async def answer(engine: Any, prompt: str | list[int], most: int = 24, **more: Any) -> list[Delta]:
+    ids = engine.encode(prompt, False) if isinstance(prompt, str) else prompt
+    sampling = Sampling({**GREEDY, **more.pop("values", {})}, **more)
+    return [delta async for delta in engine.generate(ids, most, sampling, as_chat=True)]
+
+
+def text(deltas: list[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def test_each_of_many_streams_has_the_text_that_it_has_alone(engine: Any) -> None:
+    prompts = [f"the thing number {number} of many" for number in range(32)]
+
+    async def concurrent(count: int) -> list[str]:
+        return [text(each) for each in await asyncio.gather(*(answer(engine, p) for p in prompts[:count]))]
+
+    async def one_by_one() -> list[str]:
+        return [text(await answer(engine, prompt)) for prompt in prompts]
+
+    alone = asyncio.run(one_by_one())
+    assert asyncio.run(concurrent(8)) == alone[:8]
+    assert asyncio.run(concurrent(32)) == alone
+    assert len(set(alone)) > 16  # so they can be told apart
+
+
+def test_counts_and_reasons(engine: Any) -> None:
+    deltas = asyncio.run(answer(engine, "hello", 7, values={"ignore_eos": True}))
+    assert deltas[0].prompt_tokens == 5
+    assert sum(delta.tokens for delta in deltas) == 7
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
+    first = asyncio.run(answer(engine, "hello", 1, logprobs=True, values={"logprobs": 1}))
+    assert len(first[-1].logprobs) == 1 and first[-1].logprobs[0]["logprob"] < 0
+
+
+def test_a_stop_token_is_told(engine: Any) -> None:
+    values = {"stop_token_ids": set(range(3, 260))}
+    last = asyncio.run(answer(engine, "hello", values=values))[-1]
+    assert last.finish_reason == "stop" and last.stop_reason in values["stop_token_ids"]
+
+
+def test_closing_the_generator_frees_the_request(engine: Any) -> None:
+    async def close_one_of_two() -> tuple[str, int]:
+        other = asyncio.ensure_future(answer(engine, "a thing", 40))
+        sampling = Sampling({**GREEDY, "ignore_eos": True})
+        before = engine.steps
+        async with aclosing(
+            engine.generate(engine.encode("on and on", False), 400, sampling, True)
+        ) as deltas:
+            async for delta in deltas:
+                if delta.tokens:
+                    break
+        found = text(await other)
+        while len(asyncio.all_tasks()) > 1:  # until the engine rests
+            await asyncio.sleep(0)
+        return found, engine.steps - before
+
+    found, steps = asyncio.run(close_one_of_two())
+    assert found == text(asyncio.run(answer(engine, "a thing", 40)))
+    assert steps < 100  # the closed request would have taken 400
+
+
+def test_a_prompt_that_was_there_takes_fewer_steps(engine: Any) -> None:
+    prompt = [3 + number * 7 % 250 for number in range(320)]  # five steps of 64 tokens
+
+    def steps() -> int:
+        before = engine.steps
+        asyncio.run(answer(engine, prompt, 1))
+        return int(engine.steps - before)
+
+    assert steps() >= 5
+    assert steps() < 5
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_answers_obey_their_schema(engine: Any, n: int) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"yes": {"type": "boolean"}, "of": {"enum": ["a", "b"]}},
+        "required": ["yes", "of"],
+        "additionalProperties": False,
+    }
+    grammar = Grammar("json_schema", json.dumps(schema))
+
+    async def answers() -> list[list[Delta]]:
+        values = {"do_sample": True, "rng_seed": n}
+        return await asyncio.gather(
+            *(answer(engine, f"number {each}", 300, grammar=grammar, values=values) for each in range(n))
+        )
+
+    for deltas in asyncio.run(answers()):
+        if deltas[-1].finish_reason == "stop":  # white space may have taken all tokens
+            found = json.loads(text(deltas))
+            assert set(found) == {"yes", "of"} and found["of"] in ("a", "b")
+    written = text(asyncio.run(answer(engine, "hello", grammar=Grammar("regex", "(ab){3}"))))
+    assert re.fullmatch("(ab){3}", written)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [Grammar("regex", "(ab"), Grammar("json_schema", '{"type": "foo"}'), Grammar("grammar", "root = x")],
+)
+def test_a_malformed_grammar_disturbs_no_other_request(engine: Any, grammar: Grammar) -> None:
+    async def beside() -> str:
+        other = asyncio.ensure_future(answer(engine, "a thing", 30))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidArgumentError, match=grammar.kind):
+            await answer(engine, "hello", grammar=grammar)
+        return text(await other)
+
+    assert asyncio.run(beside()) == text(asyncio.run(answer(engine, "a thing", 30)))
+
+
+def test_a_prompt_beyond_the_context_is_refused(engine: Any) -> None:
+    beginning = f"This model's maximum context length is {CONTEXT} tokens. However, your prompt contains 600 "
+    with pytest.raises(InvalidArgumentError, match=beginning):
+        asyncio.run(answer(engine, "a" * 600))
+
+
+def test_characters_of_several_tokens_are_whole(engine: Any) -> None:
+    written = "é € 😀 thing on"
+    stream, decoder = TextStream(), TextDecoder(engine.tokenizer)
+    pieces: list[str] = []
+    ids = engine.encode(written, False)
+    for place, token in enumerate(ids):
+        stream.add([token], place == len(ids) - 1)
+        decoder.decode([stream])
+        pieces.append(stream.text)
+    assert "".join(pieces) == written
+    assert not any("\ufffd" in piece for piece in pieces)
