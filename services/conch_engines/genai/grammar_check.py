@@ -41,11 +41,12 @@ class GrammarCheck:
             config = self._pipeline.get_config()
             config.max_new_tokens = 1
             config.structured_output_config = structure(grammar)
-            # Of one token alone the engine makes no grammar.
-            prompt = openvino.Tensor(np.array([[1, 5]], np.int64))
-            self._pipeline.add_request(0, prompt, config)
+            prompt = openvino.Tensor(np.array([[1]], np.int64))
+            # The engine drops a request without a handle.
+            handle = self._pipeline.add_request(0, prompt, config)
             while self._pipeline.has_non_finished_requests():
                 self._pipeline.step()
+            del handle
         except RuntimeError as error:
             self._pipeline = None  # it can't go on
             raise InvalidArgumentError(f"{grammar.kind}: is invalid: {_reason(error)}") from None

@@ -9,7 +9,7 @@ import numpy as np
 
 from conch_engines.genai.gguf_file import write_gguf
 
-CONTEXT = 512
+CONTEXT = 2048
 _WIDTH, _LAYERS, _HEADS, _INNER = 64, 2, 4, 128
 _MERGES = ("t h", "th e", "Ġ a", "i n", "in g", "o n", "Ġ the")
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

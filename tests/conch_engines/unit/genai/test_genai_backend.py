@@ -33,7 +33,10 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[conch.testing.LoadedModel]:
-    with conch.testing.load(random_model(tmp_path_factory.mktemp("genai"))) as loaded:
+    with conch.testing.load(
+        random_model(tmp_path_factory.mktemp("genai"), CONCH_PLACEMENT="in_process")
+    ) as loaded:
+        deltas(loaded, CHAT, conversation("hello", max_tokens=1))  # the event loop starts
         yield loaded
 
 

@@ -146,9 +146,11 @@ def test_a_malformed_grammar_disturbs_no_other_request(engine: Any, grammar: Gra
 
 
 def test_a_prompt_beyond_the_context_is_refused(engine: Any) -> None:
-    beginning = f"This model's maximum context length is {CONTEXT} tokens. However, your prompt contains 600 "
+    beginning = (
+        f"This model's maximum context length is {CONTEXT} tokens. However, your prompt contains {CONTEXT} "
+    )
     with pytest.raises(InvalidArgumentError, match=beginning):
-        asyncio.run(answer(engine, "a" * 600))
+        asyncio.run(answer(engine, "a" * CONTEXT))
 
 
 def test_characters_of_several_tokens_are_whole(engine: Any) -> None:
