@@ -38,7 +38,9 @@ _OWN: Mapping[str, Command] = {
         "conch.cli.serve_command", "[flags]", "serve a model repository; see conch serve --help", True
     ),
     "demo": Command(
-        "conch.cli.demo_command", "[flags]", "serve the example models; takes the flags of conch serve"
+        "conch.cli.demo_command",
+        "[flags]",
+        "serve the example models, or with --llm a language model; takes the flags of conch serve",
     ),
     "config": Command(
         "conch.cli.config_command",

