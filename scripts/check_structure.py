@@ -85,14 +85,21 @@ def imports(module: Module) -> Iterator[Import]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = ["." * node.level + alias.name for alias in node.names]
+            names = [f"{_source(module, node)}.{alias.name}" for alias in node.names]
         else:
             continue
         for name in names:
             yield Import(name, node.lineno, id(node) in lazy, id(node) in typing)
+
+
+def _source(module: Module, node: ast.ImportFrom) -> str:
+    """The module or package that names are imported from."""
+    if not node.level:
+        return node.module or ""
+    up = node.level - (module.basename == "__init__.py")
+    parts = module.name.split(".")
+    return ".".join([*parts[: len(parts) - up], *([node.module] if node.module else [])])
 
 
 def under(name: str, package: str) -> bool:

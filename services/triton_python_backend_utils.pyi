@@ -1,6 +1,6 @@
 """Types of the API that Python models import; see docs/python-models.md."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import TracebackType
 from typing import Any, ClassVar, Literal, TypeVar, overload
@@ -133,6 +133,8 @@ class ResponseIterator:
 class ResponseSender:
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None: ...
     def is_cancelled(self) -> bool: ...
+    def on_cancel(self, callback: Callable[[], None]) -> None: ...
+    def is_behind(self) -> bool: ...
 
 class InferenceRequest:
     @overload
@@ -229,6 +231,8 @@ class MetricFamily:
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> _Metric: ...
+
+def update_metrics(changes: Iterable[tuple[_Metric, float | tuple[Sequence[int], float]]]) -> None: ...
 
 class ModelConfig:
     def __init__(self, model_config: str) -> None: ...

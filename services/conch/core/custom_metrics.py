@@ -14,7 +14,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,6 +25,9 @@ from weakref import WeakValueDictionary
 from conch.core.errors import InvalidArgumentError, ResourceExhaustedError, UnsupportedError
 
 Kind = Literal["counter", "gauge", "histogram"]
+
+Change = float | tuple[Sequence[int], float]
+"""A counter's increment, a gauge's new value, or further observations of a histogram by bucket and their sum."""
 
 MOST_FAMILIES = 10_000
 """Families of a server or process at a time."""
@@ -142,6 +145,31 @@ class CustomMetric:
         with self._lock:
             self._counts[bisect.bisect_left(self._bounds, value)] += 1
             self._value += value
+
+    def merge(self, counts: Sequence[int], total: float) -> None:
+        """Adds observations that were counted elsewhere: so many in each bucket, with this sum.
+
+        Raises:
+            UnsupportedError: The metric is of another kind.
+            InvalidArgumentError: The counts do not fit the buckets.
+        """
+        self._check("Observe", "histogram")
+        if len(counts) != len(self._counts) or any(count < 0 for count in counts):
+            raise InvalidArgumentError(
+                f"a histogram with {len(self._counts)} buckets needs as many counts, none below 0"
+            )
+        with self._lock:
+            self._counts = [had + more for had, more in zip(self._counts, counts, strict=True)]
+            self._value += total
+
+    def apply(self, change: Change) -> None:
+        """Applies a change, which must fit the kind."""
+        if isinstance(change, tuple):
+            self.merge(*change)
+        elif self._family.kind == "gauge":
+            self.set(change)
+        else:
+            self.increment(change)
 
     def snapshot(self) -> MetricSnapshot:
         """Copies the current state."""
@@ -292,6 +320,11 @@ class CustomFamilies:
                     f"'{other.name}', which is there already: give it another name"
                 )
         return names
+
+    def update(self, changes: Iterable[tuple[CustomMetric, Change]]) -> None:
+        """Applies changes of several metrics."""
+        for metric, change in changes:
+            metric.apply(change)
 
     def snapshot(self) -> list[FamilySnapshot]:
         """Snapshots of all families, sorted by name."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from conch.core.backend import Backend, BackendModel
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
+from conch.workers.environments import EnvironmentSpec
 from conch.workers.python_backend import PythonBackend
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class PythonBasedBackend(PythonBackend):
             {**config, "default_model_filename": file}, version_directory, options
         )
         return {**completed, "default_model_filename": written}
+
+    def has_environment(self, spec: ModelSpec) -> bool:
+        """True if a model version has an environment of its own."""
+        wanted = EnvironmentSpec.of(self._with_file(spec))
+        return wanted.prepared is not None or wanted.packages is not None
 
     def check(self, spec: ModelSpec) -> None:
         """Validates the model with the file that `load` would use."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from conch.core.custom_metrics import CatchUp, CustomFamilies, CustomFamily, CustomMetric
+from conch.core.custom_metrics import CatchUp, Change, CustomFamilies, CustomFamily, CustomMetric
 from conch.core.errors import ConchError, ResourceExhaustedError
 from conch.workers.protocol.channel import WireError
 
@@ -88,12 +88,15 @@ class WorkerMetrics:
         return {"value": self._metric(_number(question)).value}
 
     def change(self, number: int, change: dict[str, Any]) -> None:
-        """Changes a metric, or drops the reference.
+        """Changes a metric or several, or drops the reference.
 
         Raises:
             WireError: There is no such metric or change.
         """
         what, value = change.get("do"), change.get("value")
+        if what == "update":
+            self._update(change.get("changes"))
+            return
         if what == "forget":
             self._held_families.pop(number, None)
             self._held_metrics.pop(number, None)
@@ -113,6 +116,16 @@ class WorkerMetrics:
         except ConchError as error:
             raise WireError(f"a metric can't be changed: {error}") from None
 
+    def _update(self, changes: object) -> None:
+        try:
+            assert isinstance(changes, list)
+            pairs = [(self._metric(number), _change(change)) for number, change in changes]
+            self._families.update(pairs)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise WireError("changes of metrics are pairs of numbers and changes") from error
+        except ConchError as error:
+            raise WireError(f"a metric can't be changed: {error}") from None
+
     def close(self) -> None:
         """Drops all references."""
         with self._lock:
@@ -127,6 +140,16 @@ class WorkerMetrics:
         if metric is None:
             raise WireError("there is no such metric")
         return metric
+
+
+def _change(change: object) -> Change:
+    if isinstance(change, float | int):
+        return change
+    assert isinstance(change, list)
+    counts, total = change
+    assert isinstance(counts, list) and all(type(count) is int for count in counts)
+    assert isinstance(total, float | int)
+    return counts, total
 
 
 def _number(question: dict[str, Any], key: str = "number") -> int:

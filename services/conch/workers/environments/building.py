@@ -164,11 +164,12 @@ def _commands(
         requirements.write_text("".join(f"{line}\n" for line in packages.dependencies))
     if tools.uv:
         make = (*tools.uv, "venv", "--no-project", "--python", python, str(prefix))
-        install = (*tools.uv, "pip", "install", "--python", inside)
+        compiled = "--compile-bytecode"  # else the first worker does, which takes a minute for large packages
+        install = (*tools.uv, "pip", "install", compiled, "--python", inside)
         if packages.kind == "uv-lock":
             # A file .python-version would select another interpreter.
             project = ("--python", inside, "--project", str(packages.file.parent))
-            sync = (*tools.uv, "sync", "--frozen", "--no-dev", "--no-install-project", *project)
+            sync = (*tools.uv, "sync", "--frozen", "--no-dev", "--no-install-project", compiled, *project)
             return [make, sync, (*install, "numpy")]
         if packages.kind == "pylock":
             return [make, (*install, "-r", str(packages.file)), (*install, "numpy")]

@@ -21,6 +21,7 @@ _NAMES = """
 """
 _PREFIXES = """
     LC_ XDG_ PYTHON MALLOC_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ NUMEXPR_ NUMBA_
+    VLLM_ RAY_ GLOO_
     CUDA_ CUDNN_ CUBLAS_ NVIDIA_ NCCL_ TORCH_ PYTORCH_ TORCHINDUCTOR_ TF_ XLA_ JAX_ ORT_
 """
 
@@ -30,7 +31,8 @@ NAMES = frozenset(_NAMES.split())
 PREFIXES = tuple(_PREFIXES.split())
 """Prefixes of further inherited variables, unless the name looks like a secret's."""
 
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+# Numbers of tokens are none.
+_SECRET = re.compile("KEY|TOKEN(?!S)|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def is_inherited(name: str) -> bool:

@@ -22,6 +22,7 @@ from conch.workers.environments.local_dependencies import (
 EXECUTION_ENV_PATH = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 BUILD = "build-environments"
+PREPARED = "environment"
 VARIABLE = "CONCH_ENV_"
 PASS = "CONCH_PASS_ENVIRONMENT"
 PASS_OPTION = "pass-environment"
@@ -118,6 +119,12 @@ class EnvironmentSpec:
         packages = None if _ignored(options) else _packages(where, version_directory, model_file)
         if packages is not None:
             return cls(None, packages, variables, f"'{packages.file}'")
+        if given := options.get(PREPARED, ""):
+            source = f"--backend-config=...,{PREPARED}"
+            path = Path(given).absolute()
+            if not path.exists():
+                raise InvalidArgumentError(f"{where}: there is no '{path}', which {source} names")
+            return cls(path, None, variables, source)
         setting = PASS if PASS in parameters else f"{VARIABLE}{next(iter(own))}" if own else ""
         reason = f"parameter '{setting}'" if setting else ""
         return cls(None, None, variables, reason)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from conch.core.custom_metrics import CustomFamilies, CustomFamily, CustomMetric, Kind
+from conch.core.custom_metrics import Change, CustomFamilies, CustomFamily, CustomMetric, Kind
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError
 from conch.workers.protocol.channel import Kind as Message
 
 _FORGET = b'{"do":"forget"}'
+_MOST_CHANGES = 500
+"""Changes in one message; a packet has a few hundred KiB."""
 
 
 class Server(Protocol):
@@ -57,6 +60,17 @@ class RemoteFamilies(CustomFamilies):
         self.watch(family, number)
         return family
 
+    def update(self, changes: Iterable[tuple[CustomMetric, Change]]) -> None:
+        """See `CustomFamilies.update`; sends one message for many changes."""
+        self.flush()
+        packed = [metric.packed(change) for metric, change in changes if isinstance(metric, RemoteMetric)]
+        for start in range(0, len(packed), _MOST_CHANGES):
+            fields = codec.encode_json({"do": "update", "changes": packed[start : start + _MOST_CHANGES]})
+            try:
+                self._server.notify(Message.METRIC, 0, fields)
+            except ChannelClosedError:
+                return  # the server is gone
+
     def number(self) -> int:
         """Next free number."""
         return next(self._numbers)
@@ -86,9 +100,9 @@ class RemoteFamily(CustomFamily):
     def metric(self, labels: Mapping[str, str], bounds: Sequence[float] | None = None) -> CustomMetric:
         """See `CustomFamily.metric`."""
         number = self._families.number()
-        limits = None if bounds is None else list(bounds)
+        limits = None if bounds is None else [bound for bound in bounds if bound != math.inf]
         self._server.query("metric", number=number, family=self._number, labels=dict(labels), bounds=limits)
-        metric = RemoteMetric(self, labels, self._server, number)
+        metric = RemoteMetric(self, labels, limits or (), self._server, number)
         self._families.watch(metric, number)
         return metric
 
@@ -96,8 +110,15 @@ class RemoteFamily(CustomFamily):
 class RemoteMetric(CustomMetric):
     """A metric in the server; validates changes before they are sent."""
 
-    def __init__(self, family: RemoteFamily, labels: Mapping[str, str], server: Server, number: int) -> None:
-        super().__init__(family, labels, ())
+    def __init__(
+        self,
+        family: RemoteFamily,
+        labels: Mapping[str, str],
+        bounds: Sequence[float],
+        server: Server,
+        number: int,
+    ) -> None:
+        super().__init__(family, labels, bounds)
         self._server = server
         self._number = number
 
@@ -122,6 +143,20 @@ class RemoteMetric(CustomMetric):
         """See `CustomMetric.observe`."""
         self._check("Observe", "histogram")
         self._tell("observe", value)
+
+    def packed(self, change: Change) -> list[object]:
+        """A change for a message, validated."""
+        if isinstance(change, tuple):
+            super().merge(*change)
+        elif self._family.kind == "gauge":
+            super().set(change)
+        else:
+            super().increment(change)
+        return [self._number, change]
+
+    def merge(self, counts: Sequence[int], total: float) -> None:
+        """See `CustomMetric.merge`."""
+        self._families.update([(self, (counts, total))])
 
     def _tell(self, what: str, value: float) -> None:
         try:

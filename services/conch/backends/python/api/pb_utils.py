@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 from conch.backends.python.api.pb_errors import TritonError, TritonModelException
-from conch.backends.python.api.pb_metrics import MetricFamily
+from conch.backends.python.api.pb_metrics import MetricFamily, update_metrics
 from conch.backends.python.api.pb_model_config import ModelConfig
 from conch.backends.python.api.pb_request import (
     InferenceRequest,
@@ -85,6 +85,7 @@ __all__ = [
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",
+    "update_metrics",
     "using_decoupled_model_transaction_policy",
 ]
 

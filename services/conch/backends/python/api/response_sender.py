@@ -6,6 +6,7 @@ Locks: one per sender, held while a response is handed over, which keeps respons
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from sys import is_finalizing
 
@@ -133,6 +134,20 @@ class ResponseSender:
     def is_cancelled(self) -> bool:
         """True if the client is gone or the deadline has passed."""
         return self._request.is_abandoned(monotonic_ns())
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once if the request is cancelled, now or later, from any thread; not in Triton.
+
+        It must return at once. A later one replaces it.
+        """
+        request = self._request
+        request.on_cancel = lambda _: callback()
+        if request.cancelled:
+            request.notify_cancelled()
+
+    def is_behind(self) -> bool:
+        """True if `send` would block, as the client has much to read; not in Triton."""
+        return bool(getattr(self._request, "behind", False))
 
     def _converted(self, response: InferenceResponse) -> CoreResponse:
         context = self._context
