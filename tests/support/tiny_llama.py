@@ -1,4 +1,4 @@
-"""Writes a random llama of 355 k parameters as a Hugging Face folder; run by an interpreter with transformers.
+"""Writes a random llama of 340 k parameters as a Hugging Face folder; runs where transformers is installed.
 
 Arguments: the folder. The tokenizer is a byte-level BPE, trained on the sources of the standard library.
 """

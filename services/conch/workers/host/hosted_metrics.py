@@ -65,11 +65,7 @@ class RemoteFamilies(CustomFamilies):
         self.flush()
         packed = [metric.packed(change) for metric, change in changes if isinstance(metric, RemoteMetric)]
         for start in range(0, len(packed), _MOST_CHANGES):
-            fields = codec.encode_json({"do": "update", "changes": packed[start : start + _MOST_CHANGES]})
-            try:
-                self._server.notify(Message.METRIC, 0, fields)
-            except ChannelClosedError:
-                return  # the server is gone
+            _notify(self._server, 0, {"do": "update", "changes": packed[start : start + _MOST_CHANGES]})
 
     def number(self) -> int:
         """Next free number."""
@@ -156,10 +152,14 @@ class RemoteMetric(CustomMetric):
 
     def merge(self, counts: Sequence[int], total: float) -> None:
         """See `CustomMetric.merge`."""
-        self._families.update([(self, (counts, total))])
+        _notify(self._server, 0, {"do": "update", "changes": [self.packed((counts, total))]})
 
     def _tell(self, what: str, value: float) -> None:
-        try:
-            self._server.notify(Message.METRIC, self._number, codec.encode_json({"do": what, "value": value}))
-        except ChannelClosedError:
-            pass  # the server is gone
+        _notify(self._server, self._number, {"do": what, "value": value})
+
+
+def _notify(server: Server, number: int, fields: dict[str, object]) -> None:
+    try:
+        server.notify(Message.METRIC, number, codec.encode_json(fields))
+    except ChannelClosedError:
+        pass  # the server is gone

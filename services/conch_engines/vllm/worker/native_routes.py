@@ -41,6 +41,11 @@ class NativeRoutes:
         self._init_state = _needed("init_app_state")
         self._arguments = _arguments(engine)
         self._app: Any = None
+        self._paths: frozenset[str] = frozenset()
+
+    def has(self, route: str) -> bool:
+        """Whether the model has a route."""
+        return route in self._paths
 
     async def open(self) -> None:
         """Makes the application; the engine has started."""
@@ -54,6 +59,7 @@ class NativeRoutes:
         await call(self._init_state, client, app.state, arguments, supported_tasks=engine.tasks)
         app.state.server = SimpleNamespace(should_exit=False)  # its handler of a dead engine sets it
         self._app = app
+        self._paths = frozenset(ROUTES) & {getattr(each, "path", "") for each in app.routes}
 
     async def serve(
         self, route: str, body: bytes, request_id: str, answer: Answer, gone: asyncio.Event

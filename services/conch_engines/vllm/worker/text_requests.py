@@ -133,6 +133,13 @@ async def generate(
         await answer.send(outputs.of(output), final=output.finished)
 
 
+async def warm_up(engine: Engine) -> None:
+    """Generates a token with its log probability, whose first computation compiles for seconds."""
+    parameters, _ = sampling_parameters({"max_tokens": 1, "logprobs": 1}, engine.defaults, False, strict=True)
+    async for _ in engine.client.generate("warm up", parameters, "warm-up"):
+        pass
+
+
 class _Outputs:
     """Makes output tensors of what the engine yields: one element for each of n choices."""
 

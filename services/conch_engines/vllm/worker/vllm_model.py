@@ -32,8 +32,8 @@ from .engine_setup import (
     import_vllm,
     is_tested,
 )
-from .native_routes import ROUTES, NativeRoutes
-from .text_requests import Inputs, embed, error_code, generate
+from .native_routes import NativeRoutes
+from .text_requests import Inputs, embed, error_code, generate, warm_up
 from .vllm_files import FileError, ModelFiles
 
 _ENGINE_DIED = 70
@@ -131,6 +131,8 @@ class TritonPythonModel:
                     f"'{self._name}' has no OpenAI routes of vLLM, only text_input and text_output"
                 )
         await engine.start()
+        if "generate" in engine.tasks:
+            await warm_up(engine)
         if routes is not None:
             await routes.open()
         self._native = routes
@@ -206,7 +208,7 @@ class TritonPythonModel:
                     f"model '{self._name}' has no OpenAI routes of vLLM; with parameter 'CONCH_VLLM_NATIVE' "
                     f"false it is called through text_input and text_output"
                 )
-            if route not in ROUTES:
+            if not self._native.has(route):
                 raise _UnsupportedError(f"model '{self._name}' has no route '{route}'")
             body = inputs.raw("text_input") or b""
             await self._native.serve(route, body, request_id, answer, gone)
