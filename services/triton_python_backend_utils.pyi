@@ -45,6 +45,7 @@ __all__ = [
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",
+    "update_metrics",
     "using_decoupled_model_transaction_policy",
 ]
 

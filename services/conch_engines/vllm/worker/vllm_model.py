@@ -46,6 +46,7 @@ _ABORT_S = 10.0
 _SLOW_CLIENTS = 64
 """Clients that read slowly and can be waited for at the same time."""
 _ROUTE = "openai_route"
+_FALSE = ("false", "off", "0")
 
 
 class TritonPythonModel:
@@ -63,24 +64,26 @@ class TritonPythonModel:
         self._over = threading.Event()
         try:
             files = ModelFiles.read(Path(pb_utils.get_model_dir()))
-            kind, device = args["model_instance_kind"], int(args["model_instance_device_id"])
-            groups = [each.get("gpus", []) for each in config.get("instance_group", [])]
-            listed = tuple(int(each) for each in groups[0]) if kind == "MODEL" and len(groups) == 1 else ()
-            choose_devices(kind, device, parameters.get("GPU_DEVICE_IDS", ""), files.engine, listed)
+            choose_devices(
+                args["model_instance_kind"],
+                int(args["model_instance_device_id"]),
+                parameters.get("GPU_DEVICE_IDS", ""),
+                files.engine,
+                _listed_gpus(config),
+            )
             vllm = import_vllm()
             aliases = tuple(filter(None, map(str.strip, parameters.get("served_model_name", "").split(","))))
             self._engine = Engine(self._name, files, aliases)
+            self._loop = _new_loop()
+            self._threads = ThreadPoolExecutor(_SLOW_CLIENTS, thread_name_prefix=f"conch-{self._name}-send")
+            self._thread = threading.Thread(
+                target=self._run_loop, name=f"conch-{self._name}-engine", daemon=True
+            )
+            self._thread.start()
+            self._native: NativeRoutes | None = None
+            native = parameters.get("CONCH_VLLM_NATIVE", "true").strip().lower() not in _FALSE
+            self._wait(self._start(native, vllm.__version__))
         except (FileError, SetupError) as error:
-            raise pb_utils.TritonModelException(str(error)) from None
-        self._loop = _new_loop()
-        self._threads = ThreadPoolExecutor(_SLOW_CLIENTS, thread_name_prefix=f"conch-{self._name}-send")
-        self._thread = threading.Thread(target=self._run_loop, name=f"conch-{self._name}-engine", daemon=True)
-        self._thread.start()
-        self._native: NativeRoutes | None = None
-        wanted = parameters.get("CONCH_VLLM_NATIVE", "true").strip().lower() not in ("false", "off", "0")
-        try:
-            self._wait(self._start(wanted, vllm.__version__))
-        except SetupError as error:
             raise pb_utils.TritonModelException(str(error)) from None
         except Exception as error:  # boundary: vLLM, for whatever is wrong with the model or the machine
             raise pb_utils.TritonModelException(f"vLLM can't start the engine: {_text(error)}") from error
@@ -237,6 +240,14 @@ class TritonPythonModel:
 
         threading.Thread(target=repeat, name=f"conch-{self._name}-metrics", daemon=True).start()
         return metrics
+
+
+def _listed_gpus(config: dict[str, Any]) -> tuple[int, ...]:
+    """The GPUs of the only instance group, if it has kind MODEL."""
+    groups = config.get("instance_group", [])
+    if len(groups) != 1 or groups[0].get("kind") != "KIND_MODEL":
+        return ()
+    return tuple(int(each) for each in groups[0].get("gpus", ()))
 
 
 class _UnsupportedError(Exception):

@@ -45,6 +45,31 @@ def test_a_counter_a_gauge_and_a_histogram() -> None:
     assert (value(found, "h_sum", a_b="1"), value(found, "h_count", a_b="1")) == (12.25, 3)
 
 
+def test_many_changes_at_once() -> None:
+    families = (
+        Family("some_c", "what", COUNTER),
+        Family("some_g", "what", GAUGE),
+        Family("some_h", "what", HISTOGRAM),
+    )
+    count, level = families[0].Metric(), families[1].Metric()
+    spread = families[2].Metric(buckets=[1, 10, math.inf])
+    for _ in range(2):
+        pb_utils.update_metrics([(count, 2), (level, 5), (spread, ([1, 0, 2], 30.5))])
+    found = told()
+    assert (value(found, "some_c"), value(found, "some_g")) == (4, 5)
+    assert [value(found, "some_h_bucket", le=bound) for bound in ("1", "10", "+Inf")] == [2, 2, 6]
+    assert value(found, "some_h_sum") == 61
+    wrong: tuple[Any, ...] = (
+        (count, -1),
+        (count, ([1], 1.0)),
+        (spread, ([1, 2], 3.0)),
+        (spread, ([1, -1, 0], 0.0)),
+    )
+    for change in wrong:
+        with pytest.raises(pb_utils.TritonModelException, match="Failed to update metrics"):
+            pb_utils.update_metrics([change])
+
+
 def test_what_a_model_no_longer_holds_is_gone() -> None:
     family = Family("gone", "what", GAUGE)
     metric = family.Metric()

@@ -103,12 +103,25 @@ def test_variables_of_a_model(tmp_path: Path, cache: EnvironmentCache) -> None:
     assert "A" not in os.environ
 
 
+def test_an_environment_for_models_without_one(tmp_path: Path) -> None:
+    """What a model says itself comes first."""
+    options = {"environment": str(tmp_path)}
+    spec = EnvironmentSpec.of(model(tmp_path, {}, {}, options))
+    assert (spec.prepared, spec.reason) == (tmp_path, "--backend-config=...,environment")
+    listed = EnvironmentSpec.of(model(tmp_path, {"requirements.txt": "numpy"}, {}, options, name="listed"))
+    assert listed.prepared is None and listed.packages is not None
+    with pytest.raises(
+        InvalidArgumentError, match=r"there is no '/none', which --backend-config=\.\.\.,environment"
+    ):
+        EnvironmentSpec.of(model(tmp_path, {}, {}, {"environment": "/none"}, name="other"))
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["the server's", "a venv"])
 def test_workers_inherit_no_secrets(
     tmp_path: Path, cache: EnvironmentCache, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     secrets = ("AWS_SECRET_ACCESS_KEY", "TRITONCACHE_REDIS_PASSWORD", "NVIDIA_API_KEY", "XDG_TOKEN", "OTHER")
-    for name in (*secrets, "OMP_NUM_THREADS", "TMPDIR"):
+    for name in (*secrets, "OMP_NUM_THREADS", "TMPDIR", "VLLM_MAX_TOKENS_PER_EXPERT", "VLLM_API_KEY"):
         monkeypatch.setenv(name, str(tmp_path))
     parameters = {"CONCH_PASS_ENVIRONMENT": "OTHER, AWS_*"}
     if own:
@@ -119,7 +132,8 @@ def test_workers_inherit_no_secrets(
     environment = environment_for(model(tmp_path, {}, parameters), cache)
     found = run(environment, "dict(__import__('os').environ)")
     assert {"OMP_NUM_THREADS", "TMPDIR", "AWS_SECRET_ACCESS_KEY", "OTHER"} <= found.keys()
-    assert not {"TRITONCACHE_REDIS_PASSWORD", "NVIDIA_API_KEY", "XDG_TOKEN"} & found.keys()
+    assert "VLLM_MAX_TOKENS_PER_EXPERT" in found, "a number of tokens is no secret"
+    assert not {"TRITONCACHE_REDIS_PASSWORD", "NVIDIA_API_KEY", "XDG_TOKEN", "VLLM_API_KEY"} & found.keys()
     everything = EnvironmentSpec.read("m", tmp_path, "model.py", {}, {"pass-environment": "*"})
     assert set(secrets) <= (everything.variables or {}).keys()
     with pytest.raises(InvalidArgumentError, match="'CONCH_PASS_ENVIRONMENT' must list names"):
@@ -370,7 +384,8 @@ elif arguments[0] == "sync":
     run = [python, "-m", "pip", "--python", os.environ["UV_PROJECT_ENVIRONMENT"] + "/bin/python", "install"]
     run += ["--no-index", "--find-links", os.environ["CONCH_TEST_WHEELS"], "conch_tiny==1.0"]
 else:
-    assert arguments[:3] == ["pip", "install", "--python"]
+    assert arguments[:4] == ["pip", "install", "--compile-bytecode", "--python"]
+    del arguments[2]
     # uv reads a list's options as pip does, and a project's dependencies itself.
     rest = [argument for argument in arguments[4:]]
     if rest[:2] and rest[1:2] and rest[1].endswith(".toml"):
@@ -510,37 +525,38 @@ PROJECT = '[project]\nname = "m"\nversion = "1"\ndependencies = ["conch_tiny"]\n
             {"pyproject.toml": PROJECT, "uv.lock": "version = 1\n"},
             [
                 "venv --no-project --python {python} {env}",
-                "sync --frozen --no-dev --no-install-project --python {env}/bin/python --project {model}",
-                "pip install --python {env}/bin/python numpy",
+                "sync --frozen --no-dev --no-install-project --compile-bytecode --python {env}/bin/python "
+                "--project {model}",
+                "pip install --compile-bytecode --python {env}/bin/python numpy",
             ],
         ),
         (
             {"pyproject.toml": PROJECT},
             [
                 "venv --no-project --python {python} {env}",
-                "pip install --python {env}/bin/python -r {model}/pyproject.toml numpy",
+                "pip install --compile-bytecode --python {env}/bin/python -r {model}/pyproject.toml numpy",
             ],
         ),
         (
             {"pyproject.toml": PROJECT.replace('name = "m"\n', "")},
             [
                 "venv --no-project --python {python} {env}",
-                "pip install --python {env}/bin/python -r {folder}/requirements.txt numpy",
+                "pip install --compile-bytecode --python {env}/bin/python -r {folder}/requirements.txt numpy",
             ],
         ),
         (
             {"pylock.toml": 'lock-version = "1.0"\n'},
             [
                 "venv --no-project --python {python} {env}",
-                "pip install --python {env}/bin/python -r {model}/pylock.toml",
-                "pip install --python {env}/bin/python numpy",
+                "pip install --compile-bytecode --python {env}/bin/python -r {model}/pylock.toml",
+                "pip install --compile-bytecode --python {env}/bin/python numpy",
             ],
         ),
         (
             {"1/pyproject.toml": PROJECT + 'requires-python = "==3.77.*"\n'},
             [
                 "venv --no-project --python ==3.77.*,>=3.10 {env}",
-                "pip install --python {env}/bin/python -r {model}/1/pyproject.toml numpy",
+                "pip install --compile-bytecode --python {env}/bin/python -r {model}/1/pyproject.toml numpy",
             ],
         ),
     ],
