@@ -144,6 +144,9 @@ class BackendInstance:
         """The state of its process; None if it has none of its own."""
         return None
 
+    def cancel_running(self) -> None:
+        """Cancels what it runs, if it can; all requests still get their responses."""
+
     def close(self) -> None:
         """Frees the instance; called once, when nothing runs on it."""
 
@@ -155,8 +158,10 @@ class BackendModel(ABC):
         creates_in_parallel: Whether several threads may create instances at the same time. Long steps check
             `load_cancelled`.
         notes: What it does against its config; None where the backend takes none.
+        unload_grace_s: Time after which an unload cancels running requests; None for never.
     """
 
+    unload_grace_s: float | None = None
     creates_in_parallel: ClassVar[bool] = False
     notes: ConfigNotes | None = None
 

@@ -5,6 +5,7 @@ Owns: the instance pool, runner, executor and statistics.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -30,6 +31,8 @@ from conch.core.servable import Readiness, WorkerStatus
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.statistics_snapshot import Gauges
 from conch.core.validation import RequestValidator
+
+log = logging.getLogger(__name__)
 
 
 def scheduler_for(spec: ModelSpec, instances: int = 1) -> Scheduler:
@@ -211,7 +214,17 @@ class Model:
         Returns:
             False on timeout. Nothing is freed then: a thread may still run the model.
         """
-        if not self._runner.closing.close(timeout_s):
+        closing, grace_s = self._runner.closing, self._pool.unload_grace_s
+        if grace_s is not None and (timeout_s is None or timeout_s > grace_s):
+            if not closing.close(grace_s):
+                log.warning(
+                    "model '%s' version %d: its running requests are cancelled after %g s of unloading",
+                    *(self.spec.identifier, self.spec.version, grace_s),
+                )
+                for instance in self._pool.all:
+                    instance.cancel_running()
+            timeout_s = None if timeout_s is None else timeout_s - grace_s
+        if not closing.close(timeout_s):
             return False
         self._pool.close()
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ _CODE = Path(__file__).parent / "worker" / "vllm_model.py"
 _NATIVE = "CONCH_VLLM_NATIVE"
 _DECLARATION = "CONCH_LLM"
 _SERVED_NAMES = "served_model_name"
+_UNLOAD_GRACE_S = "30"
 _SWITCHES = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK", _NATIVE)
 
 _REQUIRED = {"text_input": ("TYPE_STRING", [1])}
@@ -124,15 +126,20 @@ class VllmBackend(PythonBasedBackend):
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads a model version."""
         self.check(spec)
-        return super().load(spec)
+        return super().load(_with_grace(spec))
 
     def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
         """As `load`."""
         self.check(spec)
-        return super().load_within(spec, calls)
+        return super().load_within(_with_grace(spec), calls)
 
     def _file(self, version_directory: Path, name: str) -> str:
         return str(_CODE)
+
+
+def _with_grace(spec: ModelSpec) -> ModelSpec:
+    """A stream may last for hours, so an unload aborts it unless an option or a parameter says otherwise."""
+    return replace(spec, backend_options={"unload-grace-seconds": _UNLOAD_GRACE_S, **spec.backend_options})
 
 
 def _files(model: str, version_directory: Path) -> ModelFiles:

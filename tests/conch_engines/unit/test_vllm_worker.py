@@ -39,6 +39,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(repository, "adapted", enable_lora=True)
     write(repository, "vectors", tasks=["embed"], disable_log_requests=True)
     write(repository, "mortal")
+    grace = 'parameters { key: "CONCH_UNLOAD_GRACE_SECONDS" value { string_value: "0.2" } }'
+    write(repository, "brief", grace)
     native = 'parameters { key: "CONCH_VLLM_NATIVE" value { string_value: "false" } }'
     write(repository, "plain", native, disable_log_stats=True)
     return repository
@@ -296,3 +298,11 @@ def test_unloading_ends_the_engine(server: AnyServer) -> None:
         eventually(lambda: not client.is_model_ready("vectors"), "it is unloaded")
         client.load_model("vectors")
         assert client.is_model_ready("vectors")
+
+
+def test_unloading_aborts_what_does_not_end(server: AnyServer) -> None:
+    with client_of(server) as client, asking(server, "brief", text_input="endless", stream=True) as asked:
+        asked.next()
+        client.unload_model("brief")
+        assert list(asked.rest())[-1].error == "Request was cancelled"
+        eventually(lambda: not client.is_model_ready("brief"), "it is unloaded")

@@ -16,6 +16,7 @@ PARAMETERS = (
     *(
         "CONCH_PROCESS_LIMIT",
         "CONCH_START_TIMEOUT_SECONDS",
+        "CONCH_UNLOAD_GRACE_SECONDS",
         "CONCH_STRICT_OUTPUTS",
         "CONCH_PASS_ENVIRONMENT",
         "CONCH_ENV_",
@@ -31,6 +32,7 @@ _WORKER_ONLY = (
     ("MAX_EXECUTION_SECONDS", "max-execution-seconds"),
     ("MEMORY_LIMIT_MB", "memory-limit-mb"),
     ("PROCESS_LIMIT", "process-limit"),
+    ("UNLOAD_GRACE_SECONDS", "unload-grace-seconds"),
 )
 
 
@@ -63,6 +65,8 @@ class Settings:
             ``process-limit``); None for no limit.
         start_timeout_s: Seconds until a worker must have loaded the model (``CONCH_START_TIMEOUT_SECONDS``,
             ``start-timeout-seconds``); None for no limit.
+        unload_grace_s: Seconds after which an unload cancels running requests
+            (``CONCH_UNLOAD_GRACE_SECONDS``, ``unload-grace-seconds``); None for never.
         strict_outputs: Whether outputs whose datatype or rank contradicts the config are refused
             (``CONCH_STRICT_OUTPUTS``, ``strict-outputs``) rather than served and noted.
     """
@@ -73,6 +77,7 @@ class Settings:
     memory_limit_mb: int | None = None
     process_limit: int | None = None
     start_timeout_s: float | None = None
+    unload_grace_s: float | None = None
     strict_outputs: bool = False
 
     @classmethod
@@ -95,6 +100,7 @@ class Settings:
             values.integer("MEMORY_LIMIT_MB", "memory-limit-mb"),
             values.integer("PROCESS_LIMIT", "process-limit"),
             values.seconds("START_TIMEOUT_SECONDS", "start-timeout-seconds"),
+            values.seconds("UNLOAD_GRACE_SECONDS", "unload-grace-seconds"),
             values.boolean("STRICT_OUTPUTS", "strict-outputs"),
         )
 

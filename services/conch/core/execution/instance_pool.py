@@ -179,6 +179,11 @@ class InstancePool:
                 surplus.append((existing, len(existing) - len(placements)))
         return Resize(self, runner, self._make(missing, warm_up), surplus, on_commit)
 
+    @property
+    def unload_grace_s(self) -> float | None:
+        """See `BackendModel.unload_grace_s`."""
+        return self._model.unload_grace_s
+
     def close(self) -> None:
         """Closes all instances, none of which runs a batch, and the model."""
         with self._lock:

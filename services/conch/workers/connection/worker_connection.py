@@ -232,6 +232,11 @@ class WorkerConnection:
             if request.cancelled:
                 self._cancel(sent.number_at(index))
 
+    def cancel_open(self) -> None:
+        """Cancels all open requests."""
+        for number in self.table.open:
+            self._cancel(number)
+
     def _cancel(self, number: int) -> None:
         """Cancels an open request."""
         if self.table.request(number) is not None:

@@ -74,6 +74,12 @@ class WorkerInstance(BackendInstance):
         """State of its worker."""
         return self.supervisor.status()
 
+    def cancel_running(self) -> None:
+        """Cancels the worker's requests."""
+        link = self.supervisor.link
+        if link is not None:
+            link.cancel_open()
+
     def close(self) -> None:
         """Ends the worker."""
         self.supervisor.close()

@@ -103,6 +103,7 @@ class _WorkerModel(BackendModel):
         self._monitor = monitor
         self._group = WorkerGroup()
         self.notes = self._group.notes
+        self.unload_grace_s = settings.unload_grace_s
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         return WorkerInstance.open(
