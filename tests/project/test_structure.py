@@ -59,7 +59,12 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
         ("check_directions", "services/conch/a.py", "#\nimport conch_console\n", "imports conch_console"),
         ("check_directions", "services/conch/a.py", "#\nimport torch\n", "imports torch"),
         ("check_directions", "services/other.py", "#\nimport os\n", "no rule for other"),
-        ("check_directions", "services/conch/core/a.py", "#\nfrom . import b\n", "imports .b"),
+        (
+            "check_directions",
+            "services/conch/core/a.py",
+            "#\nfrom ..frontends import b\n",
+            "imports conch.frontends.b",
+        ),
         ("check_directions", "services/conch/a.py", "#\nimport conch.wire.part\n", "as a whole"),
         ("check_clocks", "services/conch/a.py", "from time import time as t\nt()\n", "a.py:2: time.time"),
         ("check_clocks", "services/conch/a.py", "import time as t\nt.sleep(1)\n", "a.py:2: time.sleep"),

@@ -46,7 +46,7 @@ def write(folder: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=2,  # heads of 32: vLLM on a CPU takes none of 16
         num_key_value_heads=1,
-        max_position_embeddings=1024,
+        max_position_embeddings=16384,
         bos_token_id=0,
         eos_token_id=1,
         tie_word_embeddings=False,
