@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.support.metrics import of_model, scrape
 from tests.support.servers import ServerProcess, client_of, eventually, started, write_model
-from tests.support.text_models import Said, ask, asking
+from tests.support.text_requests import Said, ask, asking
 
 from conch_llm.contract import CONTENT_TYPE, ROUTE, STATUS
 
