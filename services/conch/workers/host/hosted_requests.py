@@ -72,11 +72,6 @@ class HostedRequest(InferenceRequest):
                 return  # another thread has called it
             work()
 
-    @property
-    def behind(self) -> bool:
-        """Whether a response would wait for units."""
-        return self.granted <= self.spent and not self.gone
-
 
 class HostedFiller(HostedRequest):
     """A padding row of a batch."""

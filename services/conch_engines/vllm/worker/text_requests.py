@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from .answer import Answer, texts
 from .engine_setup import Engine, adapter_of
-from .sampling import sampling_parameters
+from .sampling_parameters import sampling_parameters
 
 _FLAGS = (
     "return_finish_reason",
