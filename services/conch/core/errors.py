@@ -89,6 +89,10 @@ class UnavailableError(ConchError):
     http_status = 503
 
 
+class QueueFullError(UnavailableError):
+    """A model's queue has its largest size; Triton's code is that of any unavailable model."""
+
+
 class ResourceExhaustedError(ConchError):
     """A queue or limit is full; a retry may succeed. Not one of Triton's codes."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Protocol
 
-from conch.core.errors import ResourceExhaustedError, UnavailableError
+from conch.core.errors import QueueFullError, ResourceExhaustedError
 from conch.core.request import InferenceRequest
 from conch.core.spec import QueuePolicy
 
@@ -130,12 +130,12 @@ class PriorityQueue:
             The policy of its level.
 
         Raises:
-            UnavailableError: Its level is full; the text is Triton's.
+            QueueFullError: Its level is full; the text is Triton's.
         """
         level = self._level(request)
         policy = self._policies[level]
         if policy.max_size and self._waiting[level] >= policy.max_size:
-            raise UnavailableError(f"{request.log_prefix}Exceeds maximum queue size")
+            raise QueueFullError(f"{request.log_prefix}Exceeds maximum queue size")
         self._ranks[request] = 2 * level
         self._waiting[level] += 1
         return policy

@@ -113,6 +113,11 @@ class Connection(asyncio.Protocol):
         """Pauses reading while a body is not asked for, or resumes it."""
         (self._control.pause if held else self._control.resume)(PauseReason.BODY)
 
+    @property
+    def writable(self) -> bool:
+        """Whether the client has read enough for more to be written."""
+        return self._writable.is_set()
+
     async def drain(self) -> None:
         """Waits until the client has read enough for more to be written."""
         await self._writable.wait()

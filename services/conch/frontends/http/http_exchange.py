@@ -85,6 +85,10 @@ class ExchangeConnection(Protocol):
     peer: str
     lost: bool
 
+    @property
+    def writable(self) -> bool:
+        """Whether the client has read enough for more to be written."""
+
     def hold_body(self, held: bool) -> None:
         """Pauses reading while a body is not asked for, or resumes it."""
 
@@ -373,6 +377,19 @@ class HttpExchange:
     async def send(self, data: bytes) -> None:
         """Sends a piece once the client has read enough of those before."""
         await self._connection.drain()
+        self.write(data)
+
+    @property
+    def writable(self) -> bool:
+        """Whether the client has read enough for more to be written."""
+        return self._connection.writable
+
+    async def wait_writable(self) -> None:
+        """Waits until `writable`, or the client disconnects."""
+        await self._connection.drain()
+
+    def write(self, data: bytes) -> None:
+        """Sends a piece, whether the client reads or not."""
         self._write(self._coded(data))
 
     def end(self) -> None:

@@ -172,6 +172,7 @@ class HttpOptions:
         tls: TLS, or None for plain text.
         allow_model_upload: Whether clients of other machines may load models of files that they bring.
         platform: Platform whose routes are served; None for REST alone.
+        further: Serves paths that REST does not have; None for none.
     """
 
     GROUP: ClassVar = "HTTP"
@@ -235,6 +236,7 @@ class HttpOptions:
     tls: HttpTls | None = None
     allow_model_upload: bool = False
     platform: RouteProvider | None = None
+    further: RouteProvider | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> HttpOptions:

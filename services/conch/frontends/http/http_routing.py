@@ -22,6 +22,7 @@ from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.frontends.http.cors import CrossOriginInference, cross_origin_reason
+from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.json_body import error_reply, text_error
 from conch.frontends.load_reports import ASKED, LoadReports
@@ -99,6 +100,9 @@ class RouteTable:
         unmatched: Response for unknown paths.
         reports: Adds load reports to the responses of inference requests that ask for them; None for none.
         checks_origin: Whether a POST of a page of another origin is refused here; else its handler does it.
+
+    Attributes:
+        further: Answers unknown paths in place of `unmatched`; None for none.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class RouteTable:
         self._refusals = refusals
         self._cors = cors
         self._unmatched = unmatched
+        self.further: Handler | None = None
         self._reports = reports
 
     def __call__(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
@@ -134,6 +139,8 @@ class RouteTable:
             if matched is not None:
                 break
         else:
+            if self.further is not None:
+                return self.further(exchange)
             exchange.respond(*self._unmatched)
             return None
         groups = matched.groupdict("")

@@ -46,7 +46,7 @@ class HttpFrontEnd:
     ) -> None:
         self._options = options
         self._core = core
-        platform = options.platform
+        platform, further = options.platform, options.further
         self._thread = thread
         # Headers are read as Latin-1.
         keys = {
@@ -77,24 +77,35 @@ class HttpFrontEnd:
             *api_routes(core, services, self._pools, most_bytes, clock, self._admission, guard),
         ]
         refusals = RefusalLog(core, clock)
-        table = RouteTable(
-            routes,
+        cors = CrossOriginInference(options.cors_origins) if options.cors_origins else None
+        table = RouteTable(routes, guard, refusals, cors, reports=reports)
+        self._handler: Handler = table
+        api = RestApi(
+            core,
+            services,
+            self._pools,
+            table,
+            infer,
             guard,
             refusals,
-            CrossOriginInference(options.cors_origins) if options.cors_origins else None,
-            reports=reports,
+            most_bytes,
+            self._admission,
+            clock,
+            access,
+            cors,
+            metrics,
         )
-        self._handler: Handler = table
+        if further is not None:
+            table.further = further.bind(api)
         if platform is not None:
-            self._handler = platform.bind(
-                RestApi(core, services, self._pools, table, infer, guard, refusals, most_bytes, metrics)
-            )
+            self._handler = platform.bind(api)
         self._listener: Listener | None = None
 
     def check(self) -> None:
         """Checks the loaded models. Raises InvalidArgumentError: the port's provider can't serve them."""
-        if self._options.platform is not None:
-            self._options.platform.check(self._core)
+        for provider in (self._options.platform, self._options.further):
+            if provider is not None:
+                provider.check(self._core)
 
     def start(self) -> int:
         """Starts listening.

@@ -1,7 +1,9 @@
 """The seam for routes that a package of its own adds to a port of the HTTP front end.
 
-A provider is bound to the REST routes once, when the port is built, and returns the handler of the port. Its
-paths are best aliases of REST paths, so that checks, inference and errors are those of REST.
+A provider is bound to the REST routes once, when the port is built, and returns a handler. As
+`HttpOptions.platform` it answers all requests of the port, and its paths are best aliases of REST paths, so
+that checks, inference and errors are those of REST. As `HttpOptions.further` it answers the paths that REST
+does not have, with checks of its own; REST paths are matched first and cost the same.
 
 Threads and locks: event loop only.
 """
@@ -13,8 +15,11 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from conch.access.access_guard import AccessGuard
+from conch.access.access_guard import Access, AccessGuard
+from conch.core.admission import Admission
+from conch.core.clock import Clock
 from conch.core.server_state import ServerState
+from conch.frontends.http.cors import CrossOriginInference
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_pools import Pools
@@ -39,6 +44,10 @@ class RestApi:
         guard: Checks the callers of the port.
         refusals: Logs refused inference requests.
         most_bytes: Largest body of JSON.
+        admission: The way in for requests of the port; it refuses them as the port stops.
+        clock: Monotonic time in nanoseconds.
+        access: The access policy, for guards of routes with other rules than those of REST; None without one.
+        cors: Opens inference to pages of other origins; None for none.
         metrics: Handler of ``GET /metrics``; None without metrics.
     """
 
@@ -50,6 +59,10 @@ class RestApi:
     guard: AccessGuard
     refusals: RefusalLog
     most_bytes: int
+    admission: Admission
+    clock: Clock
+    access: Access | None = None
+    cors: CrossOriginInference | None = None
     metrics: Handler | None = None
 
     def alias(self, exchange: HttpExchange, path: str, method: str = "") -> Answering:
@@ -76,4 +89,4 @@ class RouteProvider(ABC):
 
     @abstractmethod
     def bind(self, api: RestApi) -> Handler:
-        """Returns the handler of the port; it may set `HttpExchange.hooks` before it passes a request on."""
+        """Returns the handler; it may set `HttpExchange.hooks` before it passes a request on."""
