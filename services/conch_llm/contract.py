@@ -26,6 +26,12 @@ from __future__ import annotations
 DECLARATION = "CONCH_LLM"
 """Config parameter: the comma list of what a model takes as it comes."""
 
+SERVED_NAMES = "served_model_name"
+"""Config parameter: a comma list of further names of the model, which may hold ``/``."""
+
+ADAPTERS = "CONCH_LLM_ADAPTERS"
+"""Config parameter: a comma list of the adapters that the model can use by name."""
+
 ROUTE = "openai_route"
 """Request parameter: the route, such as ``/v1/chat/completions``."""
 

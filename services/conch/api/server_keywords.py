@@ -89,6 +89,17 @@ class ServerKeywords(TypedDict, total=False):
     http_server_cert: Path | str | None
     http_server_key: Path | str | None
     http_root_cert: Path | str | None
+    allow_openai: bool | str | None
+    openai_port: int | str | None
+    openai_api_key: str | Sequence[str] | None
+    openai_api_key_file: Path | str | None
+    openai_restricted_api: str | Sequence[str] | None
+    default_max_tokens: int | str | None
+    openai_tokenizer: Path | str | None
+    tokenizer: Path | str | None
+    chat_template: Path | str | None
+    tool_call_parser: Literal["hermes", "llama3", "mistral"] | None
+    lora_separator: str | None
     access_policy: Path | str | None
     audit_log: str | None
     control_port: int | str | None

@@ -1,0 +1,1 @@
+"""OpenAI's routes: requests, checks, errors, answers, event streams."""

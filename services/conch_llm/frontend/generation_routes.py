@@ -1,0 +1,222 @@
+"""Chats and completions: from the request to its answer, whole or as an event stream.
+
+The status is held back until the first delta or an error, so that a failure before the first token is a
+status that clients try again by. A failure after it is an event.
+
+Threads and locks: event loop only; chat templates are rendered on a thread of the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conch.core.clock import wall_seconds
+from conch.core.errors import ConchError, InternalError
+from conch.frontends.http.json_body import JSON
+from conch_llm.calls.generation import Generation, GenerationCall
+from conch_llm.calls.model_calls import ModelCalls
+from conch_llm.contract import CHAT, COMPLETIONS
+from conch_llm.deltas import Delta
+from conch_llm.frontend.answers import (
+    CHAT_ANSWER,
+    COMPLETION_ANSWER,
+    AnswerHead,
+    AnswerKind,
+    StreamedAnswer,
+    Usage,
+    WholeAnswer,
+    error_events,
+)
+from conch_llm.frontend.event_stream import DeltaParts, EventStream, OpenStreams, SlowReaderError
+from conch_llm.frontend.llm_metrics import DISCONNECT, SLOW_READER
+from conch_llm.frontend.model_names import NamedModel
+from conch_llm.frontend.openai_call import OpenAiCall
+from conch_llm.frontend.openai_errors import RequestError, error_object
+from conch_llm.frontend.request_fields import chat_fields, completion_fields
+from conch_llm.frontend.text_models import TextModels
+
+log = logging.getLogger(__name__)
+
+_COMPLETION_TOKENS = 16  # OpenAI's default
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A checked request.
+
+    Attributes:
+        head: The members of its answer.
+        call: What the model is called with.
+        text: Whether the model gets a prompt, not the body.
+    """
+
+    head: AnswerHead
+    call: GenerationCall
+    text: bool
+
+
+class GenerationRoutes:
+    """Answers chats and completions.
+
+    Args:
+        calls: Calls models.
+        texts: Prompts and parsers of models that get prompts.
+        streams: Watches event streams for silence.
+        default_max_tokens: Limit of an answer whose request has none; None for OpenAI's.
+    """
+
+    def __init__(
+        self, calls: ModelCalls, texts: TextModels, streams: OpenStreams, default_max_tokens: int | None
+    ) -> None:
+        self._calls = calls
+        self._texts = texts
+        self._default_max_tokens = default_max_tokens
+        self._streams = streams
+
+    async def chat(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
+        """Answers a chat."""
+        fields = chat_fields(body)
+        text = not model.capability.takes_body(CHAT)
+        prompts: list[str | list[int]] = []
+        if text:
+            self._check_takes(model, CHAT)
+            fields = self._texts.checked_chat(model.servable, fields)
+            prompts = [await self._texts.chat_prompt(model.servable, fields)]
+        limit = fields.get("max_completion_tokens", fields.get("max_tokens", self._default_max_tokens))
+        named = isinstance(fields.get("tool_choice"), dict)
+        await self._answer(call, model, self._work(call, model, CHAT_ANSWER, fields, prompts, limit, named))
+
+    async def completion(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
+        """Answers a completion."""
+        fields = completion_fields(body)
+        text = not model.capability.takes_body(COMPLETIONS)
+        if text:
+            self._check_takes(model, COMPLETIONS)
+            self._texts.check_completion(fields)
+        default = self._default_max_tokens or _COMPLETION_TOKENS
+        limit = fields.get("max_tokens", default)
+        prompts = fields["prompt"]
+        await self._answer(call, model, self._work(call, model, COMPLETION_ANSWER, fields, prompts, limit))
+
+    def _check_takes(self, model: NamedModel, route: str) -> None:
+        if not model.capability.takes_text(route):
+            raise RequestError(f"The model `{model.name}` does not answer {route}", "model")
+
+    def _work(
+        self,
+        call: OpenAiCall,
+        model: NamedModel,
+        kind: AnswerKind,
+        fields: Mapping[str, Any],
+        prompts: Sequence[str | list[int]],
+        max_tokens: int | None,
+        named_tool: bool = False,
+    ) -> _Work:
+        route = CHAT if kind.chat else COMPLETIONS
+        text = not model.capability.takes_body(route)
+        n = fields.get("n", 1)
+        head = AnswerHead(
+            kind, call.request_id, int(wall_seconds()), model.name, n * max(len(prompts), 1), named_tool
+        )
+        sent = GenerationCall(
+            route=route,
+            fields=fields,
+            body=call.body,
+            prompts=prompts if text else (),
+            choices=n,
+            max_tokens=max_tokens,
+            request_id=call.request_id,
+            adapter=model.adapter,
+        )
+        return _Work(head, sent, text)
+
+    async def _answer(self, call: OpenAiCall, model: NamedModel, work: _Work) -> None:
+        begun_s = time.monotonic()
+        generation = self._calls.generate(model.servable, work.call, call.exchange)
+        if work.text:
+            generation = self._texts.read(model.servable, work.call, generation)
+        fields = work.call.fields
+        try:
+            if fields.get("stream"):
+                options = fields.get("stream_options", {})
+                answer = StreamedAnswer(
+                    work.head,
+                    bool(options.get("include_usage")),
+                    bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+                )
+                await self._stream(call, generation, answer, begun_s)
+            else:
+                await _whole(call, generation, WholeAnswer(work.head), begun_s)
+        except asyncio.CancelledError:
+            if call.exchange.lost:
+                call.metrics.cancelled(call.model, DISCONNECT)
+            raise
+        finally:
+            generation.close()
+
+    async def _stream(
+        self, call: OpenAiCall, generation: Generation, answer: StreamedAnswer, begun_s: float
+    ) -> None:
+        deltas = await generation.take()
+        stream = EventStream(call.exchange, DeltaParts(generation, answer), self._streams)
+        call.counted(200)
+        stream.begin()
+        times = _Times(call, begun_s)
+        try:
+            while deltas is not None:
+                times.add(deltas)
+                for delta in deltas:
+                    answer.usage.add(delta)
+                deltas = await stream.send(deltas)
+            await stream.end()
+        except SlowReaderError:
+            call.metrics.cancelled(call.model, SLOW_READER)
+            log.info("%s: the client reads too slowly, its answer ends", call.request_id)
+        except ConchError as error:
+            await stream.fail(error_events(error_object(error)))
+        except Exception as error:  # boundary: what models respond with
+            log.error("the answer %s could not go on", call.request_id, exc_info=error)
+            hidden = InternalError("the request could not be answered")
+            await stream.fail(error_events(error_object(hidden)))
+        finally:
+            stream.close()
+            _count(call, answer.usage)
+
+
+class _Times:
+    """Measures the first token and the gaps of a streamed answer."""
+
+    def __init__(self, call: OpenAiCall, begun_s: float) -> None:
+        self._call = call
+        self._last_s = begun_s
+        self._first = True
+
+    def add(self, deltas: Sequence[Delta]) -> None:
+        if not deltas:
+            return
+        now = time.monotonic()
+        measure = self._call.metrics.first_token if self._first else self._call.metrics.gap
+        measure(self._call.model, now - self._last_s)
+        self._first = False
+        self._last_s = now
+
+
+async def _whole(call: OpenAiCall, generation: Generation, answer: WholeAnswer, begun_s: float) -> None:
+    times = _Times(call, begun_s)
+    first = True
+    while (deltas := await generation.take()) is not None:
+        if first:
+            times.add(deltas)
+            first = not deltas
+        answer.add(deltas)
+    _count(call, answer.usage)
+    call.respond(200, [JSON], answer.body())
+
+
+def _count(call: OpenAiCall, usage: Usage) -> None:
+    call.metrics.tokens(call.model, usage.prompt_tokens, usage.completion_tokens)

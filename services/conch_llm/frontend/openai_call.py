@@ -1,0 +1,108 @@
+"""One request to one of OpenAI's routes: its id, its body, its response and what is counted of it."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from conch.core.errors import ConchError, InvalidArgumentError
+from conch.frontends.http.flow_control import MOST_CHUNKS, Body, TooManyChunksError
+from conch.frontends.http.http_exchange import Headers, HttpExchange
+from conch.frontends.http.http_pools import Pools
+from conch.frontends.http.json_body import JSON, parsed
+from conch_llm.frontend.answers import encoded
+from conch_llm.frontend.llm_metrics import LlmMetrics
+from conch_llm.frontend.openai_errors import RequestError, TooLargeError, openai_error
+
+_QUICK_BYTES = 256 << 10  # parsed on the event loop, in less than a millisecond
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class OpenAiCall:
+    """One request.
+
+    Args:
+        exchange: The request as HTTP has it.
+        route: Name of its route, for metrics.
+        metrics: Counts it.
+        pools: Threads that parse large bodies.
+        most_bytes: Largest body.
+
+    Attributes:
+        exchange: The request as HTTP has it.
+        request_id: Its id, the client's if that has sent a usable one.
+        model: The model's own name once it is found, for metrics.
+        body: The body as it came, once it is read.
+    """
+
+    def __init__(
+        self, exchange: HttpExchange, route: str, metrics: LlmMetrics, pools: Pools, most_bytes: int
+    ) -> None:
+        self.exchange = exchange
+        self._route = route
+        self.metrics = metrics
+        self._pools = pools
+        self._most_bytes = most_bytes
+        given = exchange.header("x-request-id")
+        self.request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        self.model = ""
+        self.body = b""
+        header = (b"x-request-id", self.request_id.encode())
+        exchange.extra_headers = [*(exchange.extra_headers or ()), header]
+
+    async def read(self) -> Mapping[str, Any]:
+        """The body as a JSON object.
+
+        Raises:
+            ConchError: It is over the limit, or no JSON object.
+            ClientDisconnectError: The client disconnected.
+        """
+        exchange, most = self.exchange, self._most_bytes
+        if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
+            raise InvalidArgumentError("Unsupported content-encoding, only 'identity' is supported.")
+        if exchange.length is not None and exchange.length > most:
+            raise self._too_large(exchange.length)
+        await exchange.wait_body(most)
+        if exchange.unread:
+            if exchange.chunks > MOST_CHUNKS:
+                raise TooManyChunksError
+            raise self._too_large(exchange.size)
+        self.body = bytes(exchange.take_body())
+        try:
+            if len(self.body) <= _QUICK_BYTES:
+                found = orjson.loads(self.body)
+            else:
+                found = await parsed(exchange, self._pools, orjson.loads, self.body)
+        except orjson.JSONDecodeError as error:
+            raise RequestError(f"The body is not valid JSON: {error}", None, "json_invalid") from None
+        if not isinstance(found, dict):
+            raise RequestError("The body must be a JSON object", None, "json_invalid")
+        return found
+
+    def respond(self, status: int, headers: Headers, body: Body = b"", closes: bool = False) -> None:
+        """Sends a whole response, and counts it."""
+        self.counted(status)
+        self.exchange.respond(status, headers, body, closes)
+
+    def reply(self, content: Any, status: int = 200) -> None:
+        """Sends a whole response of JSON."""
+        self.respond(status, [JSON], encoded(content))
+
+    def fail(self, error: ConchError) -> None:
+        """Sends an error, unless the response has begun."""
+        if not self.exchange.began:
+            self.respond(*openai_error(error))
+
+    def counted(self, status: int) -> None:
+        """Counts the response."""
+        self.metrics.answered(self._route, self.model, status)
+
+    def _too_large(self, size: int) -> TooLargeError:
+        return TooLargeError(
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of "
+            f"{self._most_bytes} bytes. Use --http-max-input-size to increase the limit."
+        )

@@ -1,0 +1,376 @@
+"""OpenAI's routes: the fixed list of paths, and what all requests pass before their handler.
+
+Checks, in order: known path, CORS, method, API key or access policy, key of a restricted route, origin. Paths
+are matched as a whole, never by a prefix, and may begin with ``/openai``, as in KServe.
+
+Threads and locks: event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, unquote
+
+from conch.access.access_guard import Restrictions
+from conch.access.principals import ANY, CONTROLS, INFERS, OPEN, Roles
+from conch.core.errors import ConchError, InternalError, PermissionDeniedError, UnavailableError
+from conch.frontends.http.cors import cross_origin_reason
+from conch.frontends.http.http_connection import Handler
+from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange
+from conch.frontends.http.http_pools import result_of
+from conch.frontends.http.http_routing import NOT_FOUND
+from conch.frontends.http.route_provider import Answering, RestApi, RouteProvider
+from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.checked_operations import checked
+from conch.frontends.operations.operation_handlers import LoadRequest, UnloadRequest
+from conch_llm.calls.model_calls import ModelCalls, NativeAnswer
+from conch_llm.contract import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    RERANK,
+    RESPONSES,
+    SCORE,
+    TOKENIZE,
+)
+from conch_llm.frontend.answers import error_events
+from conch_llm.frontend.event_stream import EventStream, NativeParts, OpenStreams, SlowReaderError
+from conch_llm.frontend.generation_routes import GenerationRoutes
+from conch_llm.frontend.llm_metrics import DISCONNECT, SLOW_READER, LlmMetrics
+from conch_llm.frontend.model_names import ModelNames, NamedModel
+from conch_llm.frontend.openai_access import OpenAiAccess
+from conch_llm.frontend.openai_call import OpenAiCall
+from conch_llm.frontend.openai_errors import (
+    RequestError,
+    UnknownPathError,
+    WrongMethodError,
+    error_object,
+    openai_error,
+)
+from conch_llm.frontend.request_fields import MODEL
+from conch_llm.frontend.request_fields import checked as checked_fields
+from conch_llm.frontend.text_models import TextDefaults, TextModels
+from conch_llm.frontend.vector_routes import VectorRoutes
+
+log = logging.getLogger(__name__)
+
+_KSERVE = "/openai"
+_MODELS = "/v1/models"
+_LOAD, _UNLOAD = "/load", "/unload"
+
+Work = Callable[[OpenAiCall], Awaitable[None]]
+ModelWork = Callable[[OpenAiCall, NamedModel, Mapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiSettings:
+    """What flags say of the routes of all ports.
+
+    Attributes:
+        keys: API keys; empty for none.
+        restrictions: Categories of routes that need a key of their own, besides those of the port.
+        default_max_tokens: Limit of an answer whose request has none; None for OpenAI's.
+        lora_separator: Between a model and its adapter in names; empty for names of adapters alone.
+        texts: For models that get prompts.
+    """
+
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    restrictions: Restrictions = field(default_factory=dict)
+    default_max_tokens: int | None = None
+    lora_separator: str = ""
+    texts: TextDefaults = field(default_factory=TextDefaults)
+
+
+class OpenAiRoutes(RouteProvider):
+    """OpenAI's routes on one port: of its own as `HttpOptions.platform`, or behind REST as `further`.
+
+    Args:
+        settings: What flags say.
+        metrics: Counts what the routes do, on all ports.
+    """
+
+    title: ClassVar[str] = "OpenAI"
+
+    def __init__(self, settings: OpenAiSettings, metrics: LlmMetrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+
+    def bind(self, api: RestApi) -> Handler:
+        """Returns the handler of the routes."""
+        return OpenAiHandler(self._settings, self._metrics, api)
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """One path.
+
+    Attributes:
+        name: Its path without ids, for metrics.
+        method: Its HTTP method.
+        category: Category for restrictions.
+        roles: Roles of which one is needed; none for calls without credentials.
+        work: Answers.
+        action: Name of the operation, for the audit log.
+        model: The model that the path names; empty for none.
+    """
+
+    name: str
+    method: str
+    category: str
+    roles: Roles
+    work: Work
+    action: str = "infer"
+    model: str = ""
+
+
+class OpenAiHandler:
+    """Answers the requests of one port.
+
+    Args:
+        settings: What flags say.
+        metrics: Counts what the routes do.
+        api: The port's REST routes.
+    """
+
+    def __init__(self, settings: OpenAiSettings, metrics: LlmMetrics, api: RestApi) -> None:
+        self._api = api
+        self._metrics = metrics
+        core = api.core
+        self._names = ModelNames(core.registry, settings.lora_separator)
+        # Headers are read as Latin-1.
+        own = {
+            category: (key, value.encode().decode("latin-1"))
+            for category, (key, value) in settings.restrictions.items()
+        }
+        self._access = OpenAiAccess(api.access, {**api.guard.restricted, **own}, settings.keys, self._names)
+        self._calls = ModelCalls(core, api.admission, api.clock)
+        texts = TextModels(core.registry, api.pools, settings.texts)
+        self._streams = OpenStreams()
+        self._routes = self._table(
+            GenerationRoutes(self._calls, texts, self._streams, settings.default_max_tokens),
+            VectorRoutes(self._calls),
+        )
+
+    def __call__(self, exchange: HttpExchange) -> Answering:
+        """Answers a request, or returns a coroutine that does."""
+        path = exchange.path
+        ours = path.startswith(("/v1/", f"{_KSERVE}/"))
+        if path.startswith(f"{_KSERVE}/"):
+            path = path[len(_KSERVE) :]
+        route = self._routes.get(path) or self._model_route(path, exchange.method)
+        if route is None:
+            if ours:
+                error = UnknownPathError(f"Unknown request URL: {exchange.method} {exchange.path}")
+                exchange.respond(*openai_error(error))
+            else:
+                exchange.respond(*NOT_FOUND)
+            return None
+        inference = route.category == "inference"
+        if inference and self._api.cors is not None and self._api.cors.answer(exchange):
+            return None
+        call = OpenAiCall(exchange, route.name, self._metrics, self._api.pools, self._api.most_bytes)
+        try:
+            self._check(exchange, route)
+        except ConchError as error:
+            call.fail(error)
+            return None
+        return self._answer(call, route)
+
+    def _check(self, exchange: HttpExchange, route: _Route) -> None:
+        if exchange.method != route.method:
+            raise WrongMethodError(f"Method Not Allowed: {route.name} takes {route.method}")
+        self._access.admit(exchange, route.category, route.roles, route.action, route.model)
+        if route.method == "POST" and route.category != "inference":
+            page = cross_origin_reason(exchange.fields)
+            if page:
+                raise PermissionDeniedError(f"a web page of another origin may not ask for this: {page}")
+
+    async def _answer(self, call: OpenAiCall, route: _Route) -> None:
+        exchange = call.exchange
+        try:
+            if route.category == "inference":
+                self._api.admission.check_open()
+                self._api.core.check_running()
+            await route.work(call)
+        except ClientDisconnectError:
+            pass
+        except ConchError as error:
+            call.fail(error)
+        except Exception as error:  # boundary: a handler
+            log.error("%s %s could not be answered", exchange.method, exchange.path, exc_info=error)
+            call.fail(InternalError("the request could not be answered"))
+
+    # The list of routes
+
+    def _table(self, generation: GenerationRoutes, vectors: VectorRoutes) -> Mapping[str, _Route]:
+        found: dict[str, _Route] = {}
+
+        def get(path: str, category: str, roles: Roles, work: Work, action: str) -> None:
+            found[path] = _Route(path, "GET", category, roles, work, action)
+
+        def post(work: ModelWork | None, route: str, *aliases: str) -> None:
+            for path in (route, *aliases):
+                answer = partial(self._infer, route, work)
+                found[path] = _Route(path, "POST", "inference", INFERS, answer)
+
+        get(_MODELS, "model-repository", ANY, self._list, "list_models")
+        get("/health", "health", OPEN, self._health, "")
+        get("/ping", "health", OPEN, self._health, "")
+        get("/health/live", "health", OPEN, self._alias(table.SERVER_LIVE.paths[0]), "")
+        get("/health/ready", "health", OPEN, self._alias(table.SERVER_READY.paths[0]), "")
+        get("/version", "metadata", ANY, self._version, "server_metadata")
+        post(generation.chat, CHAT)
+        post(generation.completion, COMPLETIONS)
+        post(vectors.embeddings, EMBEDDINGS)
+        post(None, RESPONSES)
+        post(vectors.score, SCORE, "/score")
+        post(vectors.rerank, RERANK, "/rerank", "/v2/rerank")
+        post(None, TOKENIZE)
+        post(None, DETOKENIZE)
+        return found
+
+    def _model_route(self, path: str, method: str) -> _Route | None:
+        """The route of a path with a model's id, which may hold slashes, as they are or escaped."""
+        if not path.startswith(f"{_MODELS}/"):
+            return None
+        name = unquote(path[len(_MODELS) + 1 :])
+        name_of = f"{_MODELS}/{{model}}"
+        if method == "POST":
+            for end, work, action in (
+                (_UNLOAD, self._unload, "unload_model"),
+                (_LOAD, self._load, "load_model"),
+            ):
+                if name.endswith(end) and len(name) > len(end):
+                    model = name.removesuffix(end)
+                    return _Route(
+                        name_of + end,
+                        "POST",
+                        "model-repository",
+                        CONTROLS,
+                        partial(work, model=model),
+                        action,
+                        model,
+                    )
+        if not name:
+            return None
+        return _Route(name_of, "GET", "model-repository", ANY, partial(self._get, model=name), "get_model")
+
+    # Routes without a model, and of models themselves
+
+    async def _list(self, call: OpenAiCall) -> None:
+        every = parse_qs(call.exchange.query).get("all", ["0"])[-1].lower() in ("1", "true")
+        entries = [
+            model.entry()
+            for model in self._names.all()
+            if (every or model.capability.speaks) and self._access.shows(call.exchange, ANY, model.own_name)
+        ]
+        call.reply({"object": "list", "data": entries})
+
+    async def _get(self, call: OpenAiCall, model: str) -> None:
+        found = self._access.model(call.exchange, model, ANY)
+        call.reply(found.entry())
+
+    async def _health(self, call: OpenAiCall) -> None:
+        call.respond(200 if self._api.core.loaded else 503, [])
+
+    async def _version(self, call: OpenAiCall) -> None:
+        call.reply({"version": self._api.core.version})
+
+    def _alias(self, path: str) -> Work:
+        async def answer(call: OpenAiCall) -> None:
+            work = self._api.alias(call.exchange, path)
+            if work is not None:
+                await work
+
+        return answer
+
+    async def _load(self, call: OpenAiCall, model: str) -> None:
+        if any(each.own_name == model for each in self._names.all()):
+            raise RequestError(f"Model '{model}' is already loaded", "model")
+        await self._change(call, table.LOAD_MODEL, LoadRequest(model, {}, False))
+        call.reply(self._names.find(model).entry())
+
+    async def _unload(self, call: OpenAiCall, model: str) -> None:
+        await self._change(call, table.UNLOAD_MODEL, UnloadRequest(model, False))
+        call.reply({"status": "success", "model": model})
+
+    async def _change(self, call: OpenAiCall, operation: table.Operation[Any, None], request: Any) -> None:
+        """Loads or unloads a model, by the rules of REST."""
+        api = self._api
+        try:
+            api.services.check_changes()
+        except UnavailableError as error:  # by a flag: another try fails too
+            raise RequestError(f"Model load/unload requires explicit mode: {error.message}") from None
+        guard = self._access.guard
+        run = checked(operation, guard, call.exchange) if guard.identifies else operation.handler
+        pool = api.pools.operations[operation.runs_on]
+        await result_of(partial(pool.submit, run, api.core, api.services, request))
+
+    # Routes of inference
+
+    async def _infer(self, route: str, work: ModelWork | None, call: OpenAiCall) -> None:
+        """Finds the model of a request, and answers it by what the model can do."""
+        body = await call.read()
+        name = checked_fields(body, MODEL, ("model",))["model"]
+        model = self._access.model(call.exchange, name)
+        call.model = model.own_name
+        # A disconnect ends whatever the handler waits for.
+        task = asyncio.current_task()
+        assert task is not None, "handlers are tasks"
+        call.exchange.on_disconnect = task.cancel
+        if model.capability.takes_body(route) and (model.capability.native or work is None):
+            await self._native(call, model, route)
+        elif work is not None:
+            await work(call, model, body)
+        else:
+            raise RequestError(f"The model `{model.name}` does not answer {route}", "model")
+
+    async def _native(self, call: OpenAiCall, model: NamedModel, route: str) -> None:
+        """Sends on what a model answers to the body."""
+        exchange = call.exchange
+        try:
+            answer = await self._calls.native(model.servable, route, call.body, call.request_id, exchange)
+            try:
+                await self._send_on(call, answer)
+            finally:
+                answer.close()
+        except asyncio.CancelledError:
+            if exchange.lost:
+                call.metrics.cancelled(call.model, DISCONNECT)
+            raise
+
+    async def _send_on(self, call: OpenAiCall, answer: NativeAnswer) -> None:
+        kind = answer.content_type
+        headers = [(b"content-type", kind.encode())]
+        if not kind.startswith("text/event-stream"):
+            call.respond(answer.status, headers, await _whole(answer))
+            return
+        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        parts = NativeParts(answer)
+        pieces = await parts.take()
+        stream = EventStream(call.exchange, parts, self._streams)
+        call.counted(answer.status)
+        stream.begin(answer.status, headers)
+        try:
+            while pieces is not None:
+                pieces = await stream.send(pieces)
+            await stream.end()
+        except SlowReaderError:
+            call.metrics.cancelled(call.model, SLOW_READER)
+        except ConchError as error:
+            await stream.fail(error_events(error_object(error)))
+        finally:
+            stream.close()
+
+
+async def _whole(answer: NativeAnswer) -> bytes:
+    pieces = []
+    while (piece := await answer.take()) is not None:
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,118 @@
+"""Embeddings, scores and reranking."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from conch_llm.calls.generation import EmbeddingCall
+from conch_llm.calls.model_calls import ModelCalls
+from conch_llm.contract import EMBEDDINGS, SCORE
+from conch_llm.frontend.model_names import NamedModel
+from conch_llm.frontend.openai_call import OpenAiCall
+from conch_llm.frontend.openai_errors import RequestError
+from conch_llm.frontend.request_fields import (
+    EMBEDDING_FIELDS,
+    RERANK_FIELDS,
+    SCORE_FIELDS,
+    checked,
+)
+
+
+class VectorRoutes:
+    """Answers requests for vectors and scores.
+
+    Args:
+        calls: Calls models.
+    """
+
+    def __init__(self, calls: ModelCalls) -> None:
+        self._calls = calls
+
+    async def embeddings(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
+        """Answers a request for embeddings."""
+        fields = checked(body, EMBEDDING_FIELDS, ("input",))
+        can = model.capability
+        if not (can.takes_body(EMBEDDINGS) or can.takes_text(EMBEDDINGS)):
+            raise RequestError(f"The model `{model.name}` does not make embeddings", "model")
+        asked = EmbeddingCall(
+            fields=fields,
+            body=call.body,
+            inputs=fields["input"],
+            dimensions=fields.get("dimensions"),
+            request_id=call.request_id,
+        )
+        found = await self._calls.embed(model.servable, asked, call.exchange)
+        coded = fields.get("encoding_format") == "base64"
+        data = [
+            {"object": "embedding", "index": index, "embedding": _base64(vector) if coded else vector}
+            for index, vector in enumerate(_listed(found.vectors, coded))
+        ]
+        call.reply(
+            {"object": "list", "data": data, "model": model.name, "usage": _usage(call, found.prompt_tokens)}
+        )
+
+    async def score(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
+        """Answers a request for scores of texts by a query."""
+        fields = checked(body, SCORE_FIELDS, ("text_1", "text_2"))
+        _check_scores(model)
+        found = await self._calls.score(model.servable, fields["text_1"], fields["text_2"], call.exchange)
+        data = [
+            {"index": index, "object": "score", "score": score} for index, score in enumerate(found.scores)
+        ]
+        call.reply(
+            {
+                "id": f"score-{call.request_id}",
+                "object": "list",
+                "model": model.name,
+                "data": data,
+                "usage": _usage(call, found.prompt_tokens),
+            }
+        )
+
+    async def rerank(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
+        """Answers a request for documents in the order of their relevance."""
+        fields = checked(body, RERANK_FIELDS, ("query", "documents"))
+        _check_scores(model)
+        documents = fields["documents"]
+        found = await self._calls.score(model.servable, fields["query"], documents, call.exchange)
+        order = sorted(range(len(documents)), key=lambda index: -found.scores[index])
+        shown = fields.get("return_documents", True)
+        results = []
+        for index in order[: fields.get("top_n") or len(documents)]:
+            result: dict[str, Any] = {"index": index, "relevance_score": found.scores[index]}
+            if shown:
+                result["document"] = {"text": documents[index]}
+            results.append(result)
+        call.reply(
+            {
+                "id": f"rerank-{call.request_id}",
+                "model": model.name,
+                "results": results,
+                "usage": _usage(call, found.prompt_tokens),
+            }
+        )
+
+
+def _check_scores(model: NamedModel) -> None:
+    if not model.capability.takes_body(SCORE):
+        raise RequestError(f"The model `{model.name}` does not score texts", "model")
+
+
+def _usage(call: OpenAiCall, prompt_tokens: int | None) -> dict[str, int] | None:
+    if prompt_tokens is None:
+        return None
+    call.metrics.tokens(call.model, prompt_tokens, 0)
+    return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+
+
+def _listed(vectors: Any, coded: bool) -> list[Any]:
+    """Rows as lists, or as arrays to be coded."""
+    return list(vectors) if coded else [np.asarray(each, np.float64).tolist() for each in vectors]
+
+
+def _base64(vector: Any) -> str:
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

@@ -1,0 +1,117 @@
+"""The table of fields: what each takes, and that an error names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conch_llm.frontend import request_fields
+from conch_llm.frontend.openai_errors import RequestError
+from conch_llm.frontend.request_fields import chat_fields, checked, completion_fields
+
+TABLES = {
+    name: value
+    for name, value in vars(request_fields).items()
+    if name.endswith("_FIELDS") and isinstance(value, dict)
+}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION = {"model": "m", "prompt": "hi"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_each_field_refuses_a_wrong_type_and_is_named(table: str) -> None:
+    for name in TABLES[table]:
+        refused = 0
+        values: tuple[Any, ...] = ("text", "", 7, -1e300, True, [], {}, [[]], [{}], {"a": 1})
+        for value in values:
+            try:
+                checked({name: value}, TABLES[table])
+            except RequestError as error:
+                assert error.param is not None and error.param.split(".")[0].split("[")[0] == name
+                assert name in error.message
+                refused += 1
+        assert refused >= 3, name
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_null_and_unknown_fields_are_as_none(table: str) -> None:
+    assert checked({**dict.fromkeys(TABLES[table]), "unknown": object()}, TABLES[table]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0),
+        ("temperature", 2),
+        ("top_p", 1.0),
+        ("seed", 2**64 - 1),
+        ("n", 128),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("presence_penalty", -2),
+        ("top_k", -1),
+        ("repetition_penalty", 1.5),
+        ("max_tokens", 1),
+        ("logit_bias", {"7": 1}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
+    ],
+)
+def test_takes_the_ends_of_ranges(name: str, value: Any) -> None:
+    assert chat_fields({**CHAT, name: value})[name] == value
+    assert completion_fields({**COMPLETION, name: value})[name] == value
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "text"),
+    [
+        ({"temperature": 2.1}, "temperature", "`temperature` must be a number from 0 to 2, got 2.1"),
+        ({"temperature": True}, "temperature", "must be a number from 0 to 2, got true"),
+        ({"top_p": 1.01}, "top_p", "from 0 to 1"),
+        ({"n": 0}, "n", "a whole number from 1 to 128, got 0"),
+        ({"n": 1.5}, "n", "a whole number"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"stop": [""]}, "stop", "none of them empty"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "from 0 to 20"),
+        ({"top_logprobs": 2}, "top_logprobs", "can only be used when `logprobs` is True"),
+        ({"stream_options": {}}, "stream_options", "can only be used when `stream` is True"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or"),
+        ({"messages": []}, "messages", "a message at least"),
+        ({"messages": None}, "messages", "`messages` is missing"),
+        ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role", "one of system"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "a text or a list of parts, got null"),
+        ({"tool_choice": "required"}, "tool_choice", "requires `tools`"),
+        (
+            {"tool_choice": {"function": {"name": "sub"}}, "tools": [TOOL]},
+            "tool_choice",
+            "Tool 'sub' has not",
+        ),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "an object, got null"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
+    ],
+)
+def test_refuses_with_the_name_of_the_field(more: dict[str, Any], param: str, text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat_fields({**CHAT, **more})
+    assert caught.value.param == param
+    assert text in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_a_prompt_has_four_forms(prompt: Any, prompts: list[Any]) -> None:
+    assert completion_fields({"model": "m", "prompt": prompt})["prompt"] == prompts
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], [1, "a"], 7, [-1], [True]])
+def test_a_prompt_of_another_form_is_refused(prompt: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion_fields({"model": "m", "prompt": prompt})
+    assert caught.value.param is not None and caught.value.param.startswith("prompt")
+
+
+def test_a_named_tool_is_taken() -> None:
+    assert chat_fields({**CHAT, "tools": [TOOL], "tool_choice": NAMED})["tool_choice"] == NAMED

@@ -1,0 +1,124 @@
+"""Language models for tests, without an engine: a text model, and one that is told its deltas.
+
+`words` takes a prompt and answers with its words, one a response. A prompt of commands does more:
+
+    =============  ===========================================================
+    ``fail``       fails at once
+    ``break``      fails after two words
+    ``endless``    answers until it is cancelled
+    ``flood``      the same without pauses, in pieces of 4 KB
+    =============  ===========================================================
+
+`told` takes bodies. It sends the lists of deltas that the last message, or the prompt, has as JSON.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.support.servers import write_model
+
+_WORDS = """
+import json
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def text(word):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([word.encode()], object))])
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.directory = Path(args["model_repository"])
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            prompt = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().ravel()[0].decode()
+            try:
+                for word in self.words(prompt, request, sender):
+                    sender.send(text(word))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            except ValueError as error:
+                failed = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+                sender.send(failed, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def words(self, prompt, request, sender):
+        command = prompt.rpartition(" ")[2]
+        if command == "fail":
+            raise ValueError("the engine is on fire")
+        if command == "break":
+            yield "one "
+            yield "two "
+            raise ValueError("the engine is on fire")
+        if command in ("endless", "flood"):
+            marker = self.directory / f"running-{uuid.uuid4()}"
+            marker.touch()
+            try:
+                while not sender.is_cancelled():
+                    yield "x" * 4096 if command == "flood" else "tick "
+                    if command == "endless":
+                        time.sleep(0.002)
+            finally:
+                marker.unlink()
+        else:
+            limit = json.loads(request.parameters() or "{}").get("max_tokens") or 1000
+            for word in prompt.split(" ")[: int(limit)]:
+                yield word + " "
+"""
+_TOLD = """
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            body = json.loads(pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().ravel()[0])
+            told = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+            for step in json.loads(told):
+                content = np.array([json.dumps(step).encode()], object)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", content)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+_CONFIG = """
+    backend: "python"
+    input {{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }}
+    output {{ name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }}
+    model_transaction_policy {{ decoupled: true }}
+    instance_group {{ kind: KIND_CPU count: {count} }}
+    {extra}
+"""
+
+
+def parameter(key: str, value: str) -> str:
+    """A parameter of a model's config."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+
+
+def write_words(repository: Path, name: str = "words", **parameters: str) -> Path:
+    """Writes the text model; parameters of its config by key."""
+    extra = "".join(parameter(key, value) for key, value in parameters.items())
+    files = {"model.py": _WORDS, "chat_template.jinja": "{{ messages[-1].content }}"}
+    return write_model(repository, name, _CONFIG.format(count=4, extra=extra), files)
+
+
+def running(repository: Path, name: str = "words") -> int:
+    """How many endless answers of the text model there are now."""
+    return len(list((repository / name).glob("running-*")))
+
+
+def write_told(repository: Path, name: str = "told", **parameters: str) -> Path:
+    """Writes the model that is told its deltas."""
+    given: dict[str, Any] = {"CONCH_LLM": "chat,complete", **parameters}
+    extra = "".join(parameter(key, value) for key, value in given.items())
+    return write_model(repository, name, _CONFIG.format(count=2, extra=extra), {"model.py": _TOLD})
