@@ -9,11 +9,15 @@
     ``flood``      the same without pauses, in pieces of 4 KB
     =============  ===========================================================
 
+`native` takes bodies, too, and answers with their ``pieces``, with ``status`` and ``type``; with ``flood``
+it goes on until it is cancelled.
+
 `told` takes bodies. It sends the lists of deltas that the last message, or the prompt, has as JSON.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +94,39 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", content)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+_NATIVE = """
+import json
+import uuid
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.directory = Path(args["model_repository"])
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            body = json.loads(pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().ravel()[0])
+            head = {"http_status": body.get("status", 200), "content_type": body["type"]}
+            for piece in self.pieces(body, sender):
+                content = pb_utils.Tensor("text_output", np.array([piece.encode()], object))
+                sender.send(pb_utils.InferenceResponse([content], parameters=head))
+                head = {}
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def pieces(self, body, sender):
+        yield from body.get("pieces", ())
+        if body.get("flood"):
+            marker = self.directory / f"running-{uuid.uuid4()}"
+            marker.touch()
+            while not sender.is_cancelled():
+                yield "data: " + "x" * 4096 + chr(10) * 2
+            marker.unlink()
+"""
 _CONFIG = """
     backend: "python"
     input {{ name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }}
@@ -100,6 +137,15 @@ _CONFIG = """
 """
 
 
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Whitespace"},
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "hello": 1, "you": 2}, "unk_token": "[UNK]"},
+}
+"""A tokenizer.json with two words."""
+
+
 def parameter(key: str, value: str) -> str:
     """A parameter of a model's config."""
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
@@ -108,13 +154,23 @@ def parameter(key: str, value: str) -> str:
 def write_words(repository: Path, name: str = "words", **parameters: str) -> Path:
     """Writes the text model; parameters of its config by key."""
     extra = "".join(parameter(key, value) for key, value in parameters.items())
-    files = {"model.py": _WORDS, "chat_template.jinja": "{{ messages[-1].content }}"}
+    files = {
+        "model.py": _WORDS,
+        "chat_template.jinja": "{{ messages[-1].content }}",
+        "tokenizer.json": json.dumps(TOKENIZER),
+    }
     return write_model(repository, name, _CONFIG.format(count=4, extra=extra), files)
 
 
 def running(repository: Path, name: str = "words") -> int:
     """How many endless answers of the text model there are now."""
     return len(list((repository / name).glob("running-*")))
+
+
+def write_native(repository: Path, name: str = "native") -> Path:
+    """Writes the model that answers in pieces of a body."""
+    config = _CONFIG.format(count=2, extra=parameter("CONCH_LLM", "native"))
+    return write_model(repository, name, config, {"model.py": _NATIVE})
 
 
 def write_told(repository: Path, name: str = "told", **parameters: str) -> Path:

@@ -137,6 +137,8 @@ class GenerationRoutes:
 
     async def _answer(self, call: OpenAiCall, model: NamedModel, work: _Work) -> None:
         begun_s = time.monotonic()
+        if work.text:
+            await self._texts.tokenizer(model.servable)  # counts tokens where the model does not
         generation = self._calls.generate(model.servable, work.call, call.exchange)
         if work.text:
             generation = self._texts.read(model.servable, work.call, generation)

@@ -27,6 +27,7 @@ from conch.core.errors import (
 from conch.frontends.http.flow_control import UnreadBodyError
 from conch.frontends.http.http_exchange import Reply
 from conch.frontends.http.json_body import JSON
+from conch_llm.calls.generation import FieldError
 
 _RETRY_AFTER_MS = 1000  # unless the error knows better
 _TOO_LONG = "This model's maximum context length is"
@@ -108,7 +109,7 @@ def error_object(error: ConchError) -> dict[str, Any]:
     if code is None and error.message.startswith(_TOO_LONG):
         code = "context_length_exceeded"
     param = None
-    if isinstance(error, RequestError):
+    if isinstance(error, RequestError | FieldError):
         param, code = error.param, error.error_code or code
     return {"error": {"message": error.message, "type": form.type, "param": param, "code": code}}
 

@@ -56,6 +56,7 @@ from conch_llm.frontend.openai_errors import (
 from conch_llm.frontend.request_fields import MODEL
 from conch_llm.frontend.request_fields import checked as checked_fields
 from conch_llm.frontend.text_models import TextDefaults, TextModels
+from conch_llm.frontend.token_routes import TokenRoutes
 from conch_llm.frontend.vector_routes import VectorRoutes
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ log = logging.getLogger(__name__)
 _KSERVE = "/openai"
 _MODELS = "/v1/models"
 _LOAD, _UNLOAD = "/load", "/unload"
+_FINISHED = (RESPONSES, TOKENIZE, DETOKENIZE)
+"""Routes whose answer a model that takes the body makes itself."""
 
 Work = Callable[[OpenAiCall], Awaitable[None]]
 ModelWork = Callable[[OpenAiCall, NamedModel, Mapping[str, Any]], Awaitable[None]]
@@ -149,12 +152,13 @@ class OpenAiHandler:
             for category, (key, value) in settings.restrictions.items()
         }
         self._access = OpenAiAccess(api.access, {**api.guard.restricted, **own}, settings.keys, self._names)
-        self._calls = ModelCalls(core, api.admission, api.clock)
         texts = TextModels(core.registry, api.pools, settings.texts)
+        self._calls = ModelCalls(core, api.admission, api.clock, texts.counter)
         self._streams = OpenStreams()
         self._routes = self._table(
             GenerationRoutes(self._calls, texts, self._streams, settings.default_max_tokens),
-            VectorRoutes(self._calls),
+            VectorRoutes(self._calls, texts),
+            TokenRoutes(texts),
         )
 
     def __call__(self, exchange: HttpExchange) -> Answering:
@@ -208,7 +212,9 @@ class OpenAiHandler:
 
     # The list of routes
 
-    def _table(self, generation: GenerationRoutes, vectors: VectorRoutes) -> Mapping[str, _Route]:
+    def _table(
+        self, generation: GenerationRoutes, vectors: VectorRoutes, tokens: TokenRoutes
+    ) -> Mapping[str, _Route]:
         found: dict[str, _Route] = {}
 
         def get(path: str, category: str, roles: Roles, work: Work, action: str) -> None:
@@ -231,8 +237,8 @@ class OpenAiHandler:
         post(None, RESPONSES)
         post(vectors.score, SCORE, "/score")
         post(vectors.rerank, RERANK, "/rerank", "/v2/rerank")
-        post(None, TOKENIZE)
-        post(None, DETOKENIZE)
+        post(tokens.tokenize, TOKENIZE)
+        post(tokens.detokenize, DETOKENIZE)
         return found
 
     def _model_route(self, path: str, method: str) -> _Route | None:
@@ -324,7 +330,7 @@ class OpenAiHandler:
         task = asyncio.current_task()
         assert task is not None, "handlers are tasks"
         call.exchange.on_disconnect = task.cancel
-        if model.capability.takes_body(route) and (model.capability.native or work is None):
+        if model.capability.takes_body(route) and (model.capability.native or route in _FINISHED):
             await self._native(call, model, route)
         elif work is not None:
             await work(call, model, body)

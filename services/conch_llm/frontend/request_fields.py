@@ -300,6 +300,24 @@ RERANK_FIELDS: Mapping[str, Check] = {
     "top_n": _whole(0, _INT32),
     "return_documents": _switch,
 }
+TOKENIZE_FIELDS: Mapping[str, Check] = {
+    **MODEL,
+    "prompt": _text,
+    "add_special_tokens": _switch,
+    "return_token_strs": _switch,
+}
+TOKENIZE_CHAT_FIELDS: Mapping[str, Check] = {
+    **MODEL,
+    "messages": _messages,
+    "tools": _list_of(_tool, "tools"),
+    "chat_template_kwargs": _object,
+    "add_special_tokens": _switch,
+    "return_token_strs": _switch,
+}
+DETOKENIZE_FIELDS: Mapping[str, Check] = {
+    **MODEL,
+    "tokens": _list_of(_whole(0, _INT32), "token ids", 1 << 20),
+}
 
 
 def checked(

@@ -1,4 +1,4 @@
-"""What models that get prompts lack: chat templates, tool calls, reasoning and stop strings.
+"""What models that get prompts lack: chat templates, tokenizers, tool calls, reasoning and stop strings.
 
 A forced call (``tool_choice`` with a name, or ``required``) is JSON by a schema that the model must take.
 Otherwise the model's tool parser looks for calls in its text.
@@ -8,10 +8,10 @@ Threads and locks: event loop only; templates are loaded and rendered on a threa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from conch.core.registry import Registry
 from conch.core.servable import Servable
@@ -23,12 +23,15 @@ from conch_llm.frontend.openai_errors import RequestError
 from conch_llm.language.answer_reader import AnswerReader
 from conch_llm.language.chat_template import ChatTemplate, load_chat_template
 from conch_llm.language.reasoning import ReasoningSplitter, begins_reasoning
+from conch_llm.language.tokenizer import TextTokenizer, load_tokenizer
 from conch_llm.language.tool_calls import (
     ToolCallParser,
     forced_call_parser,
     schema_of_call,
     tool_call_parser,
 )
+
+T = TypeVar("T")
 
 TOOL_PARSER = "CONCH_TOOL_PARSER"
 """Config parameter: how a model writes tool calls, such as ``hermes``."""
@@ -71,6 +74,7 @@ class TextModels:
         self._defaults = defaults
         self._entries: object = None
         self._templates: dict[str, ChatTemplate] = {}
+        self._tokenizers: dict[str, TextTokenizer | None] = {}
 
     def checked_chat(self, model: Servable, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a chat, with the schema of a forced call.
@@ -124,7 +128,22 @@ class TextModels:
                 chat_template_kwargs=more,
             )
 
-        return await result_of(lambda: self._pools.parsing.submit(render))
+        return await self.run(render)
+
+    async def tokenizer(self, model: Servable) -> TextTokenizer | None:
+        """The tokenizer of a model; None if it has none. Raises ConchError: it is malformed."""
+        key = self._key(model)
+        if key in self._tokenizers:
+            return self._tokenizers[key]
+        return await self.run(lambda: self._tokenizer(model))
+
+    def counter(self, model: Servable) -> TextTokenizer | None:
+        """The tokenizer of a model, if `tokenizer` has found one."""
+        return self._tokenizers.get(self._key(model))
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Runs work on a thread of the pool."""
+        return await result_of(lambda: self._pools.parsing.submit(work))
 
     def read(self, model: Servable, call: GenerationCall, generation: Generation) -> Generation:
         """The answer with tool calls, reasoning and ends as the request has them."""
@@ -171,10 +190,8 @@ class TextModels:
         Raises:
             ConchError: It has none, or a malformed one.
         """
-        spec, entries = model.spec, self._registry.entries
-        if self._entries is not entries:
-            self._entries, self._templates = entries, {}
-        key = f"{spec.identifier}/{spec.version}"
+        spec = model.spec
+        key = self._key(model)
         found = self._templates.get(key)
         if found is None:
             found = self._loaded(model)
@@ -187,6 +204,24 @@ class TextModels:
                 )
             self._templates[key] = found
         return found
+
+    def _tokenizer(self, model: Servable) -> TextTokenizer | None:
+        """The tokenizer of a model, kept as its template."""
+        spec, default = model.spec, self._defaults.tokenizer
+        key = self._key(model)
+        if key not in self._tokenizers:
+            found = load_tokenizer(spec.version_directory, tokenizer=spec.parameters.get(TOKENIZER, ""))
+            if found is None and default is not None:
+                found = load_tokenizer(spec.version_directory, tokenizer=str(default.absolute()))
+            self._tokenizers[key] = found
+        return self._tokenizers[key]
+
+    def _key(self, model: Servable) -> str:
+        """The key of a model; drops what is kept of others if models have changed."""
+        entries = self._registry.entries
+        if self._entries is not entries:
+            self._entries, self._templates, self._tokenizers = entries, {}, {}
+        return f"{model.spec.identifier}/{model.spec.version}"
 
     def _loaded(self, model: Servable) -> ChatTemplate | None:
         spec, defaults = model.spec, self._defaults

@@ -20,6 +20,7 @@ from conch_llm.frontend.request_fields import (
     SCORE_FIELDS,
     checked,
 )
+from conch_llm.frontend.text_models import TextModels
 
 
 class VectorRoutes:
@@ -27,17 +28,21 @@ class VectorRoutes:
 
     Args:
         calls: Calls models.
+        texts: Tokenizers of models that take tensors.
     """
 
-    def __init__(self, calls: ModelCalls) -> None:
+    def __init__(self, calls: ModelCalls, texts: TextModels) -> None:
         self._calls = calls
+        self._texts = texts
 
     async def embeddings(self, call: OpenAiCall, model: NamedModel, body: Mapping[str, Any]) -> None:
         """Answers a request for embeddings."""
         fields = checked(body, EMBEDDING_FIELDS, ("input",))
         can = model.capability
-        if not (can.takes_body(EMBEDDINGS) or can.takes_text(EMBEDDINGS)):
-            raise RequestError(f"The model `{model.name}` does not make embeddings", "model")
+        if not can.takes_body(EMBEDDINGS):
+            if not can.takes_text(EMBEDDINGS):
+                raise RequestError(f"The model `{model.name}` does not make embeddings", "model")
+            await self._texts.tokenizer(model.servable)
         asked = EmbeddingCall(
             fields=fields,
             body=call.body,
@@ -59,7 +64,9 @@ class VectorRoutes:
         """Answers a request for scores of texts by a query."""
         fields = checked(body, SCORE_FIELDS, ("text_1", "text_2"))
         _check_scores(model)
-        found = await self._calls.score(model.servable, fields["text_1"], fields["text_2"], call.exchange)
+        found = await self._calls.score(
+            model.servable, fields["text_1"], fields["text_2"], call.exchange, call.request_id
+        )
         data = [
             {"index": index, "object": "score", "score": score} for index, score in enumerate(found.scores)
         ]
@@ -78,7 +85,9 @@ class VectorRoutes:
         fields = checked(body, RERANK_FIELDS, ("query", "documents"))
         _check_scores(model)
         documents = fields["documents"]
-        found = await self._calls.score(model.servable, fields["query"], documents, call.exchange)
+        found = await self._calls.score(
+            model.servable, fields["query"], documents, call.exchange, call.request_id
+        )
         order = sorted(range(len(documents)), key=lambda index: -found.scores[index])
         shown = fields.get("return_documents", True)
         results = []

@@ -9,16 +9,17 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from tests.support.llm_models import write_told, write_words
+from tests.support.llm_models import write_native, write_told, write_words
 from tests.support.servers import WAIT_S, LocalServer, client_of, serving
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A server with `words`, which has aliases, and `told`."""
+    """A server with `words`, which has aliases, `told` and `native`."""
     models = tmp_path_factory.mktemp("models")
     write_words(models, served_model_name="org/words, gpt", CONCH_LLM_ADAPTERS="pirate")
     write_told(models)
+    write_native(models)
     write_plain(models)
     with serving(models, flags=["--model-control-mode=explicit", "--load-model=*"]) as running:
         with client_of(running) as client:  # gRPC keeps some threads from its first call on

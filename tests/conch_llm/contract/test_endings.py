@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from tests.support.llm_models import running, write_words
+from tests.support.llm_models import running, write_native, write_words
 from tests.support.metrics import scrape
 from tests.support.raw_http import head, raw_http, request
 from tests.support.servers import LocalServer, client_of, eventually, serving
@@ -24,6 +24,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The server's repository."""
     directory = tmp_path_factory.mktemp("models")
     write_words(directory)
+    write_native(directory)
     return directory
 
 
@@ -40,8 +41,8 @@ def body(prompt: str, stream: bool = True) -> bytes:
     return json.dumps({"model": "words", "prompt": prompt, "stream": stream}).encode()
 
 
-def cancelled(server: LocalServer, reason: str) -> float:
-    labels = frozenset({("model", "words"), ("reason", reason)})
+def cancelled(server: LocalServer, reason: str, model: str = "words") -> float:
+    labels = frozenset({("model", model), ("reason", reason)})
     return scrape(server.metrics_url).get(("conch_llm_cancelled_total", labels), 0.0)
 
 
@@ -57,17 +58,32 @@ def test_a_client_that_leaves_cancels(server: LocalServer, models: Path, stream:
     eventually(lambda: cancelled(server, "disconnect") == before + 1, "it is counted")
 
 
-def test_a_client_that_does_not_read_is_cancelled_and_others_are_served(
+def test_an_engine_does_not_wait_for_a_client_that_does_not_read(
     server: LocalServer, models: Path, client: openai.OpenAI
 ) -> None:
-    before = cancelled(server, "slow_reader")
+    asked = json.dumps({"model": "native", "type": "text/event-stream", "flood": True}).encode()
     with raw_http(server.http_address, receive_buffer=SMALL_BUFFER) as connection:
-        connection.send(request("POST", COMPLETIONS, body("flood")))
-        eventually(lambda: cancelled(server, "slow_reader") == before + 1, "it is cancelled")
-        eventually(lambda: running(models) == 0, "the model is cancelled")
+        connection.send(request("POST", "/v1/responses", asked))
+        eventually(lambda: cancelled(server, "slow_reader", "native") == 1, "it is counted")
+        eventually(lambda: running(models, "native") == 0, "the model is cancelled")
         assert client.completions.create(model="words", prompt="a").choices[0].text == "a "
         # What was sent before is there, and then the connection ends without an end of the answer.
         assert not connection.rest().endswith(b"0\r\n\r\n")
+
+
+def test_a_model_that_can_wait_waits_for_a_client_that_does_not_read(
+    server: LocalServer, models: Path, client: openai.OpenAI
+) -> None:
+    before = cancelled(server, "disconnect")
+    with raw_http(server.http_address, receive_buffer=SMALL_BUFFER) as connection:
+        connection.send(request("POST", COMPLETIONS, body("flood")))
+        eventually(lambda: running(models) == 1, "the model answers")
+        for _ in range(3):
+            assert client.completions.create(model="words", prompt="a").choices[0].text == "a "
+        assert running(models) == 1
+    eventually(lambda: running(models) == 0, "the model is cancelled")
+    eventually(lambda: cancelled(server, "disconnect") == before + 1, "it is counted")
+    assert cancelled(server, "slow_reader") == 0
 
 
 def test_bodies_up_to_the_limit_are_taken(http: httpx.Client) -> None:

@@ -32,7 +32,7 @@ def check_error(
 
 def test_models_are_listed_with_aliases_and_adapters(http: httpx.Client, client: openai.OpenAI) -> None:
     listed = {model.id: model for model in client.models.list()}
-    assert listed.keys() == {"words", "org/words", "gpt", "pirate", "told"}
+    assert listed.keys() == {"words", "org/words", "gpt", "pirate", "told", "native"}
     assert {each["id"] for each in http.get("/v1/models?all=1").json()["data"]} == {*listed, "plain"}
     entry = http.get("/v1/models/pirate").json()
     assert isinstance(entry.pop("created"), int)
@@ -113,7 +113,7 @@ def test_a_bad_body_is_a_400(http: httpx.Client, body: bytes, code: str | None, 
     check_error(http.post(COMPLETIONS, content=body), 400, "invalid_request_error", code, param)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/tokenize", "/v1/score", "/rerank", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/score", "/rerank", "/v1/embeddings"])
 def test_a_route_that_the_model_does_not_answer(http: httpx.Client, path: str) -> None:
     body: dict[str, Any] = {
         "model": "words",
@@ -194,3 +194,28 @@ def test_loading_needs_explicit_mode_and_an_unloaded_model(http: httpx.Client) -
     assert http.post("/v1/models/nothing/load").status_code in (400, 404, 500)
     crossing = http.post("/v1/models/told/unload", headers={"Origin": "https://elsewhere.example"})
     check_error(crossing, 403, "permission_error", "model_not_allowed")
+
+
+def test_tokens_of_a_model_with_a_tokenizer(http: httpx.Client) -> None:
+    asked: dict[str, Any] = {"model": "words", "prompt": "hello you", "return_token_strs": True}
+    found = http.post("/tokenize", json=asked).json()
+    assert found == {"count": 2, "max_model_len": None, "tokens": [1, 2], "token_strs": ["hello", "you"]}
+    assert http.post("/detokenize", json={"model": "words", "tokens": [2, 1]}).json() == {
+        "prompt": "you hello"
+    }
+    chat = {"model": "words", "messages": [{"role": "user", "content": "you"}]}
+    assert http.post("/tokenize", json=chat).json()["tokens"] == [2]
+    refused = http.post("/detokenize", json={"model": "words", "tokens": [9]})
+    check_error(refused, 400, "invalid_request_error", None)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/tokenize", "/v2/rerank"])
+def test_a_native_model_answers_by_itself(http: httpx.Client, path: str) -> None:
+    whole = {"model": "native", "status": 422, "type": "application/x", "pieces": ["a", "b"]}
+    response = http.post(path, json=whole, headers={"X-Request-Id": "1"})
+    assert (response.status_code, response.text) == (422, "ab")
+    assert (response.headers["content-type"], response.headers["x-request-id"]) == ("application/x", "1")
+    streamed = {"model": "native", "type": "text/event-stream", "pieces": ["data: a\n\n", "data: b\n\n"]}
+    response = http.post(path, json=streamed)
+    assert (response.status_code, response.text) == (200, "data: a\n\ndata: b\n\n")
+    assert response.headers["cache-control"] == "no-cache"
