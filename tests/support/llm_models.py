@@ -94,6 +94,28 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", content)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+_VECTORS = """
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            body = json.loads(pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().ravel()[0])
+            if "documents" in body:
+                answer = {"scores": [len(each) / 8 for each in body["documents"]], "prompt_tokens": 5}
+            else:
+                given = body["input"] if isinstance(body["input"], list) else [body["input"]]
+                answer = {"data": [[len(each), 0.5] for each in given], "prompt_tokens": None}
+            content = pb_utils.Tensor("text_output", np.array([json.dumps(answer).encode()], object))
+            sender = request.get_response_sender()
+            sender.send(
+                pb_utils.InferenceResponse([content]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            )
+"""
 _NATIVE = """
 import json
 import uuid
@@ -165,6 +187,12 @@ def write_words(repository: Path, name: str = "words", **parameters: str) -> Pat
 def running(repository: Path, name: str = "words") -> int:
     """How many endless answers of the text model there are now."""
     return len(list((repository / name).glob("running-*")))
+
+
+def write_vectors(repository: Path, name: str = "vectors") -> Path:
+    """Writes a model whose vectors and scores have the lengths of texts."""
+    config = _CONFIG.format(count=1, extra=parameter("CONCH_LLM", "embed,score"))
+    return write_model(repository, name, config, {"model.py": _VECTORS})
 
 
 def write_native(repository: Path, name: str = "native") -> Path:

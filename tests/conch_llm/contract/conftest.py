@@ -9,17 +9,21 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from tests.support.llm_models import write_native, write_told, write_words
+from tests.support.llm_models import write_native, write_told, write_vectors, write_words
 from tests.support.servers import WAIT_S, LocalServer, client_of, serving
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A server with `words`, which has aliases, `told` and `native`."""
+    """A server with `words`, which has aliases, `told`, `native` and `vectors`."""
     models = tmp_path_factory.mktemp("models")
-    write_words(models, served_model_name="org/words, gpt", CONCH_LLM_ADAPTERS="pirate")
+    write_words(
+        models, served_model_name="org/words, gpt", CONCH_LLM_ADAPTERS="pirate", CONCH_TOOL_PARSER="hermes"
+    )
+    write_words(models, "thinks", CONCH_REASONING="true")
     write_told(models)
     write_native(models)
+    write_vectors(models)
     write_plain(models)
     with serving(models, flags=["--model-control-mode=explicit", "--load-model=*"]) as running:
         with client_of(running) as client:  # gRPC keeps some threads from its first call on

@@ -175,3 +175,29 @@ def test_a_failure_before_the_first_token_is_a_status(client: openai.OpenAI) -> 
     with pytest.raises(openai.InternalServerError, match="the engine is on fire") as caught:
         client.completions.create(model="words", prompt="fail", stream=True)
     assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+def test_a_text_model_calls_tools_by_its_parser(client: openai.OpenAI) -> None:
+    messages = says('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    found = client.chat.completions.create(model="words", messages=messages, tools=[SUM])  # type: ignore[list-item]
+    (choice,) = found.choices
+    assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
+    call = choice.message.tool_calls[0]
+    assert call.type == "function" and call.function.name == "add"
+    assert json.loads(call.function.arguments) == {"a": 1}
+
+
+def test_a_forced_call_needs_a_model_that_takes_schemas(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(
+            model="words",
+            messages=says("a"),
+            tools=[SUM],  # type: ignore[list-item]
+            tool_choice="required",
+        )
+
+
+def test_reasoning_is_split_from_the_answer(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(model="thinks", messages=says("<think>why not</think>yes"))
+    message = found.choices[0].message
+    assert (message.content, message.reasoning) == ("yes ", "why not")  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def check_error(
 
 def test_models_are_listed_with_aliases_and_adapters(http: httpx.Client, client: openai.OpenAI) -> None:
     listed = {model.id: model for model in client.models.list()}
-    assert listed.keys() == {"words", "org/words", "gpt", "pirate", "told", "native"}
+    assert listed.keys() == {"words", "org/words", "gpt", "pirate", "thinks", "told", "native", "vectors"}
     assert {each["id"] for each in http.get("/v1/models?all=1").json()["data"]} == {*listed, "plain"}
     entry = http.get("/v1/models/pirate").json()
     assert isinstance(entry.pop("created"), int)
@@ -146,7 +146,7 @@ def test_parts_that_are_no_text_and_templates_are_refused(http: httpx.Client) ->
 
 def test_auto_tools_need_a_parser(http: httpx.Client) -> None:
     tool = {"type": "function", "function": {"name": "add"}}
-    body = {"model": "words", "messages": [{"role": "user", "content": "a"}], "tools": [tool]}
+    body = {"model": "thinks", "messages": [{"role": "user", "content": "a"}], "tools": [tool]}
     text = check_error(
         http.post("/v1/chat/completions", json=body), 400, "invalid_request_error", None, "tool_choice"
     )
