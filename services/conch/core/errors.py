@@ -129,6 +129,10 @@ class CancelledError(ConchError):
     http_status = 400
 
 
+class QueueLimitError(ResourceExhaustedError):
+    """A model's queue has the size that the server allows; not one of Triton's limits."""
+
+
 class DeadlineExceededError(ConchError):
     """The request's deadline has passed. Not one of Triton's codes."""
 

@@ -16,7 +16,7 @@ CALL: list[dict[str, Any]] = [
     {"index": 0, "function": {"arguments": '{"a": '}},
     {"index": 0, "function": {"arguments": "1}"}},
 ]
-SUM = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+SUM: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
 def told(*steps: list[dict[str, Any]]) -> Any:
@@ -179,7 +179,7 @@ def test_a_failure_before_the_first_token_is_a_status(client: openai.OpenAI) -> 
 
 def test_a_text_model_calls_tools_by_its_parser(client: openai.OpenAI) -> None:
     messages = says('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
-    found = client.chat.completions.create(model="words", messages=messages, tools=[SUM])  # type: ignore[list-item]
+    found = client.chat.completions.create(model="words", messages=messages, tools=[SUM])
     (choice,) = found.choices
     assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
     call = choice.message.tool_calls[0]
@@ -192,7 +192,7 @@ def test_a_forced_call_needs_a_model_that_takes_schemas(client: openai.OpenAI) -
         client.chat.completions.create(
             model="words",
             messages=says("a"),
-            tools=[SUM],  # type: ignore[list-item]
+            tools=[SUM],
             tool_choice="required",
         )
 

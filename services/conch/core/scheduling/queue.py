@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Protocol
 
-from conch.core.errors import QueueFullError, ResourceExhaustedError
+from conch.core.errors import QueueFullError, QueueLimitError
 from conch.core.request import InferenceRequest
 from conch.core.spec import QueuePolicy
 
@@ -75,9 +75,9 @@ def bound_of(max_queue_size: int) -> int:
     return max_queue_size or NEVER
 
 
-def queue_full(request: InferenceRequest, bound: int) -> ResourceExhaustedError:
+def queue_full(request: InferenceRequest, bound: int) -> QueueLimitError:
     """The error for a request beyond the server's own limit."""
-    return ResourceExhaustedError(
+    return QueueLimitError(
         f"{request.log_prefix}{bound} requests are waiting, the most the model's queue takes; "
         f"retry after a pause, a longer one each time"
     )

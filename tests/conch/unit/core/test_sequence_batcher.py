@@ -20,7 +20,7 @@ from tests.conch.unit.core.sequences import (
 )
 from tests.support.core import Answers, make_model, make_request, make_spec
 
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, QueueLimitError
 from conch.core.model_version import scheduler_for
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.scheduling.scheduler import IDLE, Batch, WaitUntil
@@ -105,8 +105,8 @@ class TestSubmit:
     def test_a_full_queue_begins_no_sequence(self) -> None:
         batcher = make_batcher(max_queue_size=1)
         submit(batcher, 1, "S")
-        assert type(refusal(batcher, sequence_request(2, "S"))) is ResourceExhaustedError
-        assert type(refusal(batcher, sequence_request(1))) is ResourceExhaustedError
+        assert type(refusal(batcher, sequence_request(2, "S"))) is QueueLimitError
+        assert type(refusal(batcher, sequence_request(1))) is QueueLimitError
         assert (batcher.pending, batcher.held) == (1, 1)
         run(batcher)
         submit(batcher, 2, "S")
