@@ -1,0 +1,1 @@
+"""Requests to models for OpenAI's routes, and what they answer."""

@@ -1,0 +1,128 @@
+"""What a front end asks of `ModelCalls`, and what it gets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from conch.core.errors import InvalidArgumentError
+from conch_llm.deltas import Delta
+
+
+class FieldError(InvalidArgumentError):
+    """A model can't take a field of the request.
+
+    Args:
+        message: The text.
+        param: Name of the field.
+    """
+
+    error_code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class TokenCounter(Protocol):
+    """The tokenizer of a model; any thread."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with special tokens around it."""
+
+    def count(self, text: str, add_special_tokens: bool = True) -> int:
+        """The number of tokens of a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationCall:
+    """A chat or a completion.
+
+    Attributes:
+        route: `contract.CHAT` or `contract.COMPLETIONS`.
+        fields: The checked members of the body.
+        body: The body as it came.
+        prompts: Prompts, or their token ids; empty for models that take the body.
+        choices: Answers to each prompt.
+        max_tokens: Most tokens of an answer; None to leave it to the model.
+        request_id: The request's id.
+        adapter: Name of the LoRA adapter; empty for none.
+    """
+
+    route: str
+    fields: Mapping[str, Any]
+    body: bytes
+    prompts: Sequence[str | list[int]]
+    choices: int
+    max_tokens: int | None
+    request_id: str
+    adapter: str = ""
+
+
+class Generation(ABC):
+    """An answer in the making; event loop only.
+
+    Attributes:
+        can_wait: Whether the model pauses while nothing is taken. If not, all is to be taken as it comes.
+    """
+
+    can_wait: bool = False
+
+    @abstractmethod
+    async def take(self) -> Sequence[Delta] | None:
+        """All deltas that have come since, at least one; None after the last.
+
+        Raises:
+            ConchError: The model has failed, possibly after some deltas.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancels what still runs; may be called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingCall:
+    """A request for embeddings.
+
+    Attributes:
+        fields: The checked members of the body.
+        body: The body as it came.
+        inputs: Texts, or their token ids.
+        dimensions: Dimensions of the vectors; None for the model's own.
+        request_id: The request's id.
+    """
+
+    fields: Mapping[str, Any]
+    body: bytes
+    inputs: Sequence[str | list[int]]
+    dimensions: int | None
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Vectors of a request's inputs.
+
+    Attributes:
+        vectors: A list or an array of floats for each input.
+        prompt_tokens: Tokens of all inputs; None if unknown.
+    """
+
+    vectors: Sequence[Any]
+    prompt_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of documents by a query.
+
+    Attributes:
+        scores: One for each document.
+        prompt_tokens: Tokens of all texts; None if unknown.
+    """
+
+    scores: Sequence[float]
+    prompt_tokens: int | None
