@@ -10,6 +10,9 @@ from conch_llm.contract import CHAT, COMPLETIONS, DECLARATION, EMBEDDINGS, ROUTE
 _PROMPTS = ("text_input", "prompt", "PROMPT")
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
 
+EMBEDDING_REQUEST = "embedding_request"
+"""Input of vLLM's models for requests of embeddings, as JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capability:
@@ -19,7 +22,8 @@ class Capability:
         declared: What the model takes as it comes, see `contract.py`.
         prompt: Its input for a prompt; empty without one.
         output: Its output of text; empty without one.
-        embedding: Whether its only float output can be an embedding of its only input.
+        embedding: Whether it takes requests for embeddings, or its only float output can be an embedding of
+            its only input.
     """
 
     declared: frozenset[str] = frozenset()
@@ -82,7 +86,9 @@ def _output(spec: ModelSpec) -> str:
 
 
 def _embeds(spec: ModelSpec) -> bool:
-    """Whether there is one input of text or token ids, and one float output with rows of vectors."""
+    """Whether there is one input of text or token ids, and one float output with vectors; or vLLM's."""
+    if any(tensor.name == EMBEDDING_REQUEST for tensor in spec.inputs):
+        return True
     required = [tensor for tensor in spec.inputs if not tensor.optional]
     if len(required) != 1 or len(spec.outputs) != 1:
         return False
