@@ -21,11 +21,11 @@ from conch.core.admission import Admission
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
+from conch.core.request_log import Caller
 from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Tensor, decode_bytes
-from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.unread_bytes import UnreadBytes
 from conch_llm.calls.answer_queue import AnswerQueue
 from conch_llm.calls.generation import (
@@ -86,7 +86,7 @@ class ModelCalls:
         self._counters = counters
         self._unread = UnreadBytes()
 
-    def generate(self, model: Servable, call: GenerationCall, exchange: HttpExchange) -> Generation:
+    def generate(self, model: Servable, call: GenerationCall, exchange: Caller) -> Generation:
         """Begins the answer to a chat or a completion.
 
         Raises:
@@ -106,7 +106,7 @@ class ModelCalls:
         return _SentGeneration(sent, can_wait)
 
     async def native(
-        self, model: Servable, route: str, body: bytes, request_id: str, exchange: HttpExchange
+        self, model: Servable, route: str, body: bytes, request_id: str, exchange: Caller
     ) -> NativeAnswer:
         """The answer of a model to a body, once its first piece is there.
 
@@ -127,7 +127,7 @@ class ModelCalls:
             raise
         return answer
 
-    async def embed(self, model: Servable, call: EmbeddingCall, exchange: HttpExchange) -> Embeddings:
+    async def embed(self, model: Servable, call: EmbeddingCall, exchange: Caller) -> Embeddings:
         """Vectors of texts.
 
         Raises:
@@ -159,7 +159,7 @@ class ModelCalls:
         model: Servable,
         query: str,
         documents: Sequence[str],
-        exchange: HttpExchange,
+        exchange: Caller,
         request_id: str = "",
     ) -> Scores:
         """Scores of documents by a query, of a model that declares ``score``.
@@ -176,7 +176,7 @@ class ModelCalls:
         return Scores(found["scores"], found.get("prompt_tokens"))
 
     async def _answered(
-        self, model: Servable, route: str, body: bytes, request_id: str, exchange: HttpExchange, member: str
+        self, model: Servable, route: str, body: bytes, request_id: str, exchange: Caller, member: str
     ) -> dict[str, Any]:
         """The JSON object that a model answers to a body; `member` is the list that it must have."""
         answer = await self.native(model, route, body, request_id, exchange)
@@ -217,7 +217,7 @@ class ModelCalls:
                 sent.send(made.inputs, answer.read, made.parameters, call.fields.get("priority", 0))
 
     def _sent(
-        self, model: Servable, exchange: HttpExchange, request_id: str, size: int, can_wait: bool
+        self, model: Servable, exchange: Caller, request_id: str, size: int, can_wait: bool
     ) -> _Sent[Any]:
         self._admission.check_open()
         self._core.check_running()
@@ -243,7 +243,7 @@ class _Sent(Generic[T]):
         admission: Admission,
         queue: AnswerQueue[_Item[T]],
         model: Servable,
-        exchange: HttpExchange,
+        exchange: Caller,
         request_id: str,
         size: int,
         received_ns: int,
@@ -302,8 +302,9 @@ class _Sent(Generic[T]):
         found: list[T] = []
         while not found:
             if self._failure is not None:
+                failure, self._failure = self._failure, None
                 self.close()
-                raise self._failure
+                raise failure
             if not self._open:
                 return None
             items = await self._queue.take()

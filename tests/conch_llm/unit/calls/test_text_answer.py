@@ -92,9 +92,12 @@ def test_a_tokenizer_counts_for_models_that_do_not() -> None:
 
 def test_log_probabilities_have_the_shapes_of_both_routes() -> None:
     tokens = [
-        {"5": {"logprob": -3.0, "rank": 3, "decoded_token": "ü"}, "6": {"logprob": -0.1, "rank": 1, "decoded_token": "a"}},
+        {
+            "5": {"logprob": -3.0, "rank": 3, "decoded_token": "ü"},
+            "6": {"logprob": -0.1, "rank": 1, "decoded_token": "a"},
+        },
         {"6": {"logprob": -0.2, "rank": 1, "decoded_token": "a"}},
-    ]  # fmt: skip
+    ]
     given = response("üa")
     given.outputs.append(Tensor.from_array("logprobs", np.array([json.dumps(tokens).encode()], object)))
     (chat,) = TextAnswer(0, AnswerForm("text_output", "delta", logprobs=1, chat=True)).read(given, True)

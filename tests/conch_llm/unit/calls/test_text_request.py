@@ -15,6 +15,7 @@ from conch_llm.calls.generation import FieldError, GenerationCall
 from conch_llm.calls.text_request import TextRequest, text_request
 from conch_llm.contract import CHAT, COMPLETIONS
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:;base64,AA"}}
 TEXT = TensorSpec("text_input", "BYTES", (1,))
 
 
@@ -70,7 +71,9 @@ def test_what_has_no_input_is_a_parameter() -> None:
 def test_the_form_of_vllm_is_json() -> None:
     flags = ("stream", "exclude_input_in_output", "return_logprobs", "return_num_output_tokens")
     rules = [TensorSpec(name, "BOOL", (1,), optional=True) for name in flags]
-    spec = spec_of(TensorSpec("sampling_parameters", "BYTES", (1,), optional=True), *rules, outputs=("logprobs",))
+    spec = spec_of(
+        TensorSpec("sampling_parameters", "BYTES", (1,), optional=True), *rules, outputs=("logprobs",)
+    )
     schema = {"type": "object"}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     request = made(
@@ -103,9 +106,9 @@ def test_schemas_reach_inputs_for_guides() -> None:
         ({"logprobs": 2}, "logprobs"),
         ({"prompt_logprobs": 2}, "prompt_logprobs"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"messages": [{"content": [{"type": "image_url", "image_url": {"url": "data:;base64,AA"}}]}]}, "messages"),
+        ({"messages": [{"content": [PICTURE]}]}, "messages"),
     ],
-)  # fmt: skip
+)
 def test_what_a_model_can_not_do_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(FieldError, match=param) as refused:
         made(spec_of(), **fields)

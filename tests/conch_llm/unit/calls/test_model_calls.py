@@ -1,0 +1,237 @@
+"""Calls of models that a real scheduler runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.core import WAIT_S, make_model, make_spec
+from tests.support.rest import Agent, make_core
+
+from conch.core.clock import monotonic_ns
+from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.model_version import Model
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduling.scheduler import Batch
+from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec
+from conch.core.tensor import Tensor
+from conch_llm.calls.generation import EmbeddingCall, Embeddings, FieldError, Generation, GenerationCall
+from conch_llm.calls.model_calls import ModelCalls
+from conch_llm.contract import CHAT, COMPLETIONS, CONTENT_TYPE, ROUTE, STATUS
+from conch_llm.deltas import Delta, encode_deltas
+
+TEXT = (TensorSpec("text_input", "BYTES", (1,)),)
+OUT = (TensorSpec("text_output", "BYTES", (-1,)),)
+Words = Callable[[InferenceRequest], None]
+
+
+class Caller:
+    """A call without a connection."""
+
+    read_ns = 0
+    path = "/v1"
+    access = None
+    client = "test"
+
+    def header(self, name: str) -> str:
+        return ""
+
+    def add_response_metadata(self, name: str, value: str) -> None:
+        pass
+
+
+def run(model: Model, use: Callable[[ModelCalls], Awaitable[Any]]) -> Any:
+    """Runs a coroutine with the calls of a front end, then closes the model."""
+    core = make_core(Agent(), model)
+
+    async def used() -> Any:
+        return await asyncio.wait_for(use(ModelCalls(core, core.admission("http"), monotonic_ns)), WAIT_S)
+
+    try:
+        return asyncio.run(used())
+    finally:
+        model.close()
+
+
+def decoupled(script: Words, spec: ModelSpec | None = None) -> Model:
+    """A model whose requests a script responds to, one after the other."""
+
+    def execute(batch: Batch) -> None:
+        for request in batch.requests:
+            script(request)
+
+    spec = spec or make_spec(inputs=TEXT, outputs=OUT, decoupled=True)
+    return make_model(spec, execute, allows_inline=False)
+
+
+def respond(request: InferenceRequest, content: bytes, **parameters: Any) -> None:
+    tensor = Tensor.from_array("text_output", np.array([content], object))
+    request.respond(InferenceResponse([tensor], None, parameters or None), False)
+
+
+def asked(*prompts: str, choices: int = 1, **fields: Any) -> GenerationCall:
+    return GenerationCall(COMPLETIONS, fields, b"{}", prompts, choices, None, "id")
+
+
+async def all_of(generation: Generation) -> list[Delta]:
+    found: list[Delta] = []
+    while (deltas := await generation.take()) is not None:
+        assert deltas
+        found += deltas
+    return found
+
+
+def test_choices_of_prompts_are_merged() -> None:
+    def script(request: InferenceRequest) -> None:
+        prompt = bytes(request.inputs["text_input"].numpy()[0])
+        for word in (prompt, str((request.parameters or {})["seed"]).encode()):
+            respond(request, word)
+        request.respond(None)
+
+    async def use(calls: ModelCalls) -> list[Delta]:
+        return await all_of(calls.generate(model, asked("a", "b", choices=2, seed=5), Caller()))
+
+    model = decoupled(script)
+    deltas = run(model, use)
+    texts = ["".join(delta.text for delta in deltas if delta.index == index) for index in range(4)]
+    assert texts == ["a5", "a6", "b5", "b6"]
+    assert [delta.index for delta in deltas if delta.finish_reason == "stop"] == [0, 1, 2, 3]
+
+
+def test_deltas_come_as_the_model_tells_them() -> None:
+    told = [Delta("a", tokens=1), Delta("b", 1, "length")]
+    routes = []
+
+    def script(request: InferenceRequest) -> None:
+        routes.append((request.parameters or {})[ROUTE])
+        respond(request, encode_deltas(told))
+        request.respond(None)
+
+    async def use(calls: ModelCalls) -> list[Delta]:
+        call = GenerationCall(CHAT, {}, b"{}", (), 2, None, "id")
+        return await all_of(calls.generate(model, call, Caller()))
+
+    model = decoupled(script)
+    assert run(model, use) == told
+    assert routes == [CHAT]
+
+
+def test_an_error_comes_after_what_was_before() -> None:
+    def script(request: InferenceRequest) -> None:
+        respond(request, b"a")
+        request.fail(UnavailableError("gone"))
+
+    async def use(calls: ModelCalls) -> None:
+        generation = calls.generate(model, asked("x"), Caller())
+        assert [delta.text for delta in await generation.take() or ()] == ["a"]
+        with pytest.raises(UnavailableError, match="gone"):
+            await generation.take()
+        assert await generation.take() is None
+
+    model = decoupled(script)
+    run(model, use)
+
+
+def test_closing_cancels_a_model_that_waits_for_its_reader() -> None:
+    ended = threading.Event()
+
+    def script(request: InferenceRequest) -> None:
+        while not request.cancelled:
+            respond(request, b"x" * 100_000)
+        request.respond(None)
+        ended.set()
+
+    async def use(calls: ModelCalls) -> None:
+        generation = calls.generate(model, asked("x"), Caller())
+        assert generation.can_wait
+        assert await generation.take()
+        generation.close()
+        generation.close()
+        assert await generation.take() is None
+        assert await asyncio.to_thread(ended.wait, WAIT_S)
+
+    model = decoupled(script)
+    run(model, use)
+
+
+def test_native_answers_have_the_status_of_their_first_piece() -> None:
+    def script(request: InferenceRequest) -> None:
+        assert bytes(request.inputs["text_input"].numpy()[0]) == b'{"a": 1}'
+        respond(request, b"one ", **{STATUS: 201, CONTENT_TYPE: "text/plain"})
+        respond(request, b"two")
+        request.respond(None)
+
+    async def use(calls: ModelCalls) -> None:
+        answer = await calls.native(model, CHAT, b'{"a": 1}', "id", Caller())
+        pieces = []
+        while (piece := await answer.take()) is not None:
+            pieces.append(piece)
+        answer.close()
+        assert (answer.status, answer.content_type, b"".join(pieces)) == (201, "text/plain", b"one two")
+
+    model = decoupled(script)
+    run(model, use)
+
+
+def embedded(model: Model, *inputs: str | list[int], dimensions: int | None = None) -> Embeddings:
+    async def use(calls: ModelCalls) -> Embeddings:
+        return await calls.embed(model, EmbeddingCall({}, b"{}", inputs, dimensions, "id"), Caller())
+
+    found: Embeddings = run(model, use)
+    return found
+
+
+def test_inputs_are_embedded_by_rows_of_batches() -> None:
+    def execute(batch: Batch) -> Sequence[InferenceResponse]:
+        rows = [np.full((1, 3), request.inputs["ids"].shape[1], np.float32) for request in batch.requests]
+        return [InferenceResponse([Tensor.from_array("vector", row)]) for row in rows]
+
+    ids = (TensorSpec("ids", "INT64", (-1,), ragged=True),)
+    vector = (TensorSpec("vector", "FP32", (3,)),)
+    spec = make_spec(8, ids, vector, batching=DynamicBatching())
+    found = embedded(make_model(spec, execute, allows_inline=False), [7, 8], [9])
+    assert [list(each) for each in found.vectors] == [[2, 2, 2], [1, 1, 1]]
+    for inputs, size, param in ((["text"], None, "input"), ([[1]], 2, "dimensions")):
+        with pytest.raises(FieldError) as refused:
+            embedded(make_model(spec, execute, allows_inline=False), *inputs, dimensions=size)
+        assert refused.value.param == param
+
+
+def test_vectors_of_tokens_are_refused() -> None:
+    def execute(batch: Batch) -> Sequence[InferenceResponse]:
+        return [InferenceResponse([Tensor.from_array("v", np.ones((1, 2, 3), np.float32))])]
+
+    spec = make_spec(2, TEXT, (TensorSpec("v", "FP32", (-1, 3)),))
+    with pytest.raises(InvalidArgumentError, match="Pool the vectors of tokens"):
+        embedded(make_model(spec, execute, allows_inline=False), "text")
+
+
+def test_engines_embed_by_their_own_request() -> None:
+    def script(request: InferenceRequest) -> None:
+        wanted = json.loads(request.inputs["embedding_request"].numpy()[0])
+        respond(request, json.dumps([len(wanted["input"]), *wanted["pooling_params"]["dimensions"]]).encode())
+        request.respond(None)
+
+    inputs = (*TEXT, TensorSpec("embedding_request", "BYTES", (1,), optional=True))
+    model = decoupled(script, make_spec(inputs=inputs, outputs=OUT, decoupled=True))
+    assert embedded(model, "abc", [1, 2], dimensions=4).vectors == [[3, 4], [2, 4]]
+
+
+def test_a_model_that_scores_gets_query_and_documents() -> None:
+    def script(request: InferenceRequest) -> None:
+        body = json.loads(request.inputs["text_input"].numpy()[0])
+        scores = [float(body["query"] == document) for document in body["documents"]]
+        respond(request, json.dumps({"scores": scores, "prompt_tokens": 5}).encode())
+        request.respond(None)
+
+    async def use(calls: ModelCalls) -> None:
+        found = await calls.score(model, "a", ["b", "a"], Caller())
+        assert (found.scores, found.prompt_tokens) == ([0, 1], 5)
+
+    model = decoupled(script)
+    run(model, use)
