@@ -18,7 +18,7 @@ from conch.frontends.http.http_exchange import Headers, HttpExchange
 from conch_llm.calls.generation import Generation
 from conch_llm.calls.model_calls import NativeAnswer
 from conch_llm.deltas import Delta
-from conch_llm.frontend.answers import StreamedAnswer, joined
+from conch_llm.frontend.openai_answers import StreamedAnswer, joined
 
 T = TypeVar("T")
 

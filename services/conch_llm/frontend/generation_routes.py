@@ -22,7 +22,10 @@ from conch_llm.calls.generation import Generation, GenerationCall
 from conch_llm.calls.model_calls import ModelCalls
 from conch_llm.contract import CHAT, COMPLETIONS
 from conch_llm.deltas import Delta
-from conch_llm.frontend.answers import (
+from conch_llm.frontend.event_stream import DeltaParts, EventStream, OpenStreams, SlowReaderError
+from conch_llm.frontend.llm_metrics import DISCONNECT, SLOW_READER
+from conch_llm.frontend.model_names import NamedModel
+from conch_llm.frontend.openai_answers import (
     CHAT_ANSWER,
     COMPLETION_ANSWER,
     AnswerHead,
@@ -32,9 +35,6 @@ from conch_llm.frontend.answers import (
     WholeAnswer,
     error_events,
 )
-from conch_llm.frontend.event_stream import DeltaParts, EventStream, OpenStreams, SlowReaderError
-from conch_llm.frontend.llm_metrics import DISCONNECT, SLOW_READER
-from conch_llm.frontend.model_names import NamedModel
 from conch_llm.frontend.openai_call import OpenAiCall
 from conch_llm.frontend.openai_errors import RequestError, error_object
 from conch_llm.frontend.request_fields import chat_fields, completion_fields

@@ -14,8 +14,8 @@ from conch.frontends.http.flow_control import MOST_CHUNKS, Body, TooManyChunksEr
 from conch.frontends.http.http_exchange import Headers, HttpExchange
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.json_body import JSON, parsed
-from conch_llm.frontend.answers import encoded
 from conch_llm.frontend.llm_metrics import LlmMetrics
+from conch_llm.frontend.openai_answers import encoded
 from conch_llm.frontend.openai_errors import RequestError, TooLargeError, openai_error
 
 _QUICK_BYTES = 256 << 10  # parsed on the event loop, in less than a millisecond

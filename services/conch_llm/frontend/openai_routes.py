@@ -39,12 +39,12 @@ from conch_llm.contract import (
     SCORE,
     TOKENIZE,
 )
-from conch_llm.frontend.answers import error_events
 from conch_llm.frontend.event_stream import EventStream, NativeParts, OpenStreams, SlowReaderError
 from conch_llm.frontend.generation_routes import GenerationRoutes
 from conch_llm.frontend.llm_metrics import DISCONNECT, SLOW_READER, LlmMetrics
 from conch_llm.frontend.model_names import ModelNames, NamedModel
 from conch_llm.frontend.openai_access import OpenAiAccess
+from conch_llm.frontend.openai_answers import error_events
 from conch_llm.frontend.openai_call import OpenAiCall
 from conch_llm.frontend.openai_errors import (
     RequestError,

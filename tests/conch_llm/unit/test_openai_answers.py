@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch_llm.deltas import Delta
-from conch_llm.frontend.answers import (
+from conch_llm.frontend.openai_answers import (
     CHAT_ANSWER,
     COMPLETION_ANSWER,
     AnswerHead,
