@@ -28,7 +28,7 @@ from conch_llm.contract import (
     SCORE,
 )
 from conch_llm.models.answers import Answer, DeltaForm, Form, TensorForm, text_response
-from conch_llm.models.generation import Cancellation, Responses, Threads, merged
+from conch_llm.models.method_calls import Cancellation, Responses, Threads, merged
 from conch_llm.models.model_requests import (
     ADAPTER,
     Body,
