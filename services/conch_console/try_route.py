@@ -26,12 +26,12 @@ from conch.core.request_log import Caller, RequestLog
 from conch.core.response_errors import unsendable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Array, Tensor, decode_bytes, float_array
-from conch.frontends.http.generate.generate_queue import Item, Mailbox, ResponseQueue
 from conch.frontends.http.http_exchange import Headers, HttpExchange
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.infer.infer_request import RequestDecoder, check_head, head_length
 from conch.frontends.http.infer.infer_response import HEAD_LENGTH
 from conch.frontends.http.json_body import read_body
+from conch.frontends.http.response_queue import Mailbox, ResponseQueue
 from conch.frontends.thread_pool import ThreadPool
 from conch.frontends.unread_bytes import UnreadBytes
 from conch.memory.regions import Regions
@@ -132,7 +132,7 @@ class TryCall:
     def __init__(self, admission: Admission, clock: Clock, mailbox: Mailbox) -> None:
         self._admission = admission
         self._clock = clock
-        self._responses = ResponseQueue(mailbox)
+        self._responses: ResponseQueue[tuple[bytes | None, bool]] = ResponseQueue(mailbox)
         self.request: InferenceRequest | None = None
         self._ended_ns = 0
 
@@ -149,9 +149,10 @@ class TryCall:
             body = b"event: response\ndata: %b\n\n" % orjson.dumps(found, default=str)
         if final:
             self._ended_ns = now
+        size = len(body or b"")
         if request.watch is not None:
-            request.watch.bytes_out += len(body or b"")
-        self._responses.put(Item(body, 200, final))
+            request.watch.bytes_out += size
+        self._responses.put((body, final), size)
 
     def begin(self, request: InferenceRequest) -> None:
         """Sets the request before it is submitted."""
@@ -163,12 +164,12 @@ class TryCall:
         left = _MOST_RESPONSES
         while left > 0:
             items = await self._responses.take_all()
-            for item in items or ():
+            for body, final in items or ():
                 if exchange.lost:
                     return
-                if item.body is not None:
-                    await exchange.send(item.body)
-                if item.final:
+                if body is not None:
+                    await exchange.send(body)
+                if final:
                     end = orjson.dumps(timing(request, self._ended_ns))
                     await exchange.send(b"event: end\ndata: %b\n\n" % end)
                     return

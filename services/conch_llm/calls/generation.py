@@ -62,13 +62,7 @@ class GenerationCall:
 
 
 class Generation(ABC):
-    """An answer in the making; event loop only.
-
-    Attributes:
-        can_wait: Whether the model pauses while nothing is taken. If not, all is to be taken as it comes.
-    """
-
-    can_wait: bool = False
+    """An answer in the making; event loop only. The model waits while nothing is taken."""
 
     @abstractmethod
     async def take(self) -> Sequence[Delta] | None:

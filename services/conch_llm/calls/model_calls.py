@@ -2,9 +2,8 @@
 
 A call is one request to the model, or several whose answers are merged: one for each choice of each prompt,
 or for each input of embeddings. Their responders run on the threads of models, read responses there and queue
-what they mean; the consumer takes all that has come on the event loop. A model that can wait is blocked by
-the queue while its consumer is behind; for engines, which serve many clients from one thread, the queue never
-blocks, and the consumer takes all as it comes.
+what they mean; the consumer takes all that has come on the event loop. The queue is the reader of its
+requests: a model waits, or an engine joins what it makes, while the consumer is behind.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Tensor, decode_bytes
+from conch.frontends.http.response_queue import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
-from conch_llm.calls.answer_queue import AnswerQueue
 from conch_llm.calls.generation import (
     EmbeddingCall,
     Embeddings,
@@ -53,8 +52,7 @@ from conch_llm.contract import (
 )
 from conch_llm.deltas import Delta, decode_deltas
 
-_ENGINES = ("vllm", "openvino_genai")
-"""Backends that serve many requests from one thread, which must not be blocked."""
+_MOST_BYTES = 1 << 20  # queued for one call before its models wait
 _AT_ONCE = 32  # requests submitted before the event loop goes on
 
 T = TypeVar("T")
@@ -84,7 +82,7 @@ class ModelCalls:
         self._admission = admission
         self._clock = clock
         self._counters = counters
-        self._unread = UnreadBytes()
+        self._mailbox: Mailbox | None = None  # of the event loop, on which the first call is made
 
     def generate(self, model: Servable, call: GenerationCall, exchange: Caller) -> Generation:
         """Begins the answer to a chat or a completion.
@@ -93,8 +91,7 @@ class ModelCalls:
             ConchError: The request does not fit the model, or is refused.
         """
         can = capability(model.spec)
-        can_wait = model.spec.backend not in _ENGINES
-        sent: _Sent[list[Delta]] = self._sent(model, exchange, call.request_id, len(call.body), can_wait)
+        sent: _Sent[list[Delta]] = self._sent(model, exchange, call.request_id, len(call.body))
         try:
             if call.prompts:
                 self._send_prompts(sent, can, call)
@@ -103,7 +100,7 @@ class ModelCalls:
         except BaseException as error:  # raised again
             sent.refuse(error)
             raise
-        return _SentGeneration(sent, can_wait)
+        return _SentGeneration(sent)
 
     async def native(
         self, model: Servable, route: str, body: bytes, request_id: str, exchange: Caller
@@ -113,7 +110,7 @@ class ModelCalls:
         Raises:
             ConchError: The model refuses the request, or has failed.
         """
-        sent: _Sent[_Piece] = self._sent(model, exchange, request_id, len(body), False)
+        sent: _Sent[_Piece] = self._sent(model, exchange, request_id, len(body))
         try:
             sent.send(_body_inputs(model, body), _read_piece, {ROUTE: route})
         except BaseException as error:  # raised again
@@ -138,7 +135,7 @@ class ModelCalls:
             found = await self._answered(model, EMBEDDINGS, call.body, call.request_id, exchange, "data")
             return Embeddings(found["data"], found.get("prompt_tokens"))
         sent: _Sent[tuple[int, tuple[Any, int | None]]]
-        sent = self._sent(model, exchange, call.request_id, len(call.body), True)
+        sent = self._sent(model, exchange, call.request_id, len(call.body))
         vectors: dict[int, tuple[Any, int | None]] = {}
         try:
             counter = self._counters(model)
@@ -216,12 +213,12 @@ class ModelCalls:
                 answer = TextAnswer(number * call.choices + choice, form)
                 sent.send(made.inputs, answer.read, made.parameters, call.fields.get("priority", 0))
 
-    def _sent(
-        self, model: Servable, exchange: Caller, request_id: str, size: int, can_wait: bool
-    ) -> _Sent[Any]:
+    def _sent(self, model: Servable, exchange: Caller, request_id: str, size: int) -> _Sent[Any]:
         self._admission.check_open()
         self._core.check_running()
-        queue: AnswerQueue[Any] = AnswerQueue(self._unread, can_wait)
+        if self._mailbox is None:
+            self._mailbox = Mailbox(asyncio.get_running_loop(), UnreadBytes())
+        queue: ResponseQueue[Any] = ResponseQueue(self._mailbox, _MOST_BYTES)
         return _Sent(self._admission, queue, model, exchange, request_id, size, self._clock())
 
 
@@ -241,7 +238,7 @@ class _Sent(Generic[T]):
     def __init__(
         self,
         admission: Admission,
-        queue: AnswerQueue[_Item[T]],
+        queue: ResponseQueue[_Item[T]],
         model: Servable,
         exchange: Caller,
         request_id: str,
@@ -281,6 +278,7 @@ class _Sent(Generic[T]):
             parameters=dict(parameters) or None,
         )
         request.priority = priority
+        request.reader = self._queue
         size = 0 if self._requests else self._size
         self._refused = request
         self._admission.admit(request, False, self.model, self._exchange, size)
@@ -307,8 +305,8 @@ class _Sent(Generic[T]):
                 raise failure
             if not self._open:
                 return None
-            items = await self._queue.take()
-            if not items:
+            items = await self._queue.take_all()
+            if items is None:
                 return None  # closed
             for item in items:
                 if item.failure is not None:
@@ -344,7 +342,7 @@ class _Item(NamedTuple, Generic[T]):
 class _Responder(Generic[T]):
     """Takes the responses to one request, on threads of the model."""
 
-    def __init__(self, queue: AnswerQueue[_Item[T]], read: Reader[T]) -> None:
+    def __init__(self, queue: ResponseQueue[_Item[T]], read: Reader[T]) -> None:
         self._queue = queue
         self._read = read
 
@@ -352,7 +350,7 @@ class _Responder(Generic[T]):
         size = 0 if response is None else sum(tensor.nbytes for tensor in response.outputs)
         if request.watch is not None:
             request.watch.bytes_out += size
-        self._queue.put(self._item(request, response, final), size, final)
+        self._queue.put(self._item(request, response, final), size)
 
     def _item(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> _Item[T]:
         if response is not None and response.error is not None:
@@ -368,9 +366,8 @@ class _Responder(Generic[T]):
 class _SentGeneration(Generation):
     """The merged answers to the requests of a call."""
 
-    def __init__(self, sent: _Sent[list[Delta]], can_wait: bool) -> None:
+    def __init__(self, sent: _Sent[list[Delta]]) -> None:
         self._sent = sent
-        self.can_wait = can_wait
 
     async def take(self) -> Sequence[Delta] | None:
         found = await self._sent.take()

@@ -2,7 +2,7 @@
 
 While the socket is writable, parts are sent as they come: deltas, or events that a native model has made.
 Otherwise they wait in one list, which is encoded as a whole when it is sent. Beyond `MOST_PENDING` the stream
-takes no more parts from a model that can wait; the answer of any other ends.
+takes no more parts, and the model waits.
 
 Threads and locks: event loop only.
 """
@@ -23,7 +23,7 @@ from conch_llm.frontend.openai_answers import StreamedAnswer, joined
 T = TypeVar("T")
 
 MOST_PENDING = 1 << 20
-"""Characters or bytes that wait for a client to read before its answer ends."""
+"""Characters or bytes that wait for a client to read before its model waits."""
 SILENCE_S = 15.0
 """Seconds without an event after which a comment is sent: proxies close connections that are silent."""
 COMMENT = b":\n\n"
@@ -33,10 +33,6 @@ _EVENTS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class SlowReaderError(Exception):
-    """The client reads too slowly, and the model can't wait for it."""
 
 
 class OpenStreams:
@@ -75,13 +71,7 @@ class OpenStreams:
 
 
 class Parts(ABC, Generic[T]):
-    """What a stream is made of.
-
-    Attributes:
-        can_wait: Whether the model pauses while no parts are taken.
-    """
-
-    can_wait = False
+    """What a stream is made of."""
 
     @abstractmethod
     async def take(self) -> Sequence[T] | None:
@@ -111,7 +101,6 @@ class DeltaParts(Parts[Delta]):
     def __init__(self, generation: Generation, answer: StreamedAnswer) -> None:
         self._generation = generation
         self._answer = answer
-        self.can_wait = generation.can_wait
 
     async def take(self) -> Sequence[Delta] | None:
         """The deltas that have come."""
@@ -190,7 +179,6 @@ class EventStream(Generic[T]):
 
         Raises:
             ConchError: The model fails.
-            SlowReaderError: Too much waits for the client.
         """
         self._pending += parts
         if self._exchange.writable:
@@ -199,8 +187,6 @@ class EventStream(Generic[T]):
         self._size += sum(map(self._parts.size, parts))
         if self._size <= self._most_pending:
             return await self._take_or_flush()
-        if not self._parts.can_wait:
-            raise SlowReaderError
         await self._exchange.wait_writable()
         self._flush()
         return await self._parts.take()

@@ -22,8 +22,8 @@ from conch_llm.calls.generation import Generation, GenerationCall
 from conch_llm.calls.model_calls import ModelCalls
 from conch_llm.contract import CHAT, COMPLETIONS
 from conch_llm.deltas import Delta
-from conch_llm.frontend.event_stream import DeltaParts, EventStream, OpenStreams, SlowReaderError
-from conch_llm.frontend.llm_metrics import DISCONNECT, SLOW_READER
+from conch_llm.frontend.event_stream import DeltaParts, EventStream, OpenStreams
+from conch_llm.frontend.llm_metrics import DISCONNECT
 from conch_llm.frontend.model_names import NamedModel
 from conch_llm.frontend.openai_answers import (
     CHAT_ANSWER,
@@ -176,9 +176,6 @@ class GenerationRoutes:
                     answer.usage.add(delta)
                 deltas = await stream.send(deltas)
             await stream.end()
-        except SlowReaderError:
-            call.metrics.cancelled(call.model, SLOW_READER)
-            log.info("%s: the client reads too slowly, its answer ends", call.request_id)
         except ConchError as error:
             await stream.fail(error_events(error_object(error)))
         except Exception as error:  # boundary: what models respond with

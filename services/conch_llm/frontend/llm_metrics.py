@@ -31,11 +31,9 @@ _GAP = Family(
 )
 _PROMPT = Family("conch_llm_prompt_tokens_total", "counter", "Tokens of prompts, as models count them")
 _GENERATED = Family("conch_llm_generation_tokens_total", "counter", "Tokens of answers, as models count them")
-_CANCELLED = Family(
-    "conch_llm_cancelled_total", "counter", "Answers that ended early: the client left, or read too slowly"
-)
+_CANCELLED = Family("conch_llm_cancelled_total", "counter", "Answers that ended early, by reason")
 
-DISCONNECT, SLOW_READER = "disconnect", "slow_reader"
+DISCONNECT = "disconnect"
 """Reasons for an answer's early end."""
 
 

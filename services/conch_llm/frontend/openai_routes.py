@@ -39,9 +39,9 @@ from conch_llm.contract import (
     SCORE,
     TOKENIZE,
 )
-from conch_llm.frontend.event_stream import EventStream, NativeParts, OpenStreams, SlowReaderError
+from conch_llm.frontend.event_stream import EventStream, NativeParts, OpenStreams
 from conch_llm.frontend.generation_routes import GenerationRoutes
-from conch_llm.frontend.llm_metrics import DISCONNECT, SLOW_READER, LlmMetrics
+from conch_llm.frontend.llm_metrics import DISCONNECT, LlmMetrics
 from conch_llm.frontend.model_names import ModelNames, NamedModel
 from conch_llm.frontend.openai_access import OpenAiAccess
 from conch_llm.frontend.openai_answers import error_events
@@ -367,8 +367,6 @@ class OpenAiHandler:
             while pieces is not None:
                 pieces = await stream.send(pieces)
             await stream.end()
-        except SlowReaderError:
-            call.metrics.cancelled(call.model, SLOW_READER)
         except ConchError as error:
             await stream.fail(error_events(error_object(error)))
         finally:

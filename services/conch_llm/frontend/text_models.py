@@ -261,7 +261,6 @@ class ReadGeneration(Generation):
         self._generation = generation
         self._readers = list(readers)
         self._ended = False
-        self.can_wait = generation.can_wait
 
     async def take(self) -> Sequence[Delta] | None:
         """The next deltas; None after the last."""

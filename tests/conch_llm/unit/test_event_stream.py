@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-import pytest
 from tests.support.rest import Wire
 
 from conch.frontends.http.http_exchange import HttpExchange
-from conch_llm.frontend.event_stream import EventStream, OpenStreams, Parts, SlowReaderError
+from conch_llm.frontend.event_stream import EventStream, OpenStreams, Parts
 
 GET = b"GET / HTTP/1.1\r\nHost: conch\r\n\r\n"
 
@@ -22,8 +21,7 @@ class Told(Parts[bytes]):
         taken: How often parts were taken.
     """
 
-    def __init__(self, can_wait: bool = False) -> None:
-        self.can_wait = can_wait
+    def __init__(self) -> None:
         self.taken = 0
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
 
@@ -135,17 +133,7 @@ def test_parts_wait_for_a_slow_client_and_are_sent_together() -> None:
     play(scenario, reads=2)
 
 
-def test_too_much_ends_an_answer() -> None:
-    async def scenario(wire: Wire, told: Told, task: asyncio.Task[None]) -> None:
-        told.put(b"a", b"12345", b"67890", b"+")
-        with pytest.raises(SlowReaderError):
-            await task
-        assert sent(wire) == b"<a>"
-
-    play(scenario, reads=2)
-
-
-def test_a_model_that_can_wait_waits() -> None:
+def test_a_model_waits_for_a_client_that_is_far_behind() -> None:
     async def scenario(wire: Wire, told: Told, task: asyncio.Task[None]) -> None:
         told.put(b"a", b"12345", b"678901", b"late", None)
         await until(lambda: told.taken == 3)
@@ -158,7 +146,7 @@ def test_a_model_that_can_wait_waits() -> None:
         await task
         assert sent(wire) == b"<a><12345+678901><late>END"
 
-    play(scenario, lambda: Told(can_wait=True), reads=2)
+    play(scenario, reads=2)
 
 
 def test_a_silent_stream_has_comments_and_a_slow_client_none() -> None:

@@ -22,10 +22,10 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.core.spec import TensorSpec
 from conch.core.tensor import Tensor
-from conch.frontends.http.generate.generate_queue import Item, Mailbox, ResponseQueue
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RouteTable
+from conch.frontends.http.response_queue import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
 
 WAIT_S = 30.0
@@ -326,24 +326,24 @@ def run_counted(use: Callable[[CountingLoop], Any]) -> None:
 
 def test_a_queue_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
     async def use(loop: CountingLoop) -> None:
-        responses = ResponseQueue(Mailbox(loop, UnreadBytes()), 10)
+        responses: ResponseQueue[int] = ResponseQueue(Mailbox(loop, UnreadBytes()), 10)
 
         def fill() -> None:
             for number in range(100):
-                responses.put(Item(b"%05d" % number, 200, number == 99))
+                responses.put(number, 5)
                 responses.wait_for_reader()
 
         thread = threading.Thread(target=fill)
         thread.start()
-        taken: list[Item] = []
-        while not (taken and taken[-1].final):
+        taken: list[int] = []
+        while len(taken) < 100:
             items = await responses.take_all()
             assert items is not None and len(items) <= 3, "the thread waits for 10 bytes to be read"
             taken += items
         responses.close()
         thread.join(WAIT_S)
-        assert [int(item.body or b"") for item in taken] == list(range(100))
-        responses.put(Item(b"y", 200, True))
+        assert taken == list(range(100))
+        responses.put(100, 5)
         assert await responses.take_all() is None
 
     run_counted(use)
@@ -352,13 +352,13 @@ def test_a_queue_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
 def test_what_comes_together_for_many_queues_wakes_the_loop_once() -> None:
     async def use(loop: CountingLoop) -> None:
         mailbox = Mailbox(loop, UnreadBytes())
-        queues = [ResponseQueue(mailbox) for _ in range(32)]
+        queues: list[ResponseQueue[int]] = [ResponseQueue(mailbox) for _ in range(32)]
         takers = [asyncio.ensure_future(queue.take_all()) for queue in queues]
         await asyncio.sleep(0)
 
         def frame() -> None:
             for number in range(64):
-                queues[number % 32].put(Item(b"%d" % number, 200, False))
+                queues[number % 32].put(number, 0)
 
         thread = threading.Thread(target=frame)
         before = loop.wakes
@@ -366,7 +366,7 @@ def test_what_comes_together_for_many_queues_wakes_the_loop_once() -> None:
         thread.join(WAIT_S)  # the loop can't run meanwhile
         assert loop.wakes == before + 1
         for number, items in enumerate(await asyncio.gather(*takers)):
-            assert [item.body for item in items or ()] == [b"%d" % number, b"%d" % (number + 32)]
+            assert items == [number, number + 32]
 
     run_counted(use)
 

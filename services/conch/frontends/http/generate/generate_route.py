@@ -6,7 +6,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -19,13 +19,13 @@ from conch.core.response_errors import unsendable, wrong_parameter
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Tensor, decode_bytes
-from conch.frontends.http.generate.generate_queue import Item, Mailbox, ResponseQueue
 from conch.frontends.http.generate.generate_request import map_request, parse_document
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import Route, route
 from conch.frontends.http.json_body import JSON, MOST_BYTES, error_body, parsed, read_body, retry_after
 from conch.frontends.http.jsontext.json_loader import SlowTextError
+from conch.frontends.http.response_queue import Mailbox, ResponseQueue
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import path_pattern
 from conch.frontends.unread_bytes import UnreadBytes
@@ -82,6 +82,22 @@ def generate_routes(
     ]
 
 
+class Item(NamedTuple):
+    """One response.
+
+    Attributes:
+        body: Encoded body; None for a final marker.
+        status: HTTP status.
+        final: True for the last response.
+        retry_after_ms: When another try makes sense, for an error of which that is known.
+    """
+
+    body: bytes | None
+    status: int
+    final: bool
+    retry_after_ms: int | None = None
+
+
 class GenerateCall:
     """A running request and its responses.
 
@@ -96,7 +112,7 @@ class GenerateCall:
     def __init__(self, admission: Admission, mailbox: Mailbox) -> None:
         self._admission = admission
         self._request: InferenceRequest | None = None
-        self.responses = ResponseQueue(mailbox)
+        self.responses: ResponseQueue[Item] = ResponseQueue(mailbox)
 
     def begin(self, request: InferenceRequest) -> None:
         """Sets the request before it is submitted; any thread."""
@@ -118,9 +134,10 @@ class GenerateCall:
         except Exception as error:  # boundary: outputs that user code has made
             # A missing response would go unnoticed, so the request ends, as after a worker's failure.
             item = _failure(unsendable(request.model_name, response, error), True)
+        size = len(item.body or b"")
         if request.watch is not None:
-            request.watch.bytes_out += len(item.body or b"")
-        self.responses.put(item)
+            request.watch.bytes_out += size
+        self.responses.put(item, size)
 
 
 def _item(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> Item:

@@ -15,7 +15,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, Generic, TypeVar
 
 from conch.core.request import Reader
 from conch.frontends.unread_bytes import UnreadBytes
@@ -27,21 +27,7 @@ MOST_BYTES = 16 << 20
 WRITE_BYTES = 64 << 10
 """Bytes of responses that are taken, and so written, at once, unless a single one has more."""
 
-
-class Item(NamedTuple):
-    """One response.
-
-    Attributes:
-        body: Encoded body; None for a final marker.
-        status: HTTP status.
-        final: True for the last response.
-        retry_after_ms: When another try makes sense, for an error of which that is known.
-    """
-
-    body: bytes | None
-    status: int
-    final: bool
-    retry_after_ms: int | None = None
+T = TypeVar("T")
 
 
 class Mailbox:
@@ -55,10 +41,10 @@ class Mailbox:
     def __init__(self, loop: asyncio.AbstractEventLoop, unread: UnreadBytes) -> None:
         self.loop = loop
         self.unread = unread
-        self._changed: deque[ResponseQueue] = deque()
+        self._changed: deque[ResponseQueue[Any]] = deque()
         self._woken = False
 
-    def changed(self, queue: ResponseQueue) -> None:
+    def changed(self, queue: ResponseQueue[Any]) -> None:
         """Notes that a queue has got something; any thread."""
         self._changed.append(queue)
         if not self._woken:
@@ -75,8 +61,8 @@ class Mailbox:
             changed.popleft().wake()
 
 
-class ResponseQueue(Reader):
-    """Responses of one request, in order.
+class ResponseQueue(Reader, Generic[T]):
+    """Responses of one call, in order, in the form that its front end gives them.
 
     Args:
         mailbox: Wakes the event loop.
@@ -87,22 +73,21 @@ class ResponseQueue(Reader):
         self._mailbox = mailbox
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._items: deque[Item] = deque()
+        self._items: deque[tuple[T, int]] = deque()
         self._bytes = self._taken = 0
         self._closed = False
         self._held_back: list[Callable[[], object]] = []
         self._taker: asyncio.Future[None] | None = None  # of the event loop
 
-    def put(self, item: Item) -> None:
-        """Adds a response, from any thread; dropped once the queue is closed."""
-        body = item.body
+    def put(self, item: T, size: int) -> None:
+        """Adds a response of so many bytes, from any thread; dropped once the queue is closed."""
         with self._lock:
             if self._closed:
                 return
             first = not self._items
-            self._items.append(item)
-            if body is not None:
-                self._set_bytes(self._bytes + len(body))
+            self._items.append((item, size))
+            if size:
+                self._set_bytes(self._bytes + size)
         if first:
             self._mailbox.changed(self)
 
@@ -120,7 +105,7 @@ class ResponseQueue(Reader):
         if not waits:
             work()
 
-    async def take_all(self) -> list[Item] | None:
+    async def take_all(self) -> list[T] | None:
         """Waits for responses and takes all there are, about `WRITE_BYTES` at most.
 
         Those of the call before count as read.
@@ -130,7 +115,7 @@ class ResponseQueue(Reader):
         """
         while True:
             read: list[Callable[[], object]] = []
-            taken: list[Item] | None = None
+            taken: list[T] | None = None
             with self._lock:
                 if self._taken:
                     self._set_bytes(self._bytes - self._taken)
@@ -148,19 +133,19 @@ class ResponseQueue(Reader):
                 return taken
             await taker
 
-    def _take(self) -> list[Item]:
+    def _take(self) -> list[T]:
         """Takes what goes into one write; the caller has the lock."""
         items = self._items
         if self._bytes <= WRITE_BYTES:
-            taken = list(items)
+            taken = [item for item, _ in items]
             items.clear()
             self._taken = self._bytes
             return taken
         taken = []
         while items and self._taken <= WRITE_BYTES:
-            item = items.popleft()
+            item, size = items.popleft()
             taken.append(item)
-            self._taken += len(item.body or b"")
+            self._taken += size
         return taken
 
     def close(self) -> None:
