@@ -31,7 +31,7 @@ from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.infer.infer_request import RequestDecoder, check_head, head_length
 from conch.frontends.http.infer.infer_response import HEAD_LENGTH
 from conch.frontends.http.json_body import read_body
-from conch.frontends.http.response_queue import Mailbox, ResponseQueue
+from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.thread_pool import ThreadPool
 from conch.frontends.unread_bytes import UnreadBytes
 from conch.memory.regions import Regions

@@ -25,7 +25,7 @@ from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Tensor, decode_bytes
-from conch.frontends.http.response_queue import Mailbox, ResponseQueue
+from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
 from conch_llm.calls.generation import (
     EmbeddingCall,

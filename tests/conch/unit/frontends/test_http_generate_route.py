@@ -25,7 +25,7 @@ from conch.core.tensor import Tensor
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import RouteTable
-from conch.frontends.http.response_queue import Mailbox, ResponseQueue
+from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
 
 WAIT_S = 30.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import count
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -24,13 +25,13 @@ class TritonPythonModel:
         await asyncio.gather(*[self._stream(request) for request in requests])
 
     async def _stream(self, request):
-        count = int(pb_utils.get_input_tensor_by_name(request, "max_tokens").as_numpy().reshape(-1)[0])
+        tokens = int(pb_utils.get_input_tensor_by_name(request, "max_tokens").as_numpy().reshape(-1)[0])
         sender = request.get_response_sender()
         words = asyncio.Queue()
         self._streams.add(words)
         if self._engine is None or self._engine.done():
             self._engine = asyncio.ensure_future(self._run())
-        for _ in range(count):
+        for _ in range(tokens):
             word = await words.get()
             if request.is_cancelled():
                 break
@@ -42,8 +43,10 @@ class TritonPythonModel:
     async def _run(self):
         loop = asyncio.get_running_loop()
         step = loop.time()
-        while self._streams:
+        for number in count():
+            if not self._streams:
+                return
             for words in self._streams:
-                words.put_nowait(b" token")
+                words.put_nowait(b" word%d" % (number % 10))
             step += self._pace_s
             await asyncio.sleep(max(step - loop.time(), 0))

@@ -25,7 +25,7 @@ from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import Route, route
 from conch.frontends.http.json_body import JSON, MOST_BYTES, error_body, parsed, read_body, retry_after
 from conch.frontends.http.jsontext.json_loader import SlowTextError
-from conch.frontends.http.response_queue import Mailbox, ResponseQueue
+from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import path_pattern
 from conch.frontends.unread_bytes import UnreadBytes
