@@ -16,17 +16,20 @@ from conch.core.option_checks import contents_of
 from conch.core.value_types import ANY_PORT, BOOL, DIRECTORY, FILE, POSITIVE, TEXT
 from conch.frontends.http.http_options import HttpOptions
 from conch.server_options import AddOnOptions, AddOnSettings, Opening, PartOptions
+from conch_llm.frontend.llm_metrics import LlmMetrics
+from conch_llm.openai_provider import OpenAiRoutes
+from conch_llm.openai_settings import OpenAiSettings, TextDefaults
 
 if TYPE_CHECKING:
     from conch.access.access_guard import Restrictions
-    from conch_llm.frontend.llm_metrics import LlmMetrics
-    from conch_llm.frontend.openai_routes import OpenAiSettings
 
 _PARSERS = ("hermes", "llama3", "mistral")
 _CATEGORIES = frozenset(("inference", "model-repository", "health"))
 
 
 def _restrictions(specifications: list[str]) -> Restrictions:
+    if not specifications:
+        return {}
     from conch.frontends.access_policy import parse_restricted_apis
 
     found = parse_restricted_apis(specifications)
@@ -40,7 +43,7 @@ def _restrictions(specifications: list[str]) -> Restrictions:
 
 def _refused(flag: str, reason: str, *harmless: str, kind: Any = TEXT) -> Any:
     """A flag of Triton's OpenAI front end that has no effect here, but for these values."""
-    return option(flag, kind, None, unsupported=reason, choices=harmless, listed=False, scope="process")
+    return option(flag, kind, None, unsupported=reason, choices=harmless, listed=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +180,6 @@ class LlmSettings(AddOnSettings):
                 f"{flag}: with --access-policy clients send its keys and tokens, also as 'api-key'; leave it "
                 f"out"
             )
-        from conch_llm.frontend.llm_metrics import LlmMetrics
-        from conch_llm.frontend.openai_routes import OpenAiRoutes
-
         metrics = LlmMetrics()
         routes = OpenAiRoutes(self._routes(keys), metrics)
         port = None
@@ -210,9 +210,6 @@ class LlmSettings(AddOnSettings):
         return tuple(found)
 
     def _routes(self, keys: tuple[str, ...]) -> OpenAiSettings:
-        from conch_llm.frontend.openai_routes import OpenAiSettings
-        from conch_llm.frontend.text_models import TextDefaults
-
         if self.chat_template is not None:
             contents_of(self, "chat_template", "")
         if self.tokenizer is not None and not self.tokenizer.is_dir():

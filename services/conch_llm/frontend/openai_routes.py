@@ -11,20 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from conch.access.access_guard import Restrictions
 from conch.access.principals import ANY, CONTROLS, INFERS, OPEN, Roles
 from conch.core.errors import ConchError, InternalError, PermissionDeniedError, UnavailableError
 from conch.frontends.http.cors import cross_origin_reason
-from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.http_routing import NOT_FOUND
-from conch.frontends.http.route_provider import Answering, RestApi, RouteProvider
+from conch.frontends.http.route_provider import Answering, RestApi
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.checked_operations import checked
 from conch.frontends.operations.operation_handlers import LoadRequest, UnloadRequest
@@ -55,9 +53,10 @@ from conch_llm.frontend.openai_errors import (
 )
 from conch_llm.frontend.request_fields import MODEL
 from conch_llm.frontend.request_fields import checked as checked_fields
-from conch_llm.frontend.text_models import TextDefaults, TextModels
+from conch_llm.frontend.text_models import TextModels
 from conch_llm.frontend.token_routes import TokenRoutes
 from conch_llm.frontend.vector_routes import VectorRoutes
+from conch_llm.openai_settings import OpenAiSettings
 
 log = logging.getLogger(__name__)
 
@@ -69,44 +68,6 @@ _FINISHED = (RESPONSES, TOKENIZE, DETOKENIZE)
 
 Work = Callable[[OpenAiCall], Awaitable[None]]
 ModelWork = Callable[[OpenAiCall, NamedModel, Mapping[str, Any]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAiSettings:
-    """What flags say of the routes of all ports.
-
-    Attributes:
-        keys: API keys; empty for none.
-        restrictions: Categories of routes that need a key of their own, besides those of the port.
-        default_max_tokens: Limit of an answer whose request has none; None for OpenAI's.
-        lora_separator: Between a model and its adapter in names; empty for names of adapters alone.
-        texts: For models that get prompts.
-    """
-
-    keys: tuple[str, ...] = field(default=(), repr=False)
-    restrictions: Restrictions = field(default_factory=dict)
-    default_max_tokens: int | None = None
-    lora_separator: str = ""
-    texts: TextDefaults = field(default_factory=TextDefaults)
-
-
-class OpenAiRoutes(RouteProvider):
-    """OpenAI's routes on one port: of its own as `HttpOptions.platform`, or behind REST as `further`.
-
-    Args:
-        settings: What flags say.
-        metrics: Counts what the routes do, on all ports.
-    """
-
-    title: ClassVar[str] = "OpenAI"
-
-    def __init__(self, settings: OpenAiSettings, metrics: LlmMetrics) -> None:
-        self._settings = settings
-        self._metrics = metrics
-
-    def bind(self, api: RestApi) -> Handler:
-        """Returns the handler of the routes."""
-        return OpenAiHandler(self._settings, self._metrics, api)
 
 
 @dataclass(frozen=True, slots=True)

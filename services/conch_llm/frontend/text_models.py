@@ -9,8 +9,6 @@ Threads and locks: event loop only; templates are loaded and rendered on a threa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from conch.core.registry import Registry
@@ -30,6 +28,7 @@ from conch_llm.language.tool_calls import (
     schema_of_call,
     tool_call_parser,
 )
+from conch_llm.openai_settings import TextDefaults
 
 T = TypeVar("T")
 
@@ -42,21 +41,6 @@ CHAT_TEMPLATE = "chat_template"
 TOKENIZER = "tokenizer"
 """Config parameter: folder of the tokenizer, with its chat template."""
 _IMAGE = "image"
-
-
-@dataclass(frozen=True, slots=True)
-class TextDefaults:
-    """What flags say of models whose config says nothing.
-
-    Attributes:
-        tokenizer: Folder of a tokenizer; None for none.
-        chat_template: File of a chat template; None for none.
-        tool_parser: How models write tool calls; empty for none.
-    """
-
-    tokenizer: Path | None = None
-    chat_template: Path | None = None
-    tool_parser: str = ""
 
 
 class TextModels:

@@ -11,8 +11,8 @@ from conch.core.option import FlagError
 from conch.process.exposure import exposure
 from conch.server_options import PartOptions
 from conch.server_settings import build_options
-from conch_llm.frontend.openai_routes import OpenAiRoutes
 from conch_llm.llm_options import LlmOptions
+from conch_llm.openai_provider import OpenAiRoutes
 
 
 def built(*flags: str) -> PartOptions:

@@ -13,19 +13,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from conch.access.access_guard import Access, AccessGuard
-from conch.core.admission import Admission
-from conch.core.clock import Clock
-from conch.core.server_state import ServerState
-from conch.frontends.http.cors import CrossOriginInference
-from conch.frontends.http.http_connection import Handler
-from conch.frontends.http.http_exchange import HttpExchange
-from conch.frontends.http.http_pools import Pools
-from conch.frontends.http.http_routing import RefusalLog, RouteTable
-from conch.frontends.http.infer.infer_route import InferRoute
-from conch.frontends.operations.operation_handlers import Services
+if TYPE_CHECKING:  # settings name providers, and import little
+    from conch.access.access_guard import Access, AccessGuard
+    from conch.core.admission import Admission
+    from conch.core.clock import Clock
+    from conch.core.server_state import ServerState
+    from conch.frontends.http.cors import CrossOriginInference
+    from conch.frontends.http.http_connection import Handler
+    from conch.frontends.http.http_exchange import HttpExchange
+    from conch.frontends.http.http_pools import Pools
+    from conch.frontends.http.http_routing import RefusalLog, RouteTable
+    from conch.frontends.http.infer.infer_route import InferRoute
+    from conch.frontends.operations.operation_handlers import Services
 
 Answering = Coroutine[Any, Any, None] | None
 """What a handler returns: None if it responds by itself, now or later."""

@@ -52,6 +52,7 @@ ROUTES = tuple(flag.name for flag in SETTINGS if flag.name.endswith("-route"))
 # Where 1 is refused.
 VALUES = dict.fromkeys(ROUTES, "/1")
 VALUES |= {"grpc-max-metadata-bytes": "2048", "sagemaker-safe-port-range": "1-65535"}
+VALUES["openai-restricted-api"] = "inference:a=b"
 
 
 def test_every_flag_has_a_keyword_that_says_the_same() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def test_defaults_of_settings_are_those_of_the_options() -> None:
     options = build_options(read_flags([], {}))
     assert options.server == ServerOptions()
     assert options.grpc == GrpcOptions()
-    assert options.http == HttpOptions()
+    assert options.http is not None and options.http.further is not None  # of an add-on
+    assert replace(options.http, further=None) == HttpOptions()
     assert options.metrics == MetricsOptions()
     assert options.log == LogOptions()
     assert (options.planner, options.control_port, options.access_log) == (None, None, None)

@@ -84,7 +84,6 @@ def test_a_forced_tool_is_called(model: conch.testing.LoadedModel) -> None:
         ({"logprobs": True, "top_logprobs": 1}, "top_logprobs"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
-        ({"lora_name": "x"}, "lora_name"),
         ({"tools": [TOOL]}, "CONCH_TOOL_PARSER"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
     ],

@@ -29,7 +29,7 @@ class ModelConfig:
         for key in ("input", "output"):
             config.setdefault(key, [])
         self._model_config = config
-        self._parameters: dict[str, Any] = {}
+        self._parameters: dict[str, Any] = {}  # those that the model has set
         self._where = f"auto-complete-config function for model '{config['name']}'"
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,10 +89,6 @@ class ModelConfig:
                 f"'{value}'"
             )
         self._parameters[key] = {"string_value": value}
-
-    def parameters(self) -> dict[str, Any]:
-        """The parameters that the model has set, in JSON form."""
-        return self._parameters
 
     def _add(self, kind: str, tensor: dict[str, Any], allowed: tuple[str, ...], allowed_text: str) -> None:
         label = f"{kind} '{tensor['name']}'" if "name" in tensor else kind
@@ -158,6 +154,6 @@ def auto_complete(model_class: type[Any], config: dict[str, Any]) -> dict[str, A
         log.error("auto_complete_config of model '%s' failed", name, exc_info=model_exc_info(error))
         raise InternalError(describe(error)) from error
     config.update({key: result[key] for key in _SETTABLE if key in result})
-    if parameters := completed.parameters():
-        config["parameters"] = {**config.get("parameters", {}), **parameters}
+    if completed._parameters:
+        config["parameters"] = {**config.get("parameters", {}), **completed._parameters}
     return config

@@ -1,0 +1,33 @@
+"""OpenAI's routes as a provider for ports; the routes are imported when one is bound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from conch.frontends.http.route_provider import RestApi, RouteProvider
+from conch_llm.frontend.llm_metrics import LlmMetrics
+from conch_llm.openai_settings import OpenAiSettings
+
+if TYPE_CHECKING:
+    from conch.frontends.http.http_connection import Handler
+
+
+class OpenAiRoutes(RouteProvider):
+    """OpenAI's routes on one port: of its own as `HttpOptions.platform`, or behind REST as `further`.
+
+    Args:
+        settings: What flags say.
+        metrics: Counts what the routes do, on all ports.
+    """
+
+    title: ClassVar[str] = "OpenAI"
+
+    def __init__(self, settings: OpenAiSettings, metrics: LlmMetrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+
+    def bind(self, api: RestApi) -> Handler:
+        """Returns the handler of the routes."""
+        from conch_llm.frontend.openai_routes import OpenAiHandler
+
+        return OpenAiHandler(self._settings, self._metrics, api)

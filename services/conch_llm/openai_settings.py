@@ -1,0 +1,44 @@
+"""What flags say of OpenAI's routes, as the routes use it; imports little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conch.access.access_guard import Restrictions
+
+
+@dataclass(frozen=True, slots=True)
+class TextDefaults:
+    """What flags say of models whose config says nothing.
+
+    Attributes:
+        tokenizer: Folder of a tokenizer; None for none.
+        chat_template: File of a chat template; None for none.
+        tool_parser: How models write tool calls; empty for none.
+    """
+
+    tokenizer: Path | None = None
+    chat_template: Path | None = None
+    tool_parser: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiSettings:
+    """What flags say of the routes of all ports.
+
+    Attributes:
+        keys: API keys; empty for none.
+        restrictions: Categories of routes that need a key of their own, besides those of the port.
+        default_max_tokens: Limit of an answer whose request has none; None for OpenAI's.
+        lora_separator: Between a model and its adapter in names; empty for names of adapters alone.
+        texts: For models that get prompts.
+    """
+
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    restrictions: Restrictions = field(default_factory=dict)
+    default_max_tokens: int | None = None
+    lora_separator: str = ""
+    texts: TextDefaults = field(default_factory=TextDefaults)
