@@ -57,6 +57,8 @@ class ServerKeywords(TypedDict, total=False):
     grpc_max_connections: int | str | None
     grpc_max_concurrent_streams: int | str | None
     grpc_max_metadata_bytes: int | str | None
+    grpc_max_received_bytes: int | str | None
+    grpc_min_client_rate: int | str | None
     grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] | None
     grpc_orca_load_reports: bool | str | None
     grpc_header_forward_pattern: str | None

@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 STACKS_FILE = "conch-stacks"
 """Name of the file in /proc, behind ``/memfd:``."""
@@ -29,6 +30,10 @@ _MOST_DESCRIPTORS = 64 * 1024
 _OWN_DESCRIPTORS = 64  # a server without models has about 40 open
 _SHARES = 32
 _LEAST_CONNECTIONS = 8
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 
 GRPC_SHARES = 10
 """Parts in 32 of the descriptors, less those of the server itself, for connections to the gRPC port."""
@@ -69,6 +74,15 @@ def most_descriptors(shares: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _MOST_DESCRIPTORS)
     return max((limit - _OWN_DESCRIPTORS) * shares // _SHARES, _LEAST_CONNECTIONS)
+
+
+def memory_bytes() -> int:
+    """Memory that this process may use: the machine's, or less in a cgroup (a container) with a limit."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # not this version of cgroups; "max"
+            limits.append(int(path.read_text()))
+    return min(limits)
 
 
 class ProcessEnd:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.observability.metrics.sample_text import Family
-from conch.observability.metrics.server_metrics import connection_families
+from conch.observability.metrics.server_metrics import client_families
 from conch.parts.server_part import PartContext, Port
 from conch.process.endpoint import security
 
@@ -41,9 +41,9 @@ class GrpcPart(Port):
         return self._front_end.start()
 
     def families(self) -> Sequence[tuple[Family, list[str]]]:
-        """The connections that were closed, if the transport counts them."""
-        closed = self._front_end.closed
-        return () if closed is None else connection_families(closed)
+        """What clients have caused, if the transport counts it."""
+        counts = self._front_end.client_counts
+        return () if counts is None else client_families(*counts)
 
     def drain(self, grace_s: float) -> bool:
         """Refuses new calls, lets those in flight end, and closes."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 
 from conch.access.access_guard import Access, PortRules
 from conch.core.clock import Clock, monotonic_ns
@@ -16,7 +15,7 @@ from conch.core.errors import UnavailableError
 from conch.core.server_state import ServerState
 from conch.frontends.grpc.grpc_methods import GrpcMethods, MethodOptions
 from conch.frontends.grpc.grpc_options import GrpcOptions
-from conch.frontends.grpc.rpc_calls import RpcServer
+from conch.frontends.grpc.rpc_calls import ClientCounts, RpcServer
 from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
@@ -86,9 +85,9 @@ class GrpcFrontEnd:
         return port
 
     @property
-    def closed(self) -> Mapping[str, int] | None:
-        """See `RpcServer.closed`."""
-        return self._server.closed
+    def client_counts(self) -> ClientCounts | None:
+        """See `RpcServer.client_counts`."""
+        return self._server.client_counts
 
     def stop(self, grace_s: float) -> bool:
         """Refuses new calls, lets those in flight finish within the grace, and closes.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from conch.core.option import Setting, Settings, nested, option
+from conch.core.option import FlagError, Setting, Settings, nested, option
 from conch.core.option_checks import contents_of
 from conch.core.value_types import ANY_PORT, BOOL, FILE, NATURAL, POSITIVE, TEXT, integer
 
@@ -23,6 +23,7 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
 
 _CONNECTIONS = "gRPC connections"
+_CLIENT_RATE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class ConnectionLimits:
         connections: Connections to the port; 0 for a share of the file descriptors.
         streams: Open calls on a connection; further ones wait at the client.
         metadata_bytes: Size of a call's metadata, as HTTP/2 counts it.
+        received_bytes: Received messages of all connections that no handler has yet; 0 for a share of memory.
+        client_rate: Bytes a second, at least, of a message that is sent, or of answers that are read.
     """
 
     GROUP: ClassVar = "gRPC"
@@ -89,6 +92,23 @@ class ConnectionLimits:
         integer(1024, 2**24),
         16 * 1024,
         "maximum metadata of a gRPC call, 32 bytes for each entry included; larger calls are refused",
+        unit="bytes",
+    )
+    received_bytes: int = option(
+        "--grpc-max-received-bytes",
+        NATURAL,
+        0,
+        "maximum bytes of all received messages that no model has yet, whole or in part; further ones are "
+        "refused, but the oldest is received; 0 for a quarter of memory, at least 1 GiB; conch's own "
+        "transport only",
+        unit="bytes",
+    )
+    client_rate: int = option(
+        "--grpc-min-client-rate",
+        NATURAL,
+        _CLIENT_RATE,
+        "bytes a second below which, for a minute, a call ends whose message a client sends or whose answers "
+        "it reads; 0 for any; conch's own transport only",
         unit="bytes",
     )
 
@@ -249,6 +269,9 @@ class GrpcOptions:
         if not settings.is_on(cls):
             return None
         options = settings.build(cls)
+        limits = options.limits
+        if options.transport != "own" and (limits.received_bytes or limits.client_rate != _CLIENT_RATE):
+            raise FlagError("--grpc-max-received-bytes and --grpc-min-client-rate need --grpc-transport=own")
         return replace(options, tls=settings.build(GrpcTlsFiles).read())
 
     @property

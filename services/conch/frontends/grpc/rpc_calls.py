@@ -7,7 +7,7 @@ Threads and locks: handlers get a call on its transport's thread and may answer 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from conch.access.principals import Grant
 from conch.core.request import Reader
@@ -104,12 +104,26 @@ StreamMethod = Callable[[StreamRpc], None]
 """Handles a stream."""
 
 
+class ClientCounts(NamedTuple):
+    """What the clients of a port have caused.
+
+    Attributes:
+        closed: Number of connections that were closed because of their clients, by reason.
+        ended: Number of calls that were ended because of their clients, by reason.
+        received_bytes: Bytes of received messages that no handler has yet.
+    """
+
+    closed: Mapping[str, int]
+    ended: Mapping[str, int]
+    received_bytes: int
+
+
 class RpcServer(Protocol):
     """A transport: the server of one port, conch's own or grpcio's."""
 
     @property
-    def closed(self) -> Mapping[str, int] | None:
-        """Number of connections that were closed because of their clients, by reason; None if not counted."""
+    def client_counts(self) -> ClientCounts | None:
+        """What clients have caused; None if it is not counted."""
 
     def queue_inline(self, claim: InlineClaim) -> None:
         """Takes a claim of a model that the thread of a handler may run after the call."""

@@ -52,6 +52,14 @@ _CLOSED = Family(
     "counter",
     "gRPC connections that were closed for what their clients did, by reason",
 )
+_ENDED = Family(
+    "conch_grpc_calls_ended_total",
+    "counter",
+    "gRPC calls that were ended for what their clients did, by reason",
+)
+_RECEIVED = Family(
+    "conch_grpc_received_bytes", "gauge", "Bytes of gRPC messages that are received and that no model has yet"
+)
 _READY = Family("conch_ready", "gauge", "1 if the server is ready for requests, else 0")
 _POOLS = (
     Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
@@ -213,9 +221,13 @@ def trace_families(drops: DropCounter, exporter: Exporter[Any] | None) -> Found:
     return found
 
 
-def connection_families(closed: Mapping[str, int]) -> Found:
-    """The family of gRPC connections that were closed because of their clients."""
-    return [(_CLOSED, counted(_CLOSED, "reason", closed))]
+def client_families(closed: Mapping[str, int], ended: Mapping[str, int], received_bytes: int) -> Found:
+    """The families of what gRPC clients have caused."""
+    return [
+        (_CLOSED, counted(_CLOSED, "reason", closed)),
+        (_ENDED, counted(_ENDED, "reason", ended)),
+        (_RECEIVED, [sample(_RECEIVED.name, received_bytes)]),
+    ]
 
 
 def export_families(exporters: Mapping[str, Exporter[Any]]) -> Found:

@@ -175,7 +175,7 @@ class Server:
         return self._ended
 
     @property
-    def closed(self) -> None:
+    def client_counts(self) -> None:
         """None: the C core does not tell."""
 
     def drain_streams(self, status: int, details: str, timeout_s: float) -> bool:

@@ -194,7 +194,7 @@ class Http2Connection:
         # Of header blocks and resets, which no window bounds.
         self.output_head_bytes = 0
         self.queued_bytes = 0
-        self._waits = 0
+        self._waits = self._moved = 0
         self._most_output = self._limits.output_bytes
         self._unsent_acks = 0
         self._send_left = DEFAULT_WINDOW
@@ -470,6 +470,16 @@ class Http2Connection:
                 except ConnectionViolation as violation:
                     self._close(violation, events)
         return events
+
+    def may_receive(self, stream_id: int) -> bool:
+        """Whether windows allow the peer to send more on a stream."""
+        stream = self._streams.get(stream_id)
+        return (
+            stream is not None
+            and stream.receiving
+            and self._connection_left > 0
+            and stream.unread + stream.freed < self._window
+        )
 
     def consumed(self, stream_id: int, count: int, grant: bool = True) -> None:
         """Gives back received bytes that need no memory any more; streams that are gone have done so.
@@ -924,7 +934,7 @@ class Http2Connection:
                     self._end_sending(stream)
                 return
             queue = stream.queue = SendQueue()
-            stream.waits = 0
+            stream.waits = stream.moved = 0
             self._ready[stream_id] = stream
         elif queue.end or queue.trailers is not None:
             return
@@ -966,7 +976,8 @@ class Http2Connection:
             self._send_left -= count
             stream.send_used += count
             moved[stream_id] = None
-            stream.waits = self._waits = 0
+            stream.moved += count
+            self._moved += count
             while count:
                 size = min(count, frame_size)
                 count -= size
@@ -990,14 +1001,20 @@ class Http2Connection:
         stream = self._streams.get(stream_id)
         return 0 if stream is None or stream.queue is None else stream.queue.count
 
-    def stuck_streams(self, most: int) -> list[int]:
-        """Streams whose data has waited for the peer's windows for more than `most` calls of this method."""
-        self._waits += 1
+    def stuck_streams(self, most: int, least: int) -> list[int]:
+        """Streams whose data has waited for the peer's windows for more than `most` calls of this method.
+
+        Between two calls, at least `least` bytes have to move where as many wait, else one.
+        """
+        self._waits = self._waits + 1 if too_slow(self._moved, self.queued_bytes, least) else 0
+        self._moved = 0
         all_wait = not self._send_left and self._waits > most
         stuck = []
         for stream in self._streams.values():
             if stream.queue is not None:
-                stream.waits += 1
+                slow = too_slow(stream.moved, stream.queue.count, least)
+                stream.waits = stream.waits + 1 if slow else 0
+                stream.moved = 0
                 if stream.waits > most and (all_wait or self._peer_window <= stream.send_used):
                     stuck.append(stream.id)
         return stuck
@@ -1043,6 +1060,11 @@ class Http2Connection:
         """Events that `take_output` caused; `receive` returns them, too."""
         events, self._events = self._events, []
         return events
+
+
+def too_slow(moved: int, waiting: int, least: int) -> bool:
+    """Whether too little has moved of what still waits: less than `least`, or nothing if less waits."""
+    return not moved or moved < least <= waiting
 
 
 def _join_small(buffers: list[Buffer]) -> list[Buffer]:

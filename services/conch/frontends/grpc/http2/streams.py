@@ -54,6 +54,7 @@ class Stream:
         "freed",
         "headed",
         "id",
+        "moved",
         "queue",
         "receiving",
         "send_used",
@@ -76,5 +77,5 @@ class Stream:
         # Received and not consumed; consumed and not granted again yet.
         self.unread = self.freed = 0
         self.queue: SendQueue | None = None
-        # Calls of `stuck_streams` since the queue began or moved.
-        self.waits = 0
+        # Calls of `stuck_streams` since the queue began or moved enough; bytes moved since the last call.
+        self.waits = self.moved = 0

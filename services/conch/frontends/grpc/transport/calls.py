@@ -86,7 +86,7 @@ class CallConnection(Protocol):
         """Does work of a call; if its handler raises, the call alone fails."""
 
     def give_back(self, call: StreamCall) -> None:
-        """Gives withheld bytes back to the client's window."""
+        """Gives withheld bytes back to the client's window; no message waits any more."""
 
     def expire(self, call: OpenCall) -> None:
         """Ends a call whose deadline is over."""
@@ -104,10 +104,11 @@ class Call:
         half_closed: True once the client has sent its last message.
         ended: True once nothing more is sent: answered, cancelled, or its connection is lost.
         withheld: Received bytes that flow control has not given back to the client.
+        counted: Received bytes that the port counts, see `ReceivedBytes`.
     """
 
-    __slots__ = ("_access", "_head", "_reader", "connection", "deadline_at_ns", "ended", "half_closed",
-                 "stream_id", "withheld")  # fmt: skip
+    __slots__ = ("_access", "_head", "_reader", "connection", "counted", "deadline_at_ns", "ended",
+                 "half_closed", "stream_id", "withheld")  # fmt: skip
 
     _access: Grant
     read_ns = 0
@@ -121,7 +122,7 @@ class Call:
         self.deadline_at_ns = None if head.timeout_ns is None else now_ns + head.timeout_ns
         self.half_closed = False
         self.ended = False
-        self.withheld = 0
+        self.withheld = self.counted = 0
 
     @property
     def metadata(self) -> Metadata:
@@ -193,6 +194,11 @@ class Call:
         return False
 
     @property
+    def wanted(self) -> bool:
+        """Whether the next message goes to its handler at once."""
+        return True
+
+    @property
     def partial(self) -> int:
         """Bytes of the message that is being received."""
         return 0 if self._reader is None else self._reader.held
@@ -250,7 +256,7 @@ class UnaryCall(Call):
         if messages:
             self._take(messages[0])
         elif reader.failure is not None:
-            self._fail(reader.failure)
+            self.refuse_message(reader.failure)
 
     def received(self, count: int) -> None:
         """Notes that so many bytes have been received into `room`."""
@@ -280,13 +286,14 @@ class UnaryCall(Call):
 
     def _decompressed(self, message: bytes | MessageError) -> None:
         if isinstance(message, MessageError):
-            self._fail(message)
+            self.refuse_message(message)
         elif self.ended:
             self.connection.open_calls.discard(self)
         else:
             self._handler(self, message)
 
-    def _fail(self, error: MessageError) -> None:
+    def refuse_message(self, error: MessageError) -> None:
+        """Ends the call, whose message can't be taken."""
         self._taken = True
         self._reader = None
         self.abort(error.status, str(error))
@@ -440,6 +447,11 @@ class StreamCall(Call, Reader):
         return bool(self._inbox)
 
     @property
+    def wanted(self) -> bool:
+        """Whether `read_next` waits for a message."""
+        return self._wanted and not self._inbox
+
+    @property
     def begun(self) -> bool:
         """Whether the headers have been sent."""
         return self._started
@@ -454,6 +466,12 @@ class StreamCall(Call, Reader):
         if reader.failure is not None:
             self.close(reader.failure.status, str(reader.failure))
 
+    def refuse_message(self, error: MessageError) -> None:
+        """Ends the stream, whose next message can't be taken; drops those that wait."""
+        self._reader = None
+        self._inbox.clear()
+        self.close(error.status, str(error))
+
     def received(self, count: int) -> None:
         """Notes that so many bytes have been received into `room`."""
         assert self._reader is not None
@@ -465,8 +483,7 @@ class StreamCall(Call, Reader):
     def half_close(self) -> None:
         """Notes the end of what the client sends."""
         self.half_closed = True
-        assert self._reader is not None
-        if not self._reader.empty:
+        if self._reader is not None and not self._reader.empty:
             self.close(_INTERNAL, "the last message ends too early")
         self._inbox.append(None)
         self._deliver()

@@ -26,12 +26,14 @@ Life of a connection:
 
 What a client can hold: messages that are being received have `_CROWDED_BYTES` on one connection. Beyond
 that only the oldest one's stream has its window enlarged, so that one always ends; the others have what their
-windows were, and beyond `MOST_PARTIAL_BYTES` are refused. The connection's window is enlarged all the same:
+windows were, and beyond `MOST_PARTIAL_BYTES` are refused; `ReceivedBytes` does the same for all connections
+together. The connection's window is enlarged all the same:
 the client, not the server, divides it among streams, and may leave nothing for the oldest. Of answers of
 unary calls that it does not read, `_MOST_UNREAD_BYTES`: then new ones are refused, as not processed. Streams
 wait for their readers. Headers and resets have no window: where the socket takes no more and
 `_MOST_HEAD_BYTES` of them wait, nothing is received until it does. A stream whose data waits for a window for
-a minute is reset; a connection whose socket takes nothing for a minute is closed.
+a minute, or moves less than the least rate, is reset; a connection whose socket takes so little is closed; a
+call whose message comes so slowly, though windows are open, ends.
 
 Threads and locks: the loop's thread.
 """
@@ -48,7 +50,7 @@ from select import EPOLLIN, EPOLLOUT
 from conch.core.errors import UnavailableError
 from conch.core.io_loop import IoLoop, Timer
 from conch.core.tensor import Buffer
-from conch.frontends.grpc.http2.connection import Http2Connection
+from conch.frontends.grpc.http2.connection import Http2Connection, too_slow
 from conch.frontends.grpc.http2.events import (
     ConnectionClosed,
     DataReceived,
@@ -91,6 +93,11 @@ CHECK_NS = 15_000_000_000
 _STUCK_CHECKS = 4
 _DRAIN_PING = b"conch-go"
 _LAST_DRAIN_PING = b"conch-g2"
+_HOLDS_TOO_MUCH = (
+    "the server holds as many bytes of received messages as it may: {} (--grpc-max-received-bytes); "
+    "repeat the call later"
+)
+_SENDS_TOO_SLOWLY = "the request's message was sent at less than --grpc-min-client-rate"
 _DEADLINE_EXCEEDED = 4
 _RESOURCE_EXHAUSTED = 8
 _UNIMPLEMENTED = 12
@@ -136,10 +143,12 @@ class GrpcConnection:
         self._calls: dict[int, OpenCall] = {}
         self._partial: dict[int, int] = {}  # bytes of messages being received, by stream, oldest first
         self._partial_bytes = 0
+        self._partial_before: dict[int, tuple[int, int]] = {}  # the same at the last check; slow checks
         self._crowded: set[int] = set()  # streams whose windows are not enlarged
         self._writers: set[StreamCall] = set()  # wrote, or had a window opened, since the last flush
         self._blocked: list[Buffer] = []  # what the socket did not take
-        self._waits = 0  # checks in which the socket took nothing
+        self._sent = 0  # bytes that the socket took since the last check
+        self._waits = 0  # checks in which it took too little
         self._timers: dict[str, Timer] = {}
         self._keep_alive = KeepAlive(self, port.options.keep_alive, port.clock)
         self._gone_away = False  # new calls are refused
@@ -256,10 +265,14 @@ class GrpcConnection:
     def _cancel_calls(self) -> None:
         calls = list(self._calls.values())
         self._calls.clear()
+        received = self._port.received
         for call in calls:
             if call.deadline_at_ns is not None:
                 self._port.deadlines.discard(call)
+            if call.counted:
+                received.count(call, self, 0, False)
             self.guarded(call, call.cancelled)
+        received.forget(self)
         self._writers.clear()
         self._partial.clear()
         self._crowded.clear()
@@ -425,30 +438,65 @@ class GrpcConnection:
     def _account(self, call: OpenCall, count: int) -> None:
         """Gives received bytes back to the client's window, or withholds them."""
         stream_id = call.stream_id
-        partial = call.partial
+        partial, full = call.partial, call.full
+        received = self._port.received
+        # Of a full stream everything counts until `give_back`.
+        held = call.counted + count if full else partial
+        if held or call.counted:
+            received.count(call, self, held, partial > 0 and not full)
         if partial or stream_id in self._partial:
             self._partial_bytes += partial - self._partial.get(stream_id, 0)
             if partial:
                 self._partial[stream_id] = partial
+                self._watch_progress()
             else:
                 del self._partial[stream_id]
-                self._release_crowded()
-        if call.full:
+                self.release_crowded()
+        if held and received.refuses(call):
+            self._http2.consumed(stream_id, count + call.withheld, grant=False)
+            call.withheld = 0
+            call.refuse_message(self._too_much())
+            self._discount(call)
+            return
+        in_turn = self._partial_bytes <= _CROWDED_BYTES or next(iter(self._partial)) == stream_id
+        if full:
             call.withheld += count
-        elif self._partial_bytes <= _CROWDED_BYTES or next(iter(self._partial)) == stream_id:
+        elif (in_turn and not (partial and received.crowded)) or received.is_oldest(call):
             self._http2.consumed(stream_id, count)
-        elif partial and self._partial_bytes > MOST_PARTIAL_BYTES:
+        elif partial and not in_turn and self._partial_bytes > MOST_PARTIAL_BYTES:
+            self._port.ended["partial_messages"] += 1
             self._http2.reset(stream_id, ErrorCode.REFUSED_STREAM)
             self._reset(stream_id)
         else:
             self._crowded.add(stream_id)
+            if received.crowded:
+                received.wait(self)
             self._http2.consumed(stream_id, count, grant=False)
 
-    def _release_crowded(self) -> None:
+    def _too_much(self) -> MessageError:
+        """The error of a call that is refused for what the port holds; counts it."""
+        self._port.ended["received_bytes"] += 1
+        return MessageError(_RESOURCE_EXHAUSTED, _HOLDS_TOO_MUCH.format(self._port.received.most))
+
+    def _discount(self, call: OpenCall) -> None:
+        """Takes a call out of what is being received."""
+        if call.counted:
+            self._port.received.count(call, self, 0, False)
+        if self._partial:
+            self._partial_bytes -= self._partial.pop(call.stream_id, 0)
+            self._crowded.discard(call.stream_id)
+            self.release_crowded()
+
+    def release_crowded(self) -> None:
         """Enlarges windows: all if there is room again, else that of the oldest message."""
         if not self._crowded:
             return
-        if self._partial_bytes <= _CROWDED_BYTES:
+        received = self._port.received
+        if received.crowded:
+            received.wait(self)
+            released = {received.oldest_of(self)} & self._crowded
+            self._crowded -= released
+        elif self._partial_bytes <= _CROWDED_BYTES:
             released, self._crowded = self._crowded, set()
         else:
             released = {next(iter(self._partial))} & self._crowded
@@ -461,6 +509,10 @@ class GrpcConnection:
         self, call: OpenCall, message: CompressedMessage, done: Callable[[bytes | MessageError], None]
     ) -> None:
         """Decompresses on another thread, and calls `done` on the loop's."""
+        received, size = self._port.received, len(message.data)
+        if received.full:
+            done(self._too_much())
+            return
 
         def work() -> None:
             plain: bytes | MessageError
@@ -468,15 +520,24 @@ class GrpcConnection:
                 plain = message.plain()
             except MessageError as error:
                 plain = error
-            self.loop.call_soon(partial(self.guarded, call, partial(done, plain)))
+            self.loop.call_soon(partial(end, plain))
 
+        def end(plain: bytes | MessageError) -> None:
+            received.add(-size)
+            self.guarded(call, partial(done, plain))
+
+        received.add(size)
         try:
             self._port.decompressing.submit(work)
         except RuntimeError:  # the port is closed
+            received.add(-size)
             done(MessageError(UnavailableError.grpc_status, "the server is stopping"))
 
     def give_back(self, call: OpenCall) -> None:
-        """Gives withheld bytes back to the client's window."""
+        """Gives withheld bytes back to the client's window; no message waits any more."""
+        if call.counted:
+            held = call.partial
+            self._port.received.count(call, self, held, held > 0)
         count, call.withheld = call.withheld, 0
         self._http2.consumed(call.stream_id, count)
         self.loop.flush_later(self)
@@ -556,10 +617,8 @@ class GrpcConnection:
         del self._calls[stream_id]
         if call.deadline_at_ns is not None:
             self._port.deadlines.discard(call)
-        if self._partial:
-            self._partial_bytes -= self._partial.pop(stream_id, 0)
-            self._crowded.discard(stream_id)
-            self._release_crowded()
+        if self._partial or call.counted:
+            self._discount(call)
 
     def expire(self, call: OpenCall) -> None:
         """Ends a call whose deadline is over."""
@@ -644,7 +703,7 @@ class GrpcConnection:
                 self.loop.modify(wire.fileno(), EPOLLOUT if self._overloaded() else EPOLLIN | EPOLLOUT)
                 self._watch_progress()
                 return False
-            self._waits = 0
+            self._sent += count
             output = _rest(output, count)
         return True
 
@@ -679,17 +738,48 @@ class GrpcConnection:
 
     def _check_progress(self) -> None:
         self._watching = False
-        if self._blocked:
-            self._waits += 1
-            if self._waits > _STUCK_CHECKS:
-                self.give_up("stuck")
-                return
-        for stream_id in self._http2.stuck_streams(_STUCK_CHECKS):
-            self._http2.reset(stream_id, ErrorCode.CANCEL)
+        http2, ended = self._http2, self._port.ended
+        least = max(self._port.options.least_rate * CHECK_NS // 1_000_000_000, 1)
+        waiting = sum(map(len, self._blocked)) + http2.queued_bytes
+        slow = bool(self._blocked) and too_slow(self._sent, waiting, least)
+        self._waits, self._sent = self._waits + 1 if slow else 0, 0
+        if self._waits > _STUCK_CHECKS:
+            self.give_up("stuck")
+            return
+        for stream_id in http2.stuck_streams(_STUCK_CHECKS, least):
+            ended["slow_reader"] += 1
+            http2.reset(stream_id, ErrorCode.CANCEL)
             self._reset(stream_id)
-            self.loop.flush_later(self)
-        if self._blocked or self._http2.queued_bytes:
+        for call in self._slow_senders(least):
+            ended["slow_sender"] += 1
+            call.refuse_message(MessageError(_DEADLINE_EXCEEDED, _SENDS_TOO_SLOWLY))
+            self._discount(call)
+        self.loop.flush_later(self)
+        if self._blocked or self._partial or http2.queued_bytes:
             self._watch_progress()
+
+    def _slow_senders(self, least: int) -> list[OpenCall]:
+        """Calls of which too little is received, check after check, though windows allow more.
+
+        The messages of a connection share the least rate: a slow line may carry many.
+        """
+        before, self._partial_before = self._partial_before, {}
+        least = max(least // max(len(self._partial), 1), 1)
+        slow = []
+        for stream_id, size in self._partial.items():
+            size_before, waits = before.get(stream_id, (0, 0))
+            # A smaller one is another message.
+            if 0 <= size - size_before < least and self._takes(stream_id):
+                waits += 1
+            else:
+                waits = 0
+            self._partial_before[stream_id] = size, waits
+            if waits > _STUCK_CHECKS:
+                slow.append(self._calls[stream_id])
+        return slow
+
+    def _takes(self, stream_id: int) -> bool:
+        return not self._overloaded() and self._http2.may_receive(stream_id)
 
 
 def _rest(buffers: list[Buffer], count: int) -> list[Buffer]:

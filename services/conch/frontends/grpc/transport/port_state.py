@@ -14,11 +14,12 @@ from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
 from conch.frontends.grpc.transport.deadlines import Deadlines
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
+from conch.frontends.grpc.transport.received_bytes import ReceivedBytes
 from conch.frontends.thread_pool import ThreadPool
 
 # Beside those of HTTP/2.
 _REASONS = ("connections", "keep_alive", "setup", "stuck")
-
+_CALL_REASONS = ("partial_messages", "received_bytes", "slow_reader", "slow_sender")
 
 _DECOMPRESSING_THREADS = 1
 
@@ -35,6 +36,8 @@ class PortOptions:
         age_ns: Age at which clients are asked to leave a connection, give or take a tenth; 0 for never.
         age_grace_ns: Time of calls after that; 0 for no limit.
         most_connections: Limit of connections; further ones are closed at once.
+        most_received_bytes: Limit of what is received of messages that no handler has yet.
+        least_rate: Bytes a second that a client has to send of a message, or to read of its answers.
     """
 
     most_message_bytes: int = 2**31 - 1
@@ -44,6 +47,8 @@ class PortOptions:
     age_ns: int = 0
     age_grace_ns: int = 0
     most_connections: int = 1000
+    most_received_bytes: int = 1 << 30
+    least_rate: int = 1024
 
 
 class PortConnection(Protocol):
@@ -69,6 +74,8 @@ class PortState:
         deadlines: The deadlines of calls.
         decompressing: Threads that decompress messages.
         closed: Number of connections that were closed because of their clients, by reason.
+        ended: Number of calls that were ended because of their clients, by reason.
+        received: What is received of messages that no handler has yet.
     """
 
     loop: IoLoop
@@ -85,6 +92,8 @@ class PortState:
         # All keys from the start, as other threads read it.
         self.decompressing = ThreadPool(_DECOMPRESSING_THREADS, "conch-grpc-inflate")
         self.closed: Counter[str] = Counter(dict.fromkeys((*Reason, *_REASONS), 0))
+        self.ended: Counter[str] = Counter(dict.fromkeys(_CALL_REASONS, 0))
+        self.received = ReceivedBytes(options.most_received_bytes)
         self.on_empty: Callable[[], None] | None = None
 
     def use(self, loop: IoLoop) -> None:

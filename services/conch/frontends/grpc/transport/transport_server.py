@@ -19,12 +19,12 @@ from functools import partial
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.io_loop import IO_LOOP, IoLoop, SharedLoop
-from conch.core.process_setup import GRPC_SHARES, most_descriptors
+from conch.core.process_setup import GRPC_SHARES, memory_bytes, most_descriptors
 from conch.core.servable import InlineClaim
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.grpc.http2.frames import LEAST_FRAME_SIZE, MOST_FRAME_SIZE
 from conch.frontends.grpc.http2.limits import Limits, LocalSettings
-from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
+from conch.frontends.grpc.rpc_calls import Admit, ClientCounts, StreamMethod, UnaryMethod
 from conch.frontends.grpc.tls_options import TlsOptions
 from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
 from conch.frontends.grpc.transport.keep_alive import KeepAliveTimes
@@ -40,6 +40,7 @@ _MIN_WAIT_S = 0.5
 _MS = 1_000_000
 _CONTINUATIONS = 8
 _HEADER_BLOCK_BYTES = 64 * 1024
+_LEAST_RECEIVED_BYTES = 1 << 30
 _ANY_HOSTS = ("", "0.0.0.0", "[::]")
 
 
@@ -68,6 +69,8 @@ def own_server(options: GrpcOptions, clock: Clock) -> Server:
         age_ns=options.max_connection_age_ms * _MS,
         age_grace_ns=options.max_connection_age_grace_ms * _MS,
         most_connections=limits.connections or most_descriptors(GRPC_SHARES),
+        most_received_bytes=limits.received_bytes or max(memory_bytes() // 4, _LEAST_RECEIVED_BYTES),
+        least_rate=limits.client_rate,
     )
     return Server(port, clock=clock, reuse_port=options.reuse_port)
 
@@ -98,9 +101,10 @@ class Server:
         self._ended = False
 
     @property
-    def closed(self) -> Mapping[str, int]:
-        """See `RpcServer.closed`."""
-        return self._port.closed
+    def client_counts(self) -> ClientCounts:
+        """See `RpcServer.client_counts`."""
+        port = self._port
+        return ClientCounts(port.closed, port.ended, port.received.total)
 
     def queue_inline(self, claim: InlineClaim) -> None:
         """Takes a claim of a model that the loop may run after the round's events."""

@@ -109,7 +109,7 @@ def test_go_loses_no_call_while_connections_age(go_client: Path, window: int) ->
         )
         assert said.decode().splitlines()[-1] == "good: 4000 bad: 0", said
         assert len(site.clients) > 1
-        assert not any(site.server.closed.values())
+        assert not any(site.server.client_counts.closed.values())
 
 
 @pytest.mark.parametrize("probes", [0, 1])
@@ -135,7 +135,7 @@ def test_grpcio_loses_no_call_while_connections_age(probes: int) -> None:
         echo = channel.unary_unary("/t.T/Echo")
         while len(site.clients) < 4:
             list(threads.map(calls, range(0, 400, 100)))
-        assert not any(site.server.closed.values())
+        assert not any(site.server.client_counts.closed.values())
 
 
 def hyper() -> pyqwest.SyncHTTPTransport:

@@ -292,7 +292,7 @@ def test_a_client_may_ping_while_a_long_answer_arrives(site: Site) -> None:
             client.sendall(frame(PING, 0, 0, b"how fast") + window_update(0, 60_000))
             client.sendall(window_update(1, 60_000))
     eventually(lambda: not site.cancelled.empty(), "the server sees the end")
-    assert not site.server.closed["pings"]
+    assert not site.server.client_counts.closed["pings"]
 
 
 def test_a_stop_lets_calls_end(site: Site) -> None:
@@ -372,7 +372,7 @@ def test_what_is_no_http2_is_disconnected(site: Site, first: bytes) -> None:
         client.sendall(first)
         while client.recv(65536):
             pass
-    eventually(lambda: sum(site.server.closed.values()) == 1, "it is counted")
+    eventually(lambda: sum(site.server.client_counts.closed.values()) == 1, "it is counted")
     assert site.call("Echo") == b"message"
 
 
@@ -384,4 +384,4 @@ def test_connections_over_the_limit_are_closed() -> None:
             assert second.recv(9)  # SETTINGS: it is served
             with socket.create_connection(("127.0.0.1", site.port), WAIT_S) as third:
                 assert third.recv(9) == b""
-        eventually(lambda: site.server.closed["connections"] == 1, "it is counted")
+        eventually(lambda: site.server.client_counts.closed["connections"] == 1, "it is counted")

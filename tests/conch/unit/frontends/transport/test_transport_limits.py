@@ -23,6 +23,7 @@ from tests.support.http2_peer import (
     END_STREAM,
     MAX_WINDOW,
     ErrorCode,
+    Frame,
     FrameType,
     Http2Peer,
     Setting,
@@ -57,8 +58,8 @@ SETTINGS = LocalSettings(max_frame_size=4 * MIB)
 class Site:
     """A server that answers with the size of messages, or with so many bytes."""
 
-    def __init__(self, tls: TlsOptions | None = None) -> None:
-        self.server = Server(PortOptions(settings=SETTINGS))
+    def __init__(self, tls: TlsOptions | None = None, options: PortOptions | None = None) -> None:
+        self.server = Server(options or PortOptions(settings=SETTINGS))
         self.waiting: queue.Queue[StreamRpc] = queue.Queue()
         self.cancelled: queue.Queue[None] = queue.Queue()
         self.server.serve(
@@ -75,6 +76,13 @@ class Site:
     def stream(self, call: StreamRpc) -> None:
         call.start(lambda message: None, partial(self.cancelled.put, None))
         self.waiting.put(call)
+
+    @property
+    def received_bytes(self) -> int:
+        return self.server.client_counts.received_bytes
+
+    def ended(self, reason: str) -> int:
+        return self.server.client_counts.ended[reason]
 
     def still_answers(self) -> None:
         with grpc.insecure_channel(self.address) as channel:
@@ -130,7 +138,9 @@ class Sender:
                 self.refused += 1
 
 
-def test_messages_that_are_partly_sent_are_bounded(peer: Http2Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_partly_sent_are_bounded(
+    site: Site, peer: Http2Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grpc_connection, "MOST_PARTIAL_BYTES", 128 * MIB)
     peer.handshake()
     sender = Sender(peer)
@@ -140,6 +150,7 @@ def test_messages_that_are_partly_sent_are_bounded(peer: Http2Peer, monkeypatch:
     sender.look(1001)
     assert sender.sent - sender.refused * 2 * MIB <= 130 * MIB
     assert sender.refused < 150
+    assert site.ended("partial_messages") == sender.refused
     # The oldest is still received, and once it has ended the next one is.
     for stream in (3, 7, 11):
         sender.more(stream, bytes(MIB + 5), END_STREAM)
@@ -246,6 +257,176 @@ def test_a_stuck_stream_is_cancelled_beside_one_that_moves(
     peer.send(window_update(3, 200_000), window_update(0, 200_000))
     assert peer.wait_end(3)["grpc-status"] == "0"
     assert site.cancelled.empty()
+    assert site.ended("slow_reader") == 1
+
+
+@pytest.fixture
+def demanding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A server whose clients have to move 4 MiB in each 50 ms."""
+    monkeypatch.setattr(grpc_connection, "CHECK_NS", 50_000_000)
+    with closing(Site(options=PortOptions(settings=SETTINGS, least_rate=80 * MIB))) as site:
+        yield site
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["stream", "connection"])
+def test_answers_whose_window_opens_slowly_are_dropped(demanding: Site, whole: bool) -> None:
+    with closing(Http2Peer(demanding.address)) as peer:
+        peer.handshake((Setting.INITIAL_WINDOW_SIZE, MAX_WINDOW if whole else 10))
+        if not whole:
+            peer.send(window_update(0, MAX_WINDOW - 65535))
+        peer.send(call(1, b"%d" % (32 * MIB), "/t.T/Bytes"))
+        while (each := peer.wait_any()).kind != FrameType.RST_STREAM:
+            if each.kind == FrameType.DATA:
+                peer.send(window_update(0 if whole else 1, 1))
+        assert (each.stream, each.code) == (1, ErrorCode.CANCEL)
+    assert demanding.ended("slow_reader") == 1
+
+
+def test_a_client_that_takes_little_is_disconnected(demanding: Site) -> None:
+    with closing(Http2Peer(demanding.address)) as peer:
+        peer.handshake((Setting.INITIAL_WINDOW_SIZE, MAX_WINDOW))
+        peer.send(window_update(0, MAX_WINDOW - 65535), call(1, b"%d" % (32 * MIB), "/t.T/Bytes"))
+        with suppress(ConnectionError):
+            while not demanding.server.client_counts.closed["stuck"]:
+                assert peer.socket.recv(1)
+    eventually(lambda: demanding.server.client_counts.closed["stuck"] == 1, "it is closed")
+
+
+@pytest.mark.parametrize("path", [SIZE, "/t.T/Stream"])
+def test_a_message_that_comes_slowly_ends_its_call(demanding: Site, path: str) -> None:
+    with closing(Http2Peer(demanding.address)) as peer:
+        peer.handshake()
+        peer.send(headers(1, header_block(*call_pairs(path))), data(1, message(bytes(3 * MIB))[:100]))
+        while not demanding.ended("slow_sender"):
+            peer.send(data(1, b"x"))
+        fields = peer.wait_end(1)
+        assert fields["grpc-status"] == "4"
+        assert "--grpc-min-client-rate" in fields["grpc-message"]
+        peer.send(data(1, b"x") if path == SIZE else data(1, b"x", END_STREAM), call(3, b"abc", SIZE))
+        assert peer.wait_end(3)["grpc-status"] == "0"
+    assert demanding.received_bytes == 0
+
+
+class Upload:
+    """A call with a message of 5 MiB, on a connection of its own; sends as far as windows allow."""
+
+    SIZE = 5 * MIB
+
+    def __init__(self, address: str) -> None:
+        self.peer = Http2Peer(address)
+        self.peer.handshake()
+        self.left = memoryview(message(bytes(self.SIZE)))
+        self.window = SETTINGS.initial_window
+        self.ended = False
+        self.peer.send(headers(1, header_block(*call_pairs(SIZE))))
+
+    def send(self, count: int) -> None:
+        """Sends so many bytes, as soon as windows allow; less if the call ends before."""
+        while count and not self.ended:
+            size = min(count, self.window, len(self.left))
+            if size:
+                part, self.left = self.left[:size], self.left[size:]
+                self.window -= size
+                count -= size
+                self.peer.send(data(1, bytes(part), END_STREAM if not self.left else 0))
+            else:
+                self.take(self.peer.wait_any())
+
+    def take(self, each: Frame) -> None:
+        if each.kind == FrameType.WINDOW_UPDATE and each.stream == 1:
+            self.window += int.from_bytes(each.payload, "big")
+        self.ended |= each.stream == 1 and each.ends
+
+    def look(self) -> None:
+        """Sends a short call, and reads frames until its answer."""
+        self.peer.send(call(3, b"abc", SIZE))
+        while not ((each := self.peer.wait_any()).ends and each.stream == 3):
+            self.take(each)
+
+    def close(self) -> None:
+        """Closes its connection."""
+        self.peer.close()
+
+    def end(self) -> None:
+        """Sends the rest, and waits for the answer."""
+        self.send(len(self.left))
+        while not self.ended:
+            self.take(self.peer.wait_any())
+
+
+@pytest.fixture
+def narrow() -> Iterator[Site]:
+    """A server that may hold 16 MiB of messages."""
+    with closing(Site(options=PortOptions(settings=SETTINGS, most_received_bytes=16 * MIB))) as site:
+        yield site
+
+
+def test_messages_of_all_connections_are_bounded(narrow: Site) -> None:
+    with ExitStack() as stack:
+        uploads = []
+        for _ in range(12):
+            uploads.append(Upload(narrow.address))
+            stack.enter_context(closing(uploads[-1]))
+            uploads[-1].send(3 * MIB)
+            uploads[-1].look()
+            assert narrow.received_bytes <= 16 * MIB
+        refused = [each for each in uploads if each.ended]
+        assert len(refused) == narrow.ended("received_bytes") == 7
+        first, second, *others = (each for each in uploads if not each.ended)
+        assert first.window > MIB, "the oldest one goes on"
+        assert others[-1].window == MIB, "the others wait"
+        # Also behind one that leaves.
+        second.close()
+        for each in (first, *others):
+            each.end()
+        assert narrow.ended("received_bytes") == 7
+        assert narrow.received_bytes == 0
+
+
+def test_a_refused_message_names_the_bound(narrow: Site) -> None:
+    with closing(Upload(narrow.address)) as oldest, ExitStack() as stack:
+        oldest.send(MIB)
+        oldest.look()
+        for _ in range(5):
+            peer = stack.enter_context(closing(Http2Peer(narrow.address)))
+            peer.handshake()
+            peer.send(headers(1, header_block(*call_pairs(SIZE))))
+            peer.send(data(1, message(bytes(5 * MIB))[: 4 * MIB]))
+        fields = peer.wait_end(1)
+        assert fields["grpc-status"] == "8"
+        assert "16777216 (--grpc-max-received-bytes)" in fields["grpc-message"]
+
+
+def test_messages_that_no_handler_reads_are_bounded(narrow: Site) -> None:
+    """Each stream has one that its handler has, and one that waits for `read_next`."""
+    with closing(Http2Peer(narrow.address)) as peer:
+        peer.handshake()
+        unread = message(bytes(3 * MIB))
+        block = header_block(*call_pairs("/t.T/Stream"))
+        streams = range(1, 33, 4)
+        for stream in streams:
+            peer.send(headers(stream, block) + data(stream, message(b"first") + unread))
+            peer.send(call(stream + 2, b"abc", SIZE))
+            peer.wait_end(stream + 2)
+            assert narrow.received_bytes <= 16 * MIB
+        assert narrow.ended("received_bytes") == 3
+        assert narrow.received_bytes > 12 * MIB
+        # They do not hold up a message for which a handler waits.
+        with closing(Upload(narrow.address)) as upload:
+            upload.end()
+        for _ in streams:
+            narrow.waiting.get(timeout=WAIT_S).read_next()
+        eventually(lambda: narrow.received_bytes == 0, "all are read")
+
+
+def test_compressed_messages_count_until_they_are_decompressed(narrow: Site) -> None:
+    with grpc.insecure_channel(narrow.address) as channel:
+        method = channel.unary_unary(SIZE)
+        for _ in range(10):
+            answer = method(os.urandom(3 * MIB), timeout=WAIT_S, compression=grpc.Compression.Gzip)
+            assert answer == b"%d" % (3 * MIB)
+    assert narrow.received_bytes == 0
+    assert narrow.ended("received_bytes") == 0
 
 
 def test_a_client_that_pings_too_often_is_disconnected(site: Site, peer: Http2Peer) -> None:
@@ -253,7 +434,7 @@ def test_a_client_that_pings_too_often_is_disconnected(site: Site, peer: Http2Pe
     peer.handshake()
     peer.send(headers(1, header_block(*call_pairs(SIZE))) + 50 * ping())
     peer.wait_connection_error(ErrorCode.ENHANCE_YOUR_CALM)
-    assert site.server.closed["pings"] == 1
+    assert site.server.client_counts.closed["pings"] == 1
 
 
 def test_a_client_that_takes_nothing_is_disconnected(
@@ -262,7 +443,7 @@ def test_a_client_that_takes_nothing_is_disconnected(
     monkeypatch.setattr(grpc_connection, "CHECK_NS", 50_000_000)
     peer.handshake((Setting.INITIAL_WINDOW_SIZE, MAX_WINDOW))
     peer.send(window_update(0, MAX_WINDOW - 65535), call(1, b"%d" % (32 * MIB), "/t.T/Bytes"))
-    eventually(lambda: site.server.closed["stuck"] == 1, "it is closed")
+    eventually(lambda: site.server.client_counts.closed["stuck"] == 1, "it is closed")
     site.still_answers()
 
 
