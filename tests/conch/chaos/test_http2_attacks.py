@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from select import select
 
 import numpy as np
 import psutil
@@ -36,6 +38,7 @@ from tests.support.http2_peer import (
     settings,
     window_update,
 )
+from tests.support.metrics import scrape, value
 from tests.support.servers import (
     IN_PROCESS,
     WAIT_S,
@@ -57,6 +60,10 @@ ANSWER, ANSWERS, ROUNDS = 1 << 20, 200, 3
 IDLE, IDLE_BYTES = 300, 100_000
 NO_PROGRESS_S = 60.0
 """After which a stream is cancelled whose client grants no window."""
+
+TRICKLE_S = 0.5
+MOST_RECEIVED, BEGUN, MANY = (64 << 20) + 4096, 2 << 20, 100
+"""A bound of received messages, bytes of each message that is begun, and connections that begin one."""
 
 SERVED_S = 5.0
 """The longest that a health check may take beside an attack, on two busy cores."""
@@ -288,6 +295,62 @@ def test_a_stream_without_a_window_is_cancelled(attacked: ServerProcess, transpo
         peer.handshake((Setting.INITIAL_WINDOW_SIZE, 0))
         ask_for_answers(peer, 1)
         peer.wait_frame(FrameType.RST_STREAM, 1)
+
+
+@pytest.mark.slow
+def test_a_client_that_trickles_is_cancelled(attacked: ServerProcess, transport: str) -> None:
+    """It grants a byte of its answer's window, and sends a byte of a message, again and again."""
+    if transport not in OWN:
+        pytest.skip(f"{transport} waits without end")
+    with others_are_served(attacked), closing(Http2Peer(attacked.address)) as peer:
+        peer.handshake((Setting.INITIAL_WINDOW_SIZE, 0))
+        ask_for_answers(peer, 1)
+        peer.wait_frame(FrameType.HEADERS, 1)
+        peer.send(headers(3, header_block(*call_pairs(INFER))) + data(3, b"\0\x40\0\0\0"))
+        ended: set[int] = set()
+        end = time.monotonic() + NO_PROGRESS_S + WAIT_S
+        while ended != {1, 3} and time.monotonic() < end:
+            select([peer.socket], [], [], TRICKLE_S)
+            ended |= {each.stream for each in peer.drain() if each.kind == FrameType.RST_STREAM}
+            if 1 not in ended:
+                peer.send(window_update(1, 1))
+            if 3 not in ended:
+                peer.send(data(3, b"x"))
+        assert ended == {1, 3}
+        found = scrape(attacked.metrics_url)
+        for reason in ("slow_reader", "slow_sender"):
+            assert value(found, "conch_grpc_calls_ended_total", reason=reason)
+
+
+@pytest.mark.slow
+def test_messages_that_many_connections_begin_are_bounded(transport: str, repository: Path) -> None:
+    if transport not in OWN:
+        pytest.skip(f"{transport} bounds them a call, not together")
+    flags = [*TRANSPORTS[transport], IN_PROCESS, f"--grpc-max-received-bytes={MOST_RECEIVED}"]
+    begun = headers(1, header_block(*call_pairs(INFER))) + data(1, b"\0\x40\0\0\0" + bytes(BEGUN))
+    with serving_process(repository, flags=flags) as server:
+        still_serves(server)
+        with others_are_served(server) as before, ExitStack() as stack:
+            refused = 0
+            for _ in range(MANY):
+                peer = stack.enter_context(closing(Http2Peer(server.address)))
+                peer.handshake()
+                peer.send(begun, call(3))
+                while not ((each := peer.wait_any()).ends and each.stream == 3):
+                    refused += each.ends and each.stream == 1
+                assert received_bytes(server) <= MOST_RECEIVED
+                assert resident(server) < before + MOST_RECEIVED + MOST_GROWTH
+            found = scrape(server.metrics_url)
+            assert refused == value(found, "conch_grpc_calls_ended_total", reason="received_bytes")
+            assert MANY - refused == MOST_RECEIVED // BEGUN
+            still_serves(server)
+        eventually(lambda: received_bytes(server) == 0, "all is forgotten")
+
+
+def received_bytes(server: ServerProcess) -> float:
+    found = value(scrape(server.metrics_url), "conch_grpc_received_bytes")
+    assert found is not None
+    return found
 
 
 @pytest.mark.slow

@@ -439,6 +439,9 @@ class GrpcConnection:
         """Gives received bytes back to the client's window, or withholds them."""
         stream_id = call.stream_id
         partial, full = call.partial, call.full
+        if not (partial or full or call.counted or self._partial):
+            self._http2.consumed(stream_id, count)  # nothing is held, as after most requests
+            return
         received = self._port.received
         # Of a full stream everything counts until `give_back`.
         held = call.counted + count if full else partial

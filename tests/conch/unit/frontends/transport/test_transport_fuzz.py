@@ -162,6 +162,7 @@ def play(pieces: Sequence[bytes]) -> None:
     assert not wire.open, "the connection ends with its client"
     assert not port.connections
     assert port.open_calls.wait_until_none(0)
+    assert port.received.total == 0
     assert wire.sent < MOST_SENT
     loop.round()
 
