@@ -16,6 +16,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,10 +77,10 @@ def most_descriptors(shares: int) -> int:
     return max((limit - _OWN_DESCRIPTORS) * shares // _SHARES, _LEAST_CONNECTIONS)
 
 
-def memory_bytes() -> int:
+def memory_bytes(cgroup_limits: Sequence[Path] = _CGROUP_LIMITS) -> int:
     """Memory that this process may use: the machine's, or less in a cgroup (a container) with a limit."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in _CGROUP_LIMITS:
+    for path in cgroup_limits:
         with suppress(OSError, ValueError):  # not this version of cgroups; "max"
             limits.append(int(path.read_text()))
     return min(limits)

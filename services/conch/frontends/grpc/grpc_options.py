@@ -270,8 +270,13 @@ class GrpcOptions:
             return None
         options = settings.build(cls)
         limits = options.limits
-        if options.transport != "own" and (limits.received_bytes or limits.client_rate != _CLIENT_RATE):
-            raise FlagError("--grpc-max-received-bytes and --grpc-min-client-rate need --grpc-transport=own")
+        if options.transport != "own":
+            for name, given in (
+                ("--grpc-max-received-bytes", limits.received_bytes != 0),
+                ("--grpc-min-client-rate", limits.client_rate != _CLIENT_RATE),
+            ):
+                if given:
+                    raise FlagError(f"{name} needs --grpc-transport=own")
         return replace(options, tls=settings.build(GrpcTlsFiles).read())
 
     @property

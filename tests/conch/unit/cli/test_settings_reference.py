@@ -13,7 +13,7 @@ import pytest
 from conch.cli import config_command
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.settings_reference import docs_text, help_parser, keywords_text
-from conch.core.option import Source
+from conch.core.option import FlagError, Source
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
 from conch.observability.logging.log_settings import LogOptions
@@ -38,6 +38,13 @@ def test_defaults_of_settings_are_those_of_the_options() -> None:
     assert options.metrics == MetricsOptions()
     assert options.log == LogOptions()
     assert (options.planner, options.control_port, options.access_log) == (None, None, None)
+
+
+@pytest.mark.parametrize("flag", ["--grpc-max-received-bytes", "--grpc-min-client-rate"])
+def test_limits_of_the_own_transport_are_refused_elsewhere(flag: str) -> None:
+    build_options(read_flags([f"{flag}=5000"], {}))
+    with pytest.raises(FlagError, match=f"^{flag} needs --grpc-transport=own$"):
+        build_options(read_flags([f"{flag}=5000", "--grpc-transport=grpcio"], {}))
 
 
 @pytest.mark.process

@@ -1,8 +1,9 @@
-"""How many connections a port may hold, by the process's limit of descriptors."""
+"""What a port may hold, by the limits of the process: connections, memory."""
 
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from conch.core.process_setup import (
     HTTP_SHARES,
     REGION_SHARES,
     SMALL_PORT_SHARES,
+    memory_bytes,
     most_descriptors,
     raise_descriptor_limit,
 )
@@ -59,3 +61,12 @@ def test_what_is_left_is_enough_for_the_server_and_some_workers(
     monkeypatch.setattr(resource, "getrlimit", Limits(limit, limit).get)
     shares = [GRPC_SHARES, HTTP_SHARES, REGION_SHARES, *[SMALL_PORT_SHARES] * 3]
     assert limit - sum(map(most_descriptors, shares)) >= 64 + limit // 16
+
+
+def test_memory_is_what_the_cgroup_allows(tmp_path: Path) -> None:
+    machine = memory_bytes([])
+    assert machine > 1 << 20
+    limit, missing = tmp_path / "memory.max", tmp_path / "missing"
+    for text, expected in (("max\n", machine), ("1048576\n", 1 << 20), (f"{1 << 63}\n", machine)):
+        limit.write_text(text)
+        assert memory_bytes([missing, limit]) == expected

@@ -308,16 +308,15 @@ def test_a_message_that_comes_slowly_ends_its_call(demanding: Site, path: str) -
 
 
 class Upload:
-    """A call with a message of 5 MiB, on a connection of its own; sends as far as windows allow."""
+    """A call with a long message, on a connection of its own; sends as far as windows allow."""
 
-    SIZE = 5 * MIB
-
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, size: int = 5 * MIB) -> None:
         self.peer = Http2Peer(address)
         self.peer.handshake()
-        self.left = memoryview(message(bytes(self.SIZE)))
+        self.left = memoryview(message(bytes(size)))
         self.window = SETTINGS.initial_window
         self.ended = False
+        self.looks = 0
         self.peer.send(headers(1, header_block(*call_pairs(SIZE))))
 
     def send(self, count: int) -> None:
@@ -339,8 +338,10 @@ class Upload:
 
     def look(self) -> None:
         """Sends a short call, and reads frames until its answer."""
-        self.peer.send(call(3, b"abc", SIZE))
-        while not ((each := self.peer.wait_any()).ends and each.stream == 3):
+        self.looks += 1
+        stream = 2 * self.looks + 1
+        self.peer.send(call(stream, b"abc", SIZE))
+        while not ((each := self.peer.wait_any()).ends and each.stream == stream):
             self.take(each)
 
     def close(self) -> None:
@@ -381,6 +382,30 @@ def test_messages_of_all_connections_are_bounded(narrow: Site) -> None:
             each.end()
         assert narrow.ended("received_bytes") == 7
         assert narrow.received_bytes == 0
+
+
+def test_a_message_that_has_to_wait_is_not_slow(narrow: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_connection, "CHECK_NS", 50_000_000)
+    with (
+        closing(Upload(narrow.address, 32 * MIB)) as oldest,
+        closing(Upload(narrow.address, 32 * MIB)) as waiting,
+        closing(Http2Peer(narrow.address)) as slow,
+    ):
+        oldest.send(7 * MIB)
+        while waiting.window:
+            waiting.send(waiting.window)
+            waiting.look()
+            oldest.send(200)
+        slow.handshake()
+        slow.send(headers(1, header_block(*call_pairs(SIZE))), data(1, message(bytes(MIB))[:100]))
+        while not narrow.ended("slow_sender"):
+            oldest.send(200)
+            oldest.look()
+        slow.wait_frame(FrameType.HEADERS, 1, END_STREAM)
+        assert narrow.ended("slow_sender") == 1
+        oldest.end()
+        waiting.end()
+        assert narrow.ended("slow_sender") == 1
 
 
 def test_a_refused_message_names_the_bound(narrow: Site) -> None:
