@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import random
 import resource
 import socket
 import ssl
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -382,6 +384,32 @@ def test_messages_of_all_connections_are_bounded(narrow: Site) -> None:
             each.end()
         assert narrow.ended("received_bytes") == 7
         assert narrow.received_bytes == 0
+
+
+def test_clients_beyond_the_bound_end_or_are_refused(narrow: Site) -> None:
+    """None waits for ever: neither for one that is refused, nor for a stream whose handler does not read."""
+
+    def run(number: int) -> grpc.StatusCode:
+        size = random.Random(number).randrange(MIB, 12 * MIB)
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+        with grpc.insecure_channel(narrow.address, options=options) as channel:
+            try:
+                if number % 3:
+                    assert channel.unary_unary(SIZE)(bytes(size), timeout=WAIT_S) == b"%d" % size
+                else:
+                    parts = iter([bytes(size // 4)] * 4)
+                    list(channel.stream_stream("/t.T/Stream")(parts, timeout=2.0))
+            except grpc.RpcError as error:
+                return error.code()
+        return grpc.StatusCode.OK
+
+    with ThreadPoolExecutor(24) as pool:
+        codes = list(pool.map(run, range(24)))
+    refused = grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert {code for number, code in enumerate(codes) if number % 3} <= {grpc.StatusCode.OK, refused}
+    assert grpc.StatusCode.OK in codes
+    assert codes.count(refused) <= narrow.ended("received_bytes")
+    eventually(lambda: narrow.received_bytes == 0, "all is forgotten")
 
 
 def test_a_message_that_has_to_wait_is_not_slow(narrow: Site, monkeypatch: pytest.MonkeyPatch) -> None:
