@@ -513,7 +513,7 @@ class GrpcConnection:
     ) -> None:
         """Decompresses on another thread, and calls `done` on the loop's."""
         received, size = self._port.received, len(message.data)
-        if received.full:
+        if received.total - call.counted > received.most:
             done(self._too_much())
             return
 

@@ -55,12 +55,7 @@ class ReceivedBytes:
         self.crowded = False
         self._partial: dict[HoldingCall, Holder] = {}  # oldest first
         self._waiting: set[Holder] = set()  # connections with windows that are not enlarged
-        self._released: HoldingCall | None = None
-
-    @property
-    def full(self) -> bool:
-        """Whether the total is above the bound."""
-        return self.total > self.most
+        self._released: HoldingCall | None = None  # the oldest, whose window has been enlarged
 
     def count(self, call: HoldingCall, holder: Holder, held: int, in_line: bool) -> None:
         """Sets the bytes of a call; `in_line` tells whether it receives a message and may be the oldest."""
@@ -70,6 +65,8 @@ class ReceivedBytes:
             self._partial.setdefault(call, holder)
         else:
             self._partial.pop(call, None)
+            if call is self._released:
+                self._released = None  # it may come back
         self.add(change)
 
     def add(self, change: int) -> None:
@@ -102,7 +99,7 @@ class ReceivedBytes:
 
     def refuses(self, call: HoldingCall) -> bool:
         """Whether what the call has brought is too much."""
-        return self.full and not (call.wanted and self.is_oldest(call))
+        return self.total > self.most and not (call.wanted and self.is_oldest(call))
 
     def _release(self) -> None:
         if not self.crowded:

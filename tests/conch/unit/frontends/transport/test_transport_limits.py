@@ -467,6 +467,10 @@ def test_messages_that_no_handler_reads_are_bounded(narrow: Site) -> None:
         # They do not hold up a message for which a handler waits.
         with closing(Upload(narrow.address)) as upload:
             upload.end()
+        with grpc.insecure_channel(narrow.address) as channel:
+            compressed = os.urandom(3 * MIB)
+            channel.unary_unary(SIZE)(compressed, timeout=WAIT_S, compression=grpc.Compression.Gzip)
+        assert narrow.ended("received_bytes") == 3
         for _ in streams:
             narrow.waiting.get(timeout=WAIT_S).read_next()
         eventually(lambda: narrow.received_bytes == 0, "all are read")
