@@ -26,14 +26,16 @@ Life of a connection:
 
 What a client can hold: messages that are being received have `_CROWDED_BYTES` on one connection. Beyond
 that only the oldest one's stream has its window enlarged, so that one always ends; the others have what their
-windows were, and beyond `MOST_PARTIAL_BYTES` are refused; `ReceivedBytes` does the same for all connections
-together. The connection's window is enlarged all the same:
-the client, not the server, divides it among streams, and may leave nothing for the oldest. Of answers of
-unary calls that it does not read, `_MOST_UNREAD_BYTES`: then new ones are refused, as not processed. Streams
-wait for their readers. Headers and resets have no window: where the socket takes no more and
-`_MOST_HEAD_BYTES` of them wait, nothing is received until it does. A stream whose data waits for a window for
-a minute, or moves less than the least rate, is reset; a connection whose socket takes so little is closed; a
-call whose message comes so slowly, though windows are open, ends.
+windows were, and beyond `MOST_PARTIAL_BYTES` are refused. The connection's window is enlarged all the same:
+the client, not the server, divides it among streams, and may leave nothing for the oldest. `ReceivedBytes`
+does the same for all connections together. Of answers of unary calls that the client does not read,
+`_MOST_UNREAD_BYTES`: then new ones are refused, as not processed. Streams wait for their readers. Headers and
+resets have no window: where the socket takes no more and `_MOST_HEAD_BYTES` of them wait, nothing is received
+until it does.
+
+What has to move: `PortOptions.least_rate` or, of less, something, in one of five checks. Else a stream whose
+data waits for a window is reset; a connection whose socket is full is closed; and a call whose message comes
+so slowly, though windows are open, ends.
 
 Threads and locks: the loop's thread.
 """
