@@ -5,6 +5,11 @@ Python models import `Delta` and what their methods get from here. A theory of o
 """
 
 from conch_llm.deltas import Delta
-from conch_llm.models.model_requests import ChatRequest, CompletionRequest, EmbeddingRequest
+from conch_llm.models.model_requests import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 
-__all__ = ["ChatRequest", "CompletionRequest", "Delta", "EmbeddingRequest"]
+__all__ = ["ChatRequest", "CompletionRequest", "Delta", "EmbeddingRequest", "TokenizeRequest"]

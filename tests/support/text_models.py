@@ -25,6 +25,15 @@ def text_model(root: Path, body: str, name: str = "m", config: str | None = 'bac
     return write_model(root, name, config, {"model.py": f"{source}class TritonPythonModel:\n{methods}"})
 
 
+def python_config(**parameters: str) -> str:
+    """The config of a Python model with these parameters."""
+    lines = [
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+        for key, value in parameters.items()
+    ]
+    return "\n".join(['backend: "python"', *lines])
+
+
 def conversation(text: str = "a b c", **more: Any) -> dict[str, Any]:
     """The body of a chat completion."""
     return {"messages": [{"role": "user", "content": text}], **more}

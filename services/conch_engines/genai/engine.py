@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -122,6 +123,18 @@ class Engine:
         ids: list[int] = encoded.input_ids.data[0].tolist()
         return ids
 
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself; parts of characters are U+FFFD."""
+        return [self._vocabulary[each] for each in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included. Raises InvalidArgumentError: one is none."""
+        for position, each in enumerate(ids):
+            if each not in self._vocabulary:
+                raise InvalidArgumentError(f"tokens[{position}]: {each} is no token of the model's tokenizer")
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False) if ids else ""
+        return text
+
     async def generate(
         self, prompt: Sequence[int], max_tokens: int | None, sampling: Sampling, as_chat: bool
     ) -> AsyncGenerator[Delta, None]:
@@ -153,6 +166,10 @@ class Engine:
             if answer in self._answers:
                 self._answers.remove(answer)
                 answer.handle.cancel()
+
+    @cached_property
+    def _vocabulary(self) -> dict[int, str]:
+        return {token: text.decode(errors="replace") for text, token in self.tokenizer.get_vocab().items()}
 
     def _open(self) -> None:
         scheduler = genai.SchedulerConfig()

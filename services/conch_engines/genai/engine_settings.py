@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from conch.core.errors import InvalidArgumentError
 from conch_engines.model_config import boolean, integer
-from conch_llm.language.tool_calls import tool_call_parser
 
 PARAMETERS = (
     *("device", "cache_size_gb", "max_num_batched_tokens", "max_num_seqs", "dynamic_split_fuse"),
-    *("enable_prefix_caching", "max_model_len", "num_threads", "CONCH_TOOL_PARSER"),
+    *("enable_prefix_caching", "max_model_len", "num_threads"),
 )
 
 
@@ -28,7 +27,6 @@ class EngineSettings:
         enable_prefix_caching: Whether the KV cache of common beginnings is kept.
         max_model_len: Most tokens of prompt and answer; 0 for the model's.
         num_threads: Threads of the engine; 0 for its own choice.
-        tool_parser: Parser of tool calls; empty for none.
     """
 
     device: str
@@ -39,7 +37,6 @@ class EngineSettings:
     enable_prefix_caching: bool
     max_model_len: int
     num_threads: int
-    tool_parser: str
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> EngineSettings:
@@ -47,9 +44,6 @@ class EngineSettings:
         device = parameters.get("device", "CPU")
         if not device.strip():
             raise InvalidArgumentError("parameter 'device' must name a device of OpenVINO, such as 'CPU'")
-        parser = parameters.get("CONCH_TOOL_PARSER", "")
-        if parser:
-            tool_call_parser(parser)
         return cls(
             device=device,
             cache_size_gb=integer(parameters, "cache_size_gb", 1, 0),
@@ -59,5 +53,4 @@ class EngineSettings:
             enable_prefix_caching=boolean(parameters, "enable_prefix_caching", True),
             max_model_len=integer(parameters, "max_model_len", 0, 0),
             num_threads=integer(parameters, "num_threads", 0, 0),
-            tool_parser=parser,
         )

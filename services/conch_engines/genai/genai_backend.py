@@ -17,7 +17,9 @@ from conch_engines.genai import engine_settings
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.genai_model import TritonPythonModel
 from conch_engines.genai.model_on_disk import find_model
+from conch_llm.models import answer_parsers
 from conch_llm.models.adapter import adapt
+from conch_llm.models.answer_parsers import Parsers
 
 if TYPE_CHECKING:
     from conch.core.bls import ServerCalls
@@ -31,7 +33,7 @@ class GenAiBackend(PythonBasedBackend):
     default_model_file = ""
     needs_model_file = False
     completion_runs_code = False
-    parameters = (*PARAMETERS, *engine_settings.PARAMETERS)
+    parameters = (*PARAMETERS, *engine_settings.PARAMETERS, *answer_parsers.PARAMETERS)
 
     def __init__(self) -> None:
         super().__init__(Path(__file__).parent)
@@ -39,7 +41,7 @@ class GenAiBackend(PythonBasedBackend):
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Adds the tensors and the declaration of a model with `chat` and `complete`."""
+        """Adds the tensors and the declaration of a model with methods for text."""
         adapted = adapt(TritonPythonModel)
         assert adapted is not None
         return auto_complete(adapted, config)
@@ -48,6 +50,7 @@ class GenAiBackend(PythonBasedBackend):
         """Validates settings, and finds the model's files."""
         super().check(spec)
         EngineSettings.of(spec.parameters)
+        Parsers.of(spec.parameters)
         find_model(spec.version_directory, spec.name)
         if spec.max_batch_size:
             raise InvalidArgumentError(

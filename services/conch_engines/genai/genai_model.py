@@ -1,4 +1,4 @@
-"""Runs a language model of OpenVINO GenAI as a Python model with `chat` and `complete`, mostly in a worker.
+"""Runs a language model of OpenVINO GenAI as a Python model, mostly in a worker.
 
 The server imports this module for the declaration, without the engine.
 """
@@ -6,7 +6,7 @@ The server imports this module for the declaration, without the engine.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,7 @@ from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model
 from conch_engines.genai.sampling import read_sampling
 from conch_llm.deltas import Delta
-from conch_llm.language.answer_reader import AnswerReader
-from conch_llm.language.tool_calls import (
-    ToolCallParser,
-    forced_call_parser,
-    schema_of_call,
-    tool_call_parser,
-)
-from conch_llm.models.model_requests import ChatRequest, CompletionRequest
+from conch_llm.models.model_requests import ChatRequest, CompletionRequest, TokenizeRequest
 
 if TYPE_CHECKING:
     from conch_engines.genai.engine import Engine
@@ -36,6 +29,8 @@ _DEFAULT_TOKENS = 16
 class TritonPythonModel:
     """One instance: an engine."""
 
+    handles_schemas = True
+
     def initialize(self, args: Mapping[str, str]) -> None:
         """Loads the model."""
         from conch_engines.genai.engine import Engine
@@ -45,25 +40,20 @@ class TritonPythonModel:
         parameters = {
             key: str(value.get("string_value", "")) for key, value in config.get("parameters", {}).items()
         }
-        self._settings = EngineSettings.of(parameters)
+        settings = EngineSettings.of(parameters)
         files = find_model(Path(args["model_repository"], args["model_version"]), name)
         self._own = files.sampling
         self._metrics = _Metrics(name, args["model_version"])
-        self._engine: Engine = Engine(name, files, self._settings, self._metrics.set)
+        self._engine: Engine = Engine(name, files, settings, self._metrics.set)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Delta, None]:
         """Answers a conversation."""
-        choice = request.params.get("tool_choice")
-        forced = schema_of_call(request.tools, choice) if request.tools or choice == "required" else None
-        parser = self._tool_parser(request, forced)
-        sampling = read_sampling(request, self._own, forced)
-        prompt = self._engine.encode(self._prompt(request), add_special_tokens=False)
+        sampling = read_sampling(request, self._own)
+        prompt = self._engine.encode(request.prompt(), add_special_tokens=False)
         deltas = self._engine.generate(prompt, request.max_tokens, sampling, as_chat=True)
-        reader = AnswerReader(tool_parser=parser)
         async with aclosing(deltas):
             async for delta in deltas:
-                for each in reader.read(delta):
-                    yield each
+                yield delta
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[Delta, None]:
         """Continues a prompt."""
@@ -83,21 +73,24 @@ class TritonPythonModel:
                         length += len(token)
                 yield delta
 
-    def _tool_parser(self, request: ChatRequest, forced: Any) -> ToolCallParser | None:
-        choice = request.params.get("tool_choice")
-        if forced is not None:
-            assert choice is not None
-            return forced_call_parser(choice)
-        if not request.tools or choice == "none":
-            return None
-        if not self._settings.tool_parser:
-            raise InvalidArgumentError(
-                'tool_choice: "auto" tool choice requires the model\'s parameter CONCH_TOOL_PARSER to be set'
-            )
-        parallel = request.params.get("parallel_tool_calls") is not False
-        return tool_call_parser(self._settings.tool_parser, parallel=parallel)
+    async def tokenize(
+        self, text: str | Sequence[Mapping[str, Any]], request: TokenizeRequest
+    ) -> dict[str, Any]:
+        """The tokens of a text or of a conversation."""
+        prompt = text if isinstance(text, str) else _chat_of(request).prompt()
+        ids = self._engine.encode(prompt, request.add_special_tokens)
+        return {
+            "tokens": ids,
+            "token_strs": self._engine.token_strings(ids) if request.token_strs else None,
+            "max_model_len": self._engine.context_length,
+        }
 
-    def _prompt(self, request: ChatRequest) -> str:
+    async def detokenize(self, tokens: Sequence[int], request: TokenizeRequest) -> str:
+        """The text of tokens."""
+        return self._engine.decode(tokens)
+
+    def render_prompt(self, request: ChatRequest) -> str:
+        """The prompt of a conversation, by the engine's chat template."""
         tokenizer = self._engine.tokenizer
         if not tokenizer.chat_template:
             raise InvalidArgumentError("messages: the model has no chat template; use /v1/completions")
@@ -114,6 +107,11 @@ class TritonPythonModel:
                 f"messages: the chat template refuses them: {str(error).strip()}"
             ) from None
         return prompt
+
+
+def _chat_of(request: TokenizeRequest) -> ChatRequest:
+    assert request.chat is not None, "messages belong to a chat"
+    return request.chat
 
 
 def _message(message: Mapping[str, Any], place: int) -> dict[str, Any]:

@@ -63,13 +63,12 @@ _MOST_SEED = 1 << 63
 _GRAMMARS = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "grammar"}
 
 
-def read_sampling(request: TextRequest, own: Mapping[str, Any], forced: Any = None) -> Sampling:
+def read_sampling(request: TextRequest, own: Mapping[str, Any]) -> Sampling:
     """Reads a request.
 
     Args:
         request: The request.
         own: The model's own parameters, which hold where the request has none.
-        forced: The JSON schema of a forced tool call.
 
     Raises:
         InvalidArgumentError: A parameter is invalid or not supported.
@@ -99,10 +98,6 @@ def read_sampling(request: TextRequest, own: Mapping[str, Any], forced: Any = No
     if logprobs:
         values["logprobs"] = 1
     grammar = _grammar(asked)
-    if forced is not None:
-        if grammar is not None:
-            raise InvalidArgumentError("response_format: a forced tool call has a schema of its own")
-        grammar = Grammar("json_schema", json.dumps(forced))
     skips = _boolean("skip_special_tokens", asked.get("skip_special_tokens"), True)
     return Sampling(values, grammar, logprobs, top_logprobs, skips)
 

@@ -22,11 +22,14 @@ from conch_llm.contract import (
     CHAT,
     COMPLETIONS,
     DECLARATION,
+    DETOKENIZE,
     EMBEDDINGS,
     RERANK,
     ROUTE,
     SCORE,
+    TOKENIZE,
 )
+from conch_llm.models.answer_parsers import Parsers, Reading, check_form, read_chat
 from conch_llm.models.answers import Answer, DeltaForm, Form, TensorForm, text_response
 from conch_llm.models.method_calls import Cancellation, Responses, Threads, merged
 from conch_llm.models.model_requests import (
@@ -37,14 +40,18 @@ from conch_llm.models.model_requests import (
     chat_request,
     choices_of,
     completion_requests,
+    detokenize_request,
     embedding_request,
     pairs,
     texts,
+    tokenize_request,
     with_tokens,
 )
 from conch_llm.models.model_template import ModelTemplate
 
-_METHODS = ("chat", "complete", "embed", "score")
+_METHODS = ("chat", "complete", "embed", "score", "tokenize", "detokenize")
+_DECLARED = {"detokenize": "tokenize"}
+"""Declarations of other names than their method."""
 _INPUTS = (
     {"name": BODY_INPUT, "data_type": "TYPE_STRING", "dims": [1]},
     {"name": "stream", "data_type": "TYPE_BOOL", "dims": [1], "optional": True},
@@ -94,7 +101,8 @@ class TextModel:
             config.add_output(tensor)
         # The chat template makes a prompt of a conversation.
         implied = {"chat"} if "complete" in cls.methods else set()
-        config.set_parameter(DECLARATION, ",".join(sorted({*cls.methods, *implied})))
+        declared = implied | {_DECLARED.get(method, method) for method in cls.methods}
+        config.set_parameter(DECLARATION, ",".join(sorted(declared)))
         return config
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -106,12 +114,13 @@ class TextModel:
                 f"model '{self._name}' has {' and '.join(self.methods)}, so it must be decoupled: leave "
                 f"that to auto-completion, or write model_transaction_policy {{ decoupled: true }}"
             )
-        parameters = config.get("parameters", {})
-        self._template = ModelTemplate(
-            self._name,
-            Path(args["model_repository"], args["model_version"]),
-            {key: value.get("string_value", "") for key, value in parameters.items()},
-        )
+        parameters = {
+            key: value.get("string_value", "") for key, value in config.get("parameters", {}).items()
+        }
+        self._parsers = Parsers.of(parameters)
+        version_directory = Path(args["model_repository"], args["model_version"])
+        template = ModelTemplate(self._name, version_directory, parameters)
+        self._render = getattr(self._model, "render_prompt", template.render)
         if hasattr(self._model, "initialize"):
             self._model.initialize(args)
 
@@ -147,16 +156,22 @@ class TextModel:
         body = _object(text, "the body of the request")
         body[ADAPTER] = parameters.get(ADAPTER, "")  # the route's choice, not the client's
         if route == CHAT and ("chat" in self.methods or "complete" in self.methods):
-            return self._chat(
-                request, chat_request(body, self._template.render, request.request_id()), DeltaForm()
+            chat, reading = read_chat(
+                chat_request(body, self._render, request.request_id()), self._parsers, self._model
             )
+            return self._chat(request, chat, DeltaForm(), reading)
         if route == COMPLETIONS and "complete" in self.methods:
             asked = completion_requests(body, request.request_id())
-            return self._generate(request, self._model.complete, asked, DeltaForm(), body.get("echo") is True)
+            echo = body.get("echo") is True
+            return self._generate(request, self._model.complete, asked, DeltaForm(), echo=echo)
         if route == EMBEDDINGS and "embed" in self.methods:
             return self._embed(request, body)
         if route in (RERANK, SCORE) and "score" in self.methods:
             return self._score(request, body)
+        if route == TOKENIZE and "tokenize" in self.methods:
+            return self._tokenize(request, body)
+        if route == DETOKENIZE and "detokenize" in self.methods:
+            return self._detokenize(request, body)
         raise InvalidArgumentError(
             f"model '{self._name}' can't answer {route}: it has {', '.join(self.methods)}"
         )
@@ -179,19 +194,24 @@ class TextModel:
             return self._generate(request, self._model.complete, asked, form)
         if "chat" in self.methods:
             body["messages"] = [{"role": "user", "content": text}]
-            chat = chat_request(body, self._template.render, request.request_id())
-            return self._chat(request, chat, TensorForm(chat.n, outputs, before))
+            # The text has all of it: calls, and reasoning.
+            chat, _ = read_chat(
+                chat_request(body, self._render, request.request_id()), self._parsers, self._model
+            )
+            return self._chat(request, chat, TensorForm(chat.n, outputs, before), Reading())
         raise InvalidArgumentError(
             f"model '{self._name}' has {' and '.join(self.methods)} only, which requests with parameter "
             f"'{ROUTE}' reach"
         )
 
-    async def _chat(self, request: ReceivedRequest, asked: ChatRequest, form: Form) -> Responses:
+    async def _chat(
+        self, request: ReceivedRequest, asked: ChatRequest, form: Form, reading: Reading
+    ) -> Responses:
         if "chat" in self.methods:
-            steps = self._generate(request, self._model.chat, [asked], form)
+            steps = self._generate(request, self._model.chat, [asked], form, reading)
         else:
             completion = await self._threads.run(lambda: CompletionRequest.of(asked))
-            steps = self._generate(request, self._model.complete, [completion], form)
+            steps = self._generate(request, self._model.complete, [completion], form, reading)
         async with aclosing(steps) as responses:
             async for response in responses:
                 yield response
@@ -202,11 +222,13 @@ class TextModel:
         method: Callable[[Any], Any],
         asked: Sequence[ChatRequest] | Sequence[CompletionRequest],
         form: Form,
+        reading: Reading | None = None,
         echo: bool = False,
     ) -> Responses:
         """Runs a method for all choices of all prompts."""
+        check_form(asked[0], self._model)
         n = asked[0].n
-        answer = Answer(request, form, asked[0], len(asked))
+        answer = Answer(request, form, asked[0], len(asked), reading or Reading())
         runs: list[Responses] = []
         for number, each in enumerate(asked):
             if echo and isinstance(each, CompletionRequest):
@@ -244,6 +266,33 @@ class TextModel:
         known = [count for count in counts if count is not None]
         total = sum(known) if len(known) == len(counts) else None
         yield text_response(_encoded({"scores": scores, "prompt_tokens": total}))
+
+    async def _tokenize(self, request: ReceivedRequest, body: Body) -> Responses:
+        text, asked = tokenize_request(body, self._render, request.request_id())
+        found = await self._threads.call(self._model.tokenize, text, asked)
+        given = dict(found) if isinstance(found, Mapping) else {"tokens": found}
+        tokens = np.asarray(given.get("tokens", ()))
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            raise InternalError(
+                f"tokenize of model '{self._name}' must return a list of tokens, or a dict with 'tokens' and "
+                f"perhaps 'token_strs' and 'max_model_len'"
+            )
+        answer = {
+            "count": tokens.size,
+            "max_model_len": given.get("max_model_len"),
+            "tokens": tokens.tolist(),
+            "token_strs": given.get("token_strs") if asked.token_strs else None,
+        }
+        yield text_response(_encoded(answer))
+
+    async def _detokenize(self, request: ReceivedRequest, body: Body) -> Responses:
+        tokens, asked = detokenize_request(body, request.request_id())
+        text = await self._threads.call(self._model.detokenize, tokens, asked)
+        if not isinstance(text, str):
+            raise InternalError(
+                f"detokenize of model '{self._name}' must return str, not {type(text).__name__}"
+            )
+        yield text_response(_encoded({"prompt": text}))
 
     def _numbers(self, method: str, found: Any, rows: int, rank: int) -> list[Any]:
         """What a method has returned, as a list of so many rows."""

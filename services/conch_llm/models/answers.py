@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from conch.core.errors import InvalidArgumentError
 from conch_llm.contract import ANSWER_OUTPUT
 from conch_llm.deltas import Delta, encode_deltas
 from conch_llm.language.answer_reader import AnswerReader
+from conch_llm.models.answer_parsers import Reading
 from conch_llm.models.model_requests import TextRequest
 
 
@@ -87,18 +89,21 @@ class Answer:
         form: Makes responses.
         asked: The first of its prompts or its conversation; the others have the same options.
         prompts: Number of prompts.
+        reading: How choices are read.
 
     Attributes:
         closed: Whether nothing more is taken.
     """
 
-    def __init__(self, request: ReceivedRequest, form: Form, asked: TextRequest, prompts: int) -> None:
+    def __init__(
+        self, request: ReceivedRequest, form: Form, asked: TextRequest, prompts: int, reading: Reading
+    ) -> None:
         self._request = request
         self.sender = request.get_response_sender()
         self._form = form
         self._stream = asked.stream
         self._n = asked.n
-        self.choices = [Choice(index, asked) for index in range(prompts * asked.n)]
+        self.choices = [Choice(index, asked, reading) for index in range(prompts * asked.n)]
         self._prompt_tokens: list[int | None] = [None] * prompts
         self._cached_tokens: list[int | None] = [None] * prompts
         self._kept: list[Delta] = []
@@ -208,10 +213,10 @@ class Choice:
         index: Its index.
     """
 
-    def __init__(self, index: int, asked: TextRequest) -> None:
+    def __init__(self, index: int, asked: TextRequest, reading: Reading) -> None:
         self.index = index
-        include_stop = asked.params.get("include_stop_str_in_output") is True
-        self._reader = AnswerReader(stop=asked.stop, include_stop=include_stop, index=index)
+        self._asked = asked
+        self._reading = reading
         self._max_tokens = asked.max_tokens
         self._tokens = 0
         self._calls = False
@@ -219,7 +224,12 @@ class Choice:
     @property
     def ended(self) -> bool:
         """Whether its last delta has been made."""
-        return self._reader.ended
+        return "_reader" in vars(self) and self._reader.ended
+
+    @cached_property
+    def _reader(self) -> AnswerReader:
+        # Made at the first delta: how it begins depends on the prompt.
+        return self._reading.reader(self._asked, self.index)
 
     def take(self, delta: Delta) -> Sequence[Delta]:
         """What is sent of a delta."""

@@ -25,6 +25,9 @@ _READ = frozenset(
             "text_2",
             "model",
             "tools",
+            "tokens",
+            "add_special_tokens",
+            "return_token_strs",
         ),
         *("n", "max_tokens", "max_completion_tokens", "stop", "seed", "stream", "stream_options", "echo"),
         ADAPTER,
@@ -122,6 +125,26 @@ class EmbeddingRequest:
     raw: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    """A request to `tokenize` or `detokenize`.
+
+    Attributes:
+        add_special_tokens: Whether special tokens are put around a text, by default around one that is no
+            conversation.
+        token_strs: Whether the client wants each token's text, too.
+        chat: The conversation, if the text is one; its `prompt()` is the text.
+        id: The client's request id, or empty.
+        raw: The body of the request.
+    """
+
+    add_special_tokens: bool = True
+    token_strs: bool = False
+    chat: ChatRequest | None = None
+    id: str = ""
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
 Text = TypeVar("Text", bound=TextRequest)
 
 
@@ -166,6 +189,41 @@ def texts(found: object, name: str) -> list[str | list[int]]:
 def embedding_request(body: Body, id: str = "") -> EmbeddingRequest:
     """Reads what `embed` and `score` get beside texts."""
     return EmbeddingRequest(params=_params(body), id=id, raw=body)
+
+
+def tokenize_request(
+    body: Body, template: Callable[[ChatRequest], str], id: str = ""
+) -> tuple[str | Sequence[Mapping[str, Any]], TokenizeRequest]:
+    """Reads a request for tokens: the text or the messages, and the rest.
+
+    Raises:
+        InvalidArgumentError: A member is invalid; the text names it.
+    """
+    chat = None
+    if body.get("messages") is not None:
+        chat = chat_request(body, template, id)
+    elif not isinstance(body.get("prompt"), str):
+        raise InvalidArgumentError("prompt: must be a text; or give messages")
+    request = TokenizeRequest(
+        add_special_tokens=_switch(body, "add_special_tokens", chat is None),
+        token_strs=_switch(body, "return_token_strs", False),
+        chat=chat,
+        id=id,
+        raw=body,
+    )
+    return body["prompt"] if chat is None else chat.messages, request
+
+
+def detokenize_request(body: Body, id: str = "") -> tuple[list[int], TokenizeRequest]:
+    """Reads a request for the text of tokens: the tokens, and the rest.
+
+    Raises:
+        InvalidArgumentError: A member is invalid; the text names it.
+    """
+    tokens = body.get("tokens")
+    if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in tokens):
+        raise InvalidArgumentError("tokens: must be a list of tokens")
+    return tokens, TokenizeRequest(id=id, raw=body)
 
 
 def with_tokens(returned: Any) -> tuple[Any, int | None]:
@@ -250,6 +308,13 @@ def _shared(body: Body, id: str) -> dict[str, Any]:
         "id": id,
         "raw": body,
     }
+
+
+def _switch(body: Body, name: str, default: bool) -> bool:
+    found = body.get(name)
+    if found is None or isinstance(found, bool):
+        return default if found is None else found
+    raise InvalidArgumentError(f"{name}: must be true or false, not {found!r}")
 
 
 def _integer(body: Body, name: str, least: int | None) -> int | None:

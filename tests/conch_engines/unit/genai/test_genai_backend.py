@@ -15,6 +15,7 @@ import conch.testing
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model
+from conch_engines.genai.random_model import CONTEXT
 
 pytest.importorskip("openvino_genai")
 TOOL = {
@@ -42,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[conch.testing.Lo
 
 def test_the_config_is_completed(model: conch.testing.LoadedModel) -> None:
     config: Any = model.config
-    assert config["parameters"]["CONCH_LLM"]["string_value"] == "chat,complete"
+    assert config["parameters"]["CONCH_LLM"]["string_value"] == "chat,complete,tokenize"
     assert model.decoupled
 
 
@@ -63,15 +64,58 @@ def test_the_text_contract(model: conch.testing.LoadedModel) -> None:
     assert found["finish_reason"] == [b"length"]
 
 
-def test_a_forced_tool_is_called(model: conch.testing.LoadedModel) -> None:
-    choice = {"type": "function", "function": {"name": "switch"}}
-    body = conversation("hello", tools=[TOOL], tool_choice=choice, max_tokens=300)
-    found = deltas(model, CHAT, body)
-    calls = [call for delta in found for call in delta.tool_calls]
-    assert calls[0]["function"]["name"] == "switch"
-    arguments = "".join(call["function"]["arguments"] for call in calls)
-    if found[-1].finish_reason != "length":
-        assert isinstance(json.loads(arguments)["on"], bool)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "switch"}}])
+def test_a_forced_tool_is_called(model: conch.testing.LoadedModel, choice: Any) -> None:
+    # So hot that all tokens which the schema allows are as likely: white space must end.
+    sampling = {"temperature": 50, "max_tokens": 1500}
+    found = deltas(model, CHAT, conversation("hello", tools=[TOOL], tool_choice=choice, **sampling))
+    assert choices(found) == {0: ""}
+    calls = [call["function"] for delta in found for call in delta.tool_calls]
+    assert calls[0]["name"] == "switch"
+    assert isinstance(json.loads("".join(call["arguments"] for call in calls))["on"], bool)
+    assert found[-1].finish_reason == ("tool_calls" if choice == "required" else "stop")
+
+
+def test_an_auto_choice_reads_calls_in_the_text(tmp_path: Path) -> None:
+    """The random model writes what its grammar has: two calls, of which one counts."""
+    call = '<tool_call>{"name": "switch", "arguments": {"on": true}}</tool_call>'
+    body = conversation(
+        "hello",
+        tools=[TOOL],
+        parallel_tool_calls=False,
+        structured_outputs={"choice": [f"<think>so</think>yes{call}{call}"]},
+        max_tokens=300,
+    )
+    directory = random_model(
+        tmp_path,
+        CONCH_PLACEMENT="in_process",
+        CONCH_TOOL_PARSER="hermes",
+        CONCH_REASONING_PARSER="think",
+    )
+    with conch.testing.load(directory) as model:
+        found = deltas(model, CHAT, {**body, "stream": True})
+    assert (choices(found), "".join(delta.reasoning for delta in found)) == ({0: "yes"}, "so")
+    calls = [call["function"] for delta in found for call in delta.tool_calls]
+    assert (calls[0]["name"], "".join(call["arguments"] for call in calls)) == ("switch", '{"on": true}')
+    assert found[-1].finish_reason == "tool_calls"
+
+
+def test_tokens_make_their_text_again(model: conch.testing.LoadedModel) -> None:
+    def answer(route: str, body: dict[str, Any]) -> Any:
+        (response,) = model.run(**asked(route, body))
+        return json.loads(response["text_output"][0])
+
+    found = answer("/tokenize", {"prompt": "the é thing", "return_token_strs": True})
+    assert found["max_model_len"] == CONTEXT and found["count"] == len(found["tokens"])
+    assert found["token_strs"][0] == "the"
+    assert answer("/detokenize", {"tokens": found["tokens"]}) == {"prompt": "the é thing"}
+    chat = answer("/tokenize", conversation("thing"))
+    prompt = "<|im_start|>user\nthing<|im_end|>\n<|im_start|>assistant\n"
+    assert answer("/detokenize", {"tokens": chat["tokens"]}) == {"prompt": prompt}
+    counted = deltas(model, CHAT, conversation("thing", max_tokens=1))
+    assert chat["count"] == sum(delta.prompt_tokens or 0 for delta in counted)
+    with pytest.raises(conch.testing.ModelError, match=r"tokens\[1\]: 99999 is no token"):
+        answer("/detokenize", {"tokens": [1, 99999]})
 
 
 @pytest.mark.parametrize(
@@ -91,8 +135,10 @@ def test_a_forced_tool_is_called(model: conch.testing.LoadedModel) -> None:
 def test_what_the_engine_cannot_do_is_refused_by_name(
     model: conch.testing.LoadedModel, body: dict[str, Any], named: str
 ) -> None:
+    given = asked(CHAT, {**conversation("hello"), **body})
+    given["parameters"]["lora_name"] = body.get("lora_name", "")  # as the route has it
     with pytest.raises(conch.testing.ModelError, match=named):
-        model.run(**asked(CHAT, {**conversation("hello"), **body}))
+        model.run(**given)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +147,10 @@ def test_what_the_engine_cannot_do_is_refused_by_name(
         ("cache_size_gb", "-1"),
         ("max_num_seqs", "many"),
         ("enable_prefix_caching", "maybe"),
-        ("CONCH_TOOL_PARSER", "x"),
     ],
 )
 def test_a_parameter_is_refused(key: str, value: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=key if key != "CONCH_TOOL_PARSER" else "tool parser"):
+    with pytest.raises(InvalidArgumentError, match=key):
         EngineSettings.of({key: value})
 
 

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from tests.support.environments import make_venv
 from tests.support.servers import eventually, write_model
-from tests.support.text_models import CHAT, COMPLETIONS, asked, choices, conversation, deltas, text_model
+from tests.support.text_models import (
+    CHAT,
+    COMPLETIONS,
+    asked,
+    choices,
+    conversation,
+    deltas,
+    python_config,
+    text_model,
+)
 
 import conch.testing
 from conch.testing import ModelError
@@ -79,7 +88,7 @@ def test_the_chat_template_makes_the_prompt(tmp_path: Path, method: str) -> None
         yield {prompt}
     """
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ tools | length }}"
-    directory = text_model(tmp_path, source)
+    directory = text_model(tmp_path, source, config=python_config(CONCH_TOOL_PARSER="hermes"))
     (directory / "1" / "chat_template.jinja").write_text(template)
     with conch.testing.load(directory) as model:
         assert choices(deltas(model, CHAT, conversation("a", tools=[{}]))) == {0: "<user>a1"}
@@ -170,6 +179,153 @@ def test_embeddings_and_scores(tmp_path: Path) -> None:
         assert answer("/v1/score", {"text_1": ["q", "q"], "text_2": ["a", "bc"]}) == scored
         with pytest.raises(ModelError, match=r"can't answer /v1/chat/completions: it has embed, score"):
             model.run(**asked(CHAT, conversation()))
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = '<think>why</think>yes<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+
+
+def said(found: list[Delta]) -> tuple[str, str, list[tuple[str, str]], str | None]:
+    """Text, reasoning, calls and finish reason of the first choice."""
+    calls: dict[int, tuple[str, str]] = {}
+    for call in (call for delta in found for call in delta.tool_calls):
+        name, arguments = calls.get(call["index"], ("", ""))
+        function = call["function"]
+        calls[call["index"]] = (name or function["name"], arguments + function["arguments"])
+    reasoning = "".join(delta.reasoning for delta in found)
+    return choices(found)[0], reasoning, list(calls.values()), found[-1].finish_reason
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("method", ["chat", "complete"])
+def test_calls_and_reasoning_are_found_in_the_text(tmp_path: Path, method: str, stream: bool) -> None:
+    """However it is cut; the second prompt ends inside the reasoning."""
+    prompt = "request.prompt" if method == "complete" else "request.prompt()"
+    source = f"""
+    def {method}(self, request):
+        opened = {prompt}.endswith("<think>")
+        yield from {CALL!r}[len("<think>") if opened else 0:]
+    """
+    parsers = python_config(CONCH_TOOL_PARSER="hermes", CONCH_REASONING_PARSER="think")
+    directory = text_model(tmp_path, source, config=parsers)
+    (directory / "1" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with conch.testing.load(directory) as model:
+        for text in ("hello", "<think>"):
+            body = conversation(text, tools=[TOOL], stream=stream)
+            assert said(deltas(model, CHAT, body)) == ("yes", "why", [("f", '{"x": 1}')], "tool_calls")
+            body["tool_choice"] = "none"
+            assert said(deltas(model, CHAT, body)) == (CALL.partition("</think>")[2], "why", [], "stop")
+
+
+@pytest.mark.parametrize(
+    ("choice", "finish_reason"),
+    [("required", "tool_calls"), ({"type": "function", "function": {"name": "f"}}, "stop")],
+)
+def test_a_forced_call_is_a_schema_for_the_model(tmp_path: Path, choice: object, finish_reason: str) -> None:
+    source = """
+    handles_schemas = True
+
+    async def chat(self, request):
+        schema = request.params["response_format"]["json_schema"]["schema"]
+        yield '{"name": "%s", "arguments": ' % schema["properties"]["name"]["const"]
+        yield '{"x": 1}}'
+    """
+    with conch.testing.load(text_model(tmp_path, source)) as model:
+        body = conversation(tools=[TOOL], tool_choice=choice)
+        assert said(deltas(model, CHAT, body)) == ("", "", [("f", '{"x": 1}')], finish_reason)
+        with pytest.raises(ModelError, match="response_format: a forced tool call has a schema of its own"):
+            deltas(model, CHAT, {**body, "response_format": {"type": "json_object"}})
+
+
+def test_a_model_may_handle_tools_by_itself(tmp_path: Path) -> None:
+    source = f"""
+    handles_tools = True
+
+    async def chat(self, request):
+        yield {CALL!r}
+        function = {{"name": str(request.params.get("tool_choice")), "arguments": "{{}}"}}
+        yield Delta(tool_calls=[{{"index": 0, "id": "1", "type": "function", "function": function}}])
+    """
+    with conch.testing.load(text_model(tmp_path, source)) as model:
+        for choice in ("auto", "required"):
+            body = conversation(tools=[TOOL], tool_choice=choice)
+            assert said(deltas(model, CHAT, body)) == (CALL, "", [(choice, "{}")], "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"tools": [TOOL]}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ],
+)
+def test_a_form_that_the_model_cannot_keep_is_refused(
+    tmp_path: Path, body: dict[str, Any], field: str
+) -> None:
+    source = """
+    def chat(self, request):
+        return "x"
+    """
+    with conch.testing.load(text_model(tmp_path, source)) as model:
+        with pytest.raises(ModelError, match=f"^{field}: ") as caught:
+            deltas(model, CHAT, conversation(**body))
+        assert caught.value.code == "INVALID_ARG"
+        free = conversation(tools=[TOOL], tool_choice="none", response_format={"type": "text"})
+        assert choices(deltas(model, CHAT, free)) == {0: "x"}
+
+
+@pytest.mark.parametrize("name", ["CONCH_TOOL_PARSER", "CONCH_REASONING_PARSER"])
+def test_an_unknown_parser_fails_the_load(tmp_path: Path, name: str) -> None:
+    source = """
+    def chat(self, request):
+        return "x"
+    """
+    directory = text_model(tmp_path, source, config=python_config(**{name: "guess"}))
+    with pytest.raises(conch.InvalidArgumentError, match=f"parameter '{name}': unknown .* 'guess'"):
+        conch.testing.load(directory)
+
+
+def test_tokens(tmp_path: Path) -> None:
+    source = """
+    def tokenize(self, text, request):
+        text = text if request.chat is None else request.chat.prompt()
+        ids = [1] * request.add_special_tokens + [ord(each) for each in text]
+        return {"tokens": ids, "token_strs": [chr(each) for each in ids], "max_model_len": 64}
+
+    async def detokenize(self, tokens, request):
+        return "".join(map(chr, tokens))
+
+    def render_prompt(self, request):
+        return request.messages[0]["content"] + "!"
+    """
+    with conch.testing.load(text_model(tmp_path, source)) as model:
+        assert model.config["parameters"]["CONCH_LLM"] == {"string_value": "tokenize"}
+
+        def answer(route: str, body: dict[str, Any]) -> Any:
+            (response,) = model.run(**asked(route, body))
+            return json.loads(response["text_output"][0])
+
+        shape = {"count": 3, "max_model_len": 64, "token_strs": None}
+        assert answer("/tokenize", {"prompt": "ab"}) == {**shape, "tokens": [1, 97, 98]}
+        assert answer("/tokenize", conversation("ab", return_token_strs=True)) == {
+            **shape,
+            "tokens": [97, 98, 33],
+            "token_strs": ["a", "b", "!"],
+        }
+        plain = answer("/tokenize", {"prompt": "ab", "add_special_tokens": False})
+        assert plain == {**shape, "count": 2, "tokens": [97, 98]}
+        assert answer("/detokenize", {"tokens": plain["tokens"]}) == {"prompt": "ab"}
+        for route, body, problem in (
+            ("/tokenize", {}, "prompt: must be a text; or give messages"),
+            ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, "add_special_tokens: must be true or"),
+            ("/detokenize", {"tokens": ["a"]}, "tokens: must be a list of tokens"),
+        ):
+            with pytest.raises(ModelError, match=problem):
+                answer(route, body)
 
 
 @pytest.mark.parametrize(
