@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model
 from conch_engines.genai.random_model import CONTEXT, write_random_model
@@ -144,6 +144,25 @@ def test_a_malformed_grammar_disturbs_no_other_request(engine: Any, grammar: Gra
         return text(await other)
 
     assert asyncio.run(beside()) == text(asyncio.run(answer(engine, "a thing", 30)))
+
+
+def test_after_a_failed_step_the_engine_is_opened_again(
+    engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a malformed grammar that is not checked, as it is no `Grammar`."""
+    malformed = genai.StructuredOutputConfig(regex="(ab")
+
+    async def both() -> list[Any]:
+        other = asyncio.ensure_future(answer(engine, "a thing", 400, values={"ignore_eos": True}))
+        await asyncio.sleep(0)
+        failing = answer(engine, "hello", values={"structured_output_config": malformed})
+        return await asyncio.gather(other, failing, return_exceptions=True)
+
+    before = text(asyncio.run(answer(engine, "a thing", 30)))
+    found = asyncio.run(both())
+    assert [type(each) for each in found] == [UnavailableError] * 2
+    assert caplog.messages == ["the engine of model 'tiny' failed and is opened again"]
+    assert text(asyncio.run(answer(engine, "a thing", 30))) == before
 
 
 def test_a_prompt_beyond_the_context_is_refused(engine: Any) -> None:
