@@ -10,14 +10,18 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
+from conch.core.add_ons import load_add_ons
 from conch.protocol.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from conch_control.config.problems import Problem, Problems, attempt, entry_path, nearest
 from conch_control.repoagents import Checksum, ModelContext, agent_names, find_hook, is_built_in
 
 _OWN = "CONCH_"
-_PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_LLM", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
+_PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
+_ADD_ONS = "conch.parameters"
+"""Entry-point group: tuples of the parameters that add-ons read."""
 
 
 def ineffective_settings(
@@ -43,7 +47,8 @@ def ineffective_settings(
                 f"warmup sample '{sample.name}' is not run: its batch_size is 0",
                 expected="at least 1",
             )
-    known = sorted([*_PARAMETERS, *of_backend])
+    of_add_ons = chain.from_iterable(load_add_ons(_ADD_ONS).values())
+    known = sorted({*_PARAMETERS, *of_backend, *of_add_ons})
     begins = tuple(name for name in known if name.endswith(("_", ".")))
     for key in sorted(config.parameters):
         if passed_on and not key.startswith(_OWN):

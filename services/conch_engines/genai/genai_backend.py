@@ -17,7 +17,6 @@ from conch_engines.genai import engine_settings
 from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.genai_model import TritonPythonModel
 from conch_engines.genai.model_on_disk import find_model
-from conch_llm.models import answer_parsers
 from conch_llm.models.adapter import adapt
 from conch_llm.models.answer_parsers import Parsers
 
@@ -33,7 +32,8 @@ class GenAiBackend(PythonBasedBackend):
     default_model_file = ""
     needs_model_file = False
     completion_runs_code = False
-    parameters = (*PARAMETERS, *engine_settings.PARAMETERS, *answer_parsers.PARAMETERS)
+    passes_parameters = False
+    parameters = (*PARAMETERS, "EXECUTION_ENV_PATH", *engine_settings.PARAMETERS)
 
     def __init__(self) -> None:
         super().__init__(Path(__file__).parent)
@@ -58,8 +58,8 @@ class GenAiBackend(PythonBasedBackend):
             )
 
     def doubts(self, spec: ModelSpec) -> Iterator[str]:
-        """Says so if the engine is not installed."""
-        if find_spec(_ENGINE) is None:
+        """Says so if the engine is not installed, unless the model has an environment of its own."""
+        if find_spec(_ENGINE) is None and not self.has_environment(spec):
             yield "package openvino-genai is not installed: pip install 'conch[genai]'"
 
     def load(self, spec: ModelSpec) -> BackendModel:

@@ -9,12 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support import warm_grpc
+from tests.support.environments import make_venv, site_of_numpy
 from tests.support.genai_models import random_model
 from tests.support.server_fixtures import server_fixture
 from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, eventually
-from tests.support.text_models import CHAT, conversation
+from tests.support.text_models import CHAT, conversation, deltas
 from tritonclient.grpc import service_pb2
 
+import conch.testing
 from conch_llm.deltas import decode_deltas
 
 pytest.importorskip("openvino_genai")
@@ -49,9 +51,21 @@ def running(server: AnyServer) -> bool:
     return bool(lines) and float(lines[0].split()[-1]) > 0
 
 
+def test_an_environment_of_its_own(tmp_path: Path) -> None:
+    """It has the engine and numpy, neither conch nor what conch needs."""
+    site = make_venv(tmp_path / "venv", numpy=False)
+    for name in ("numpy", "numpy.libs", "openvino", "openvino_genai", "openvino_tokenizers"):
+        (site / name).symlink_to(Path(site_of_numpy(), name))
+    directory = random_model(tmp_path, EXECUTION_ENV_PATH=f"{tmp_path}/venv")
+    with conch.testing.load(directory, placement="worker") as model:
+        found = deltas(model, CHAT, conversation("hello", max_tokens=3, ignore_eos=True))
+    assert sum(delta.tokens for delta in found) == 3
+
+
 def test_text_over_grpc(server: AnyServer) -> None:
     with client_of(server) as client:
-        assert client.get_model_config("tiny").config.parameters["CONCH_LLM"].string_value == "chat,complete"
+        parameters = client.get_model_config("tiny").config.parameters
+        assert parameters["CONCH_LLM"].string_value == "chat,complete,tokenize"
     with closing(RawClient(server.address)) as raw:
         outputs = [each.infer_response for each in raw.stream([request("hello")])]
     names = [output.name for output in outputs[0].outputs]

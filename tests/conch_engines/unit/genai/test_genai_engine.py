@@ -152,7 +152,7 @@ def test_after_a_failed_step_the_engine_is_opened_again(
     """With a malformed grammar that is not checked, as it is no `Grammar`."""
     malformed = genai.StructuredOutputConfig(regex="(ab")
 
-    async def both() -> list[Any]:
+    async def both() -> Any:
         other = asyncio.ensure_future(answer(engine, "a thing", 400, values={"ignore_eos": True}))
         await asyncio.sleep(0)
         failing = answer(engine, "hello", values={"structured_output_config": malformed})

@@ -2,7 +2,8 @@
 
 An entry point of the group ``conch.python_models`` names a function that takes such a class and returns one
 with `execute`, or None for a class that it does not know. A worker's interpreter may have other packages than
-the server's, so the server passes it the names of the functions and the places of their packages.
+the server's, so the server passes it the names of the functions and the places of their packages. It passes
+the places of backends' packages, too, since a backend's own code may run its models in workers.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict
 
+from conch.backends import GROUP as BACKENDS
 from conch.backends.python.runtime.tracebacks import hide_frames
 
 GROUP = "conch.python_models"
 
 
 class Adapters(TypedDict):
-    """The functions, as ``module:name``, and the path of each top-level package or module with some."""
+    """The functions, as ``module:name``, and paths of the top-level packages of functions and backends."""
 
     functions: list[str]
     packages: dict[str, str]
@@ -41,7 +43,7 @@ def installed_adapters() -> Adapters:
 
     found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     packages: dict[str, str] = {}
-    for entry in found:
+    for entry in (*found, *entry_points(group=BACKENDS)):
         top = entry.module.partition(".")[0]
         spec = find_spec(top)
         if spec is not None and spec.origin is not None:
