@@ -1,8 +1,9 @@
-"""`GenAiBackend`: language models of OpenVINO GenAI; each instance runs `genai_model`, mostly in a worker."""
+"""`GenAiBackend`: models of OpenVINO GenAI; each instance runs a Python model, mostly in a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,17 @@ from conch.core.backend import BackendModel
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.workers.python_based import PythonBasedBackend
-from conch_engines.genai import engine_settings
+from conch_engines.genai import (
+    embedding_model,
+    engine_settings,
+    genai_model,
+    rerank_model,
+    vector_settings,
+)
 from conch_engines.genai.engine_settings import EngineSettings
-from conch_engines.genai.genai_model import TritonPythonModel
-from conch_engines.genai.model_on_disk import find_model
+from conch_engines.genai.model_on_disk import EMBED, GENERATE, SCORE, TASK, find_model, find_task
+from conch_engines.genai.vector_settings import VectorSettings
+from conch_engines.model_config import parameter_texts
 from conch_llm.models.adapter import adapt
 from conch_llm.models.answer_parsers import Parsers
 
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
     from conch.core.bls import ServerCalls
 
 _ENGINE = "openvino_genai"
+_MODULES = {GENERATE: genai_model, EMBED: embedding_model, SCORE: rerank_model}
 
 
 class GenAiBackend(PythonBasedBackend):
@@ -33,7 +42,10 @@ class GenAiBackend(PythonBasedBackend):
     needs_model_file = False
     completion_runs_code = False
     passes_parameters = False
-    parameters = (*PARAMETERS, "EXECUTION_ENV_PATH", *engine_settings.PARAMETERS)
+    parameters = (
+        *(*PARAMETERS, "EXECUTION_ENV_PATH", TASK),
+        *(*engine_settings.PARAMETERS, *vector_settings.PARAMETERS),
+    )
 
     def __init__(self) -> None:
         super().__init__(Path(__file__).parent)
@@ -42,16 +54,25 @@ class GenAiBackend(PythonBasedBackend):
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Adds the tensors and the declaration of a model with methods for text."""
-        adapted = adapt(TritonPythonModel)
+        task = find_task(version_directory, config.get("name", ""), parameter_texts(config))
+        adapted = adapt(_MODULES[task].TritonPythonModel)
         assert adapted is not None
         return auto_complete(adapted, config)
 
     def check(self, spec: ModelSpec) -> None:
         """Validates settings, and finds the model's files."""
         super().check(spec)
-        EngineSettings.of(spec.parameters)
-        Parsers.of(spec.parameters)
-        find_model(spec.version_directory, spec.name)
+        task = find_task(spec.version_directory, spec.name, spec.parameters)
+        if task == GENERATE:
+            Parsers.of(spec.parameters)
+            EngineSettings.of(spec.parameters)
+            for name in sorted(spec.parameters.keys() & set(vector_settings.PARAMETERS)):
+                raise InvalidArgumentError(
+                    f"parameter '{name}' has no effect for a model that generates text"
+                )
+        else:
+            VectorSettings.of(spec.parameters, task)
+        find_model(spec.version_directory, spec.name, task)
         if spec.max_batch_size:
             raise InvalidArgumentError(
                 f"model '{spec.name}': max_batch_size must be 0, as the engine batches by itself"
@@ -72,5 +93,6 @@ class GenAiBackend(PythonBasedBackend):
         self.check(spec)
         return super().load_within(spec, calls)
 
-    def _file(self, version_directory: Path, name: str) -> str:
-        return str(Path(__file__).with_name("genai_model.py"))
+    def _with_file(self, spec: ModelSpec) -> ModelSpec:
+        task = find_task(spec.version_directory, spec.name, spec.parameters)
+        return replace(spec, model_file=str(_MODULES[task].__file__))

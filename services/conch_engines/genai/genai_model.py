@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conch.backends.python.api.pb_metrics import MetricFamily
 from conch.core.errors import InvalidArgumentError
 from conch_engines.genai.engine_settings import EngineSettings
-from conch_engines.genai.model_on_disk import find_model
+from conch_engines.genai.model_on_disk import find_model, parameters_of
 from conch_engines.genai.sampling import read_sampling
 from conch_llm.deltas import Delta
 from conch_llm.models.model_requests import ChatRequest, CompletionRequest, TokenizeRequest
@@ -36,11 +36,7 @@ class TritonPythonModel:
         from conch_engines.genai.engine import Engine
 
         name = args["model_name"]
-        config = json.loads(args["model_config"])
-        parameters = {
-            key: str(value.get("string_value", "")) for key, value in config.get("parameters", {}).items()
-        }
-        settings = EngineSettings.of(parameters)
+        settings = EngineSettings.of(parameters_of(args))
         files = find_model(Path(args["model_repository"], args["model_version"]), name)
         self._own = files.sampling
         self._metrics = _Metrics(name, args["model_version"])

@@ -11,7 +11,20 @@ from typing import Any
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch_engines.genai.gguf_file import read_metadata
 
-_FOLDER = ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
+GENERATE, EMBED, SCORE = "generate", "embed", "score"
+TASK = "CONCH_TASK"
+"""Config parameter: the task of a folder whose ``config.json`` does not tell."""
+
+_FOLDER = ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml")
+_DETOKENIZER = "openvino_detokenizer.xml"
+_TASKS = {
+    "ForCausalLM": GENERATE,
+    "ForConditionalGeneration": GENERATE,
+    "LMHeadModel": GENERATE,
+    "ForSequenceClassification": SCORE,
+    "Model": EMBED,
+}
+"""Tasks by the end of an architecture's name; the first that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +42,37 @@ class ModelFiles:
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_model(directory: Path, name: str) -> ModelFiles:
+def parameters_of(args: Mapping[str, str]) -> dict[str, str]:
+    """The config's parameters in the arguments of a Python model."""
+    found = json.loads(args["model_config"]).get("parameters", {})
+    return {key: str(value.get("string_value", "")) for key, value in found.items()}
+
+
+def find_task(directory: Path, name: str, parameters: Mapping[str, str]) -> str:
+    """What a model does: ``generate``, ``embed`` or ``score``.
+
+    Raises:
+        InvalidArgumentError: The parameter or ``config.json`` has nothing that is known.
+    """
+    asked = parameters.get(TASK, "")
+    if asked:
+        if asked not in (GENERATE, EMBED, SCORE):
+            raise InvalidArgumentError(f"parameter '{TASK}' must be generate, embed or score, not '{asked}'")
+        return asked
+    found = _object(directory / "config.json", name).get("architectures")
+    if not isinstance(found, list) or not found:
+        return GENERATE
+    architecture = str(found[0])
+    for end, task in _TASKS.items():
+        if architecture.endswith(end):
+            return task
+    raise InvalidArgumentError(
+        f"model '{name}': the architecture {architecture!r} in '{directory / 'config.json'}' does not tell "
+        f"what the model does: set parameter '{TASK}' to generate, embed or score"
+    )
+
+
+def find_model(directory: Path, name: str, task: str = GENERATE) -> ModelFiles:
     """The model in a version directory.
 
     Raises:
@@ -39,7 +82,8 @@ def find_model(directory: Path, name: str) -> ModelFiles:
     graph = directory / _FOLDER[0]
     weights = sorted(directory.glob("*.gguf"))
     if graph.is_file():
-        missing = [each for each in _FOLDER if not (directory / each).is_file()]
+        needed = (*_FOLDER, _DETOKENIZER) if task == GENERATE else _FOLDER
+        missing = [each for each in needed if not (directory / each).is_file()]
         if missing:
             raise InvalidArgumentError(f"model '{name}': '{directory}' lacks {', '.join(missing)}")
         config = _object(directory / "config.json", name)
@@ -49,6 +93,8 @@ def find_model(directory: Path, name: str) -> ModelFiles:
             f"unable to find '{graph}' or a .gguf file for model '{name}': the version directory holds a "
             f"folder as optimum-intel exports it, or one GGUF file"
         )
+    if task != GENERATE:
+        raise InvalidArgumentError(f"model '{name}': the task '{task}' needs a folder of OpenVINO, not GGUF")
     if len(weights) > 1:
         names = ", ".join(each.name for each in weights)
         raise InvalidArgumentError(f"model '{name}': one GGUF file is expected, there are {names}")
