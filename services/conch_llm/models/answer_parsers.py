@@ -79,9 +79,11 @@ class Reading:
 
     def reader(self, asked: TextRequest, index: int) -> AnswerReader:
         """The reader of a choice; its prompt must have been rendered."""
+        # A schema leaves no room for the end of a reasoning that the prompt has begun.
+        begun = self._begun and not any(_is_form(asked.params.get(name)) for name in _FORMS)
         return AnswerReader(
             tool_parser=self._tools() if self._tools else None,
-            reasoning=ReasoningSplitter(self._begun) if self._reasoning else None,
+            reasoning=ReasoningSplitter(begun) if self._reasoning else None,
             stop=asked.stop,
             include_stop=asked.params.get("include_stop_str_in_output") is True,
             index=index,

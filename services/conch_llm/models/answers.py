@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -217,6 +216,7 @@ class Choice:
         self.index = index
         self._asked = asked
         self._reading = reading
+        self._reader: AnswerReader | None = None
         self._max_tokens = asked.max_tokens
         self._tokens = 0
         self._calls = False
@@ -224,12 +224,7 @@ class Choice:
     @property
     def ended(self) -> bool:
         """Whether its last delta has been made."""
-        return "_reader" in vars(self) and self._reader.ended
-
-    @cached_property
-    def _reader(self) -> AnswerReader:
-        # Made at the first delta: how it begins depends on the prompt.
-        return self._reading.reader(self._asked, self.index)
+        return self._reader is not None and self._reader.ended
 
     def take(self, delta: Delta) -> Sequence[Delta]:
         """What is sent of a delta."""
@@ -239,8 +234,14 @@ class Choice:
             delta = replace(delta, finish_reason="length")
         if not delta.text and delta == Delta(index=self.index):
             return ()
-        return self._reader.read(delta)
+        return self._opened().read(delta)
 
     def end(self) -> Sequence[Delta]:
         """The last delta of a choice whose model has ended."""
-        return self._reader.end("tool_calls" if self._calls else "stop")
+        return self._opened().end("tool_calls" if self._calls else "stop")
+
+    def _opened(self) -> AnswerReader:
+        # Made at the first delta: how it begins depends on the prompt.
+        if self._reader is None:
+            self._reader = self._reading.reader(self._asked, self.index)
+        return self._reader

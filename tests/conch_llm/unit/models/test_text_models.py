@@ -226,11 +226,14 @@ def test_a_forced_call_is_a_schema_for_the_model(tmp_path: Path, choice: object,
     handles_schemas = True
 
     async def chat(self, request):
+        assert request.prompt() == "<think>"  # a call has no reasoning
         schema = request.params["response_format"]["json_schema"]["schema"]
         yield '{"name": "%s", "arguments": ' % schema["properties"]["name"]["const"]
         yield '{"x": 1}}'
     """
-    with conch.testing.load(text_model(tmp_path, source)) as model:
+    directory = text_model(tmp_path, source, config=python_config(CONCH_REASONING_PARSER="think"))
+    (directory / "1" / "chat_template.jinja").write_text("<think>")
+    with conch.testing.load(directory) as model:
         body = conversation(tools=[TOOL], tool_choice=choice)
         assert said(deltas(model, CHAT, body)) == ("", "", [("f", '{"x": 1}')], finish_reason)
         with pytest.raises(ModelError, match="response_format: a forced tool call has a schema of its own"):
