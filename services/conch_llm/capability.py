@@ -8,6 +8,7 @@ from conch.core.spec import ModelSpec, TensorSpec
 from conch_llm.contract import CHAT, COMPLETIONS, DECLARATION, EMBEDDINGS, ROUTES_BY_DECLARATION
 
 _PROMPTS = ("text_input", "prompt", "PROMPT")
+_WITHOUT_TEXT = {"embed", "score", "tokenize"}
 _FLOATS = ("FP16", "BF16", "FP32", "FP64")
 
 EMBEDDING_REQUEST = "embedding_request"
@@ -57,6 +58,8 @@ def capability(spec: ModelSpec) -> Capability:
     written = str(spec.parameters.get(DECLARATION, ""))
     declared = frozenset(filter(None, (each.strip() for each in written.split(","))))
     declared &= ROUTES_BY_DECLARATION.keys()
+    if declared and declared <= _WITHOUT_TEXT:
+        return Capability(declared)  # its tensors take bodies only
     prompt = _prompt(spec)
     output = _output(spec)
     return Capability(declared, prompt, output, _embeds(spec))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from conch.backends.python.api.pb_model_config import auto_complete
 from conch.backends.python.python_settings import PARAMETERS
 from conch.core.backend import BackendModel
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.workers.python_based import PythonBasedBackend
 from conch_engines.genai import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from conch.core.bls import ServerCalls
 
 _ENGINE = "openvino_genai"
+_LONGEST = "max_model_len"
 _MODULES = {GENERATE: genai_model, EMBED: embedding_model, SCORE: rerank_model}
 
 
@@ -53,11 +55,18 @@ class GenAiBackend(PythonBasedBackend):
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Adds the tensors and the declaration of a model with methods for text."""
-        task = find_task(version_directory, config.get("name", ""), parameter_texts(config))
+        """Adds the tensors and the declaration of a model with methods for text, and its context's length."""
+        name, parameters = config.get("name", ""), parameter_texts(config)
+        task = find_task(version_directory, name, parameters)
         adapted = adapt(_MODULES[task].TritonPythonModel)
         assert adapted is not None
-        return auto_complete(adapted, config)
+        completed = auto_complete(adapted, config)
+        if _LONGEST not in parameters:
+            with suppress(ConchError):  # `check` raises it
+                longest = find_model(version_directory, name, task).context_length
+                if longest is not None:
+                    completed.setdefault("parameters", {})[_LONGEST] = {"string_value": str(longest)}
+        return completed
 
     def check(self, spec: ModelSpec) -> None:
         """Validates settings, and finds the model's files."""

@@ -43,7 +43,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[conch.testing.Lo
 
 def test_the_config_is_completed(model: conch.testing.LoadedModel) -> None:
     config: Any = model.config
-    assert config["parameters"]["CONCH_LLM"]["string_value"] == "chat,complete,tokenize"
+    parameters = {name: each["string_value"] for name, each in config["parameters"].items()}
+    assert parameters["CONCH_LLM"] == "chat,complete,tokenize"
+    assert parameters["max_model_len"] == str(CONTEXT)
     assert model.decoupled
 
 
