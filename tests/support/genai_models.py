@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from conch_engines.genai.random_model import write_random_model
+from conch_engines.openvino.openvino_engine import import_openvino
 
 _WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 _VOCABULARY = [*_WORDS, *string.ascii_lowercase, *(f"##{each}" for each in string.ascii_lowercase)]
@@ -29,7 +30,7 @@ def random_vectors(root: Path, architecture: str, name: str = "vectors", **param
 
     Its tokens are letters; their vectors depend on their places.
     """
-    import openvino
+    openvino = import_openvino()
 
     directory = _model(root, name, parameters)
     folder = directory / "1"
@@ -53,7 +54,7 @@ def _model(root: Path, name: str, parameters: dict[str, str]) -> Path:
 
 def _tokenizer() -> Any:
     """Letters as by BERT, with the template of pairs that the engine reads."""
-    import openvino
+    openvino = import_openvino()
     from openvino_tokenizers import tokenizer_pipeline as steps  # type: ignore[import-untyped]
     from openvino_tokenizers.utils import change_outputs_type  # type: ignore[import-untyped]
 
@@ -109,7 +110,7 @@ def _hidden() -> tuple[list[Any], Any]:
 
 
 def _graph(result: Any, inputs: list[Any], name: str) -> Any:
-    import openvino
+    openvino = import_openvino()
 
     result.output(0).set_names({name})
     return openvino.Model([result], inputs, "random")

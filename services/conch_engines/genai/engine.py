@@ -16,11 +16,10 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import openvino
-import openvino_genai as genai
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch_engines.genai.engine_settings import EngineSettings
+from conch_engines.genai.genai_library import genai, openvino
 from conch_engines.genai.grammar_check import GrammarCheck, structure
 from conch_engines.genai.model_on_disk import ModelFiles
 from conch_engines.genai.sampling import Sampling

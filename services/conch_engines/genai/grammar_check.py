@@ -12,10 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import openvino
-import openvino_genai as genai
 
 from conch.core.errors import InvalidArgumentError
+from conch_engines.genai.genai_library import genai, openvino
 from conch_engines.genai.random_model import write_random_model
 from conch_engines.genai.sampling import Grammar
 

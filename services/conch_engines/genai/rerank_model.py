@@ -25,8 +25,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Loads the model."""
-        import openvino_genai as genai
-
+        from conch_engines.genai.genai_library import genai
         from conch_engines.genai.text_lengths import TextLengths
 
         parameters = parameters_of(args)

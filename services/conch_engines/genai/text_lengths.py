@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import openvino_genai as genai
-
 from conch.core.errors import InvalidArgumentError
+from conch_engines.genai.genai_library import genai
 
 
 class TextLengths:

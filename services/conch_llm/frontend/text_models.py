@@ -28,14 +28,13 @@ from conch_llm.language.tool_calls import (
     schema_of_call,
     tool_call_parser,
 )
+from conch_llm.models.answer_parsers import Parsers
 from conch_llm.openai_settings import TextDefaults
 
 T = TypeVar("T")
 
 TOOL_PARSER = "CONCH_TOOL_PARSER"
 """Config parameter: how a model writes tool calls, such as ``hermes``."""
-REASONING = "CONCH_REASONING"
-"""Config parameter: ``true`` if answers may begin with ``<think>``; not needed if prompts end with it."""
 CHAT_TEMPLATE = "chat_template"
 """Config parameter: file of the chat template."""
 TOKENIZER = "tokenizer"
@@ -147,7 +146,7 @@ class TextModels:
         if call.route == CHAT:
             tools = self._calls_in(model, fields)
             begun = isinstance(prompt, str) and begins_reasoning(prompt)
-            if begun or model.spec.parameters.get(REASONING, "").lower() == "true":
+            if begun or Parsers.of(model.spec.parameters).reasoning:
                 reasoning = ReasoningSplitter(begun)
         return AnswerReader(
             tool_parser=tools,

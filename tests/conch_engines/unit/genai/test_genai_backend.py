@@ -17,7 +17,7 @@ from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import find_model
 from conch_engines.genai.random_model import CONTEXT
 
-pytest.importorskip("openvino_genai")
+pytest.importorskip("conch_engines.genai.genai_library")
 TOOL = {
     "type": "function",
     "function": {

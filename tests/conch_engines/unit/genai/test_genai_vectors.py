@@ -13,7 +13,7 @@ from tests.support.text_models import asked
 
 import conch.testing
 
-pytest.importorskip("openvino_genai")
+pytest.importorskip("conch_engines.genai.genai_library")
 EMBEDDER, RERANKER = "BertModel", "BertForSequenceClassification"
 EMBED, RERANK = "/v1/embeddings", "/v1/rerank"
 IN_PROCESS = {"CONCH_PLACEMENT": "in_process"}
