@@ -20,7 +20,7 @@ from conch_engines.genai.sampling import Grammar, Sampling
 from conch_engines.genai.text_decoder import TextDecoder, TextStream
 from conch_llm.deltas import Delta
 
-genai = pytest.importorskip("conch_engines.genai.genai_library")
+genai = pytest.importorskip("conch_engines.genai.genai_library").genai
 GREEDY: dict[str, Any] = {"do_sample": False}
 
 
