@@ -147,4 +147,6 @@ def test_a_stop_cancels_a_start_and_closes_once(models: Path) -> None:
         with pytest.raises(UnavailableError, match="Server exiting"):
             start.result(WAIT_S)
         stop.result(WAIT_S)
-    assert options.calls == ["check", "refuse_changes", "drain", "disconnect", "flush", "close"]
+    # Without the models: the start may have got as far as to load them.
+    stages = [call.partition(" ")[0] for call in options.calls]
+    assert stages == ["check", "refuse_changes", "drain", "disconnect", "flush", "close"]
