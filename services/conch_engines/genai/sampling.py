@@ -56,6 +56,7 @@ _FLOATS = {
 _REFUSED = (
     *("logit_bias", "prompt_logprobs", "bad_words", "allowed_token_ids", "suffix", "use_beam_search"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "truncate_prompt_tokens"),
+    "chat_template",
 )
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GREEDY = 1e-5  # temperatures below are greedy, as in vLLM

@@ -18,7 +18,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """A server with `words`, which has aliases, `told`, `native` and `vectors`."""
     models = tmp_path_factory.mktemp("models")
     write_words(
-        models, served_model_name="org/words, gpt", CONCH_LLM_ADAPTERS="pirate", CONCH_TOOL_PARSER="hermes"
+        models,
+        served_model_name="org/words, gpt, smollm",
+        CONCH_LLM_ADAPTERS="pirate",
+        CONCH_TOOL_PARSER="hermes",
     )
     write_words(models, "thinks", CONCH_REASONING_PARSER="think")
     write_told(models)

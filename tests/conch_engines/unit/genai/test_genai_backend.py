@@ -124,6 +124,7 @@ def test_tokens_make_their_text_again(model: conch.testing.LoadedModel) -> None:
     ("body", "named"),
     [
         ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"logprobs": True, "top_logprobs": 2, "temperature": 0}, "top_logprobs"),
