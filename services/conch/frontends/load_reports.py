@@ -1,7 +1,7 @@
 """ORCA load reports: the server's load for proxies, in the formats of response headers and trailing metadata.
 
 Utilisation is that of the busiest model version. Models' gauges that have a name of Triton's reports
-(`_EXPORTED`) are passed on.
+(`_EXPORTED`), or that engines have for the same (`_REPORTED_AS`), are passed on.
 Owns: the texts of the last report.
 Threads and locks: any thread, no lock; two threads may render the same report.
 """
@@ -25,6 +25,11 @@ _EXPORTED: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "max_token_capacity": sum,
 }
 """Names of models' gauges in Triton's reports, and how those of several models are joined."""
+_REPORTED_AS: Final[Mapping[str, str]] = {
+    "openvino_genai:kv_cache_usage_perc": "kv_cache_utilization",
+    "vllm:kv_cache_usage_perc": "kv_cache_utilization",
+}
+"""Engines' gauges under other names, and those of Triton's reports."""
 _DIGITS: Final = 4
 _EMPTY: Final = b"\x18\x00"
 """The standard's former field for requests per second, with 0; it fills a report up to a multiple of three
@@ -86,12 +91,13 @@ class LoadReports:
         return rendered
 
     def _gauges(self) -> dict[str, float]:
-        found = {}
+        found: dict[str, list[float]] = {}
         for family in self._exported():
+            name = _REPORTED_AS.get(family.name, family.name)
             values = [each.value for each in family.metrics if isinstance(each.value, float)]
-            if family.name in _EXPORTED and family.kind == "gauge" and values:
-                found[family.name] = float(_EXPORTED[family.name](values))
-        return found
+            if name in _EXPORTED and family.kind == "gauge" and values:
+                found.setdefault(name, []).extend(values)
+        return {name: float(_EXPORTED[name](values)) for name, values in found.items()}
 
 
 def trailing(reports: LoadReports | None, metadata: Metadata | None = None) -> Metadata | None:

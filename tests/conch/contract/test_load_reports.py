@@ -34,10 +34,10 @@ class TritonPythonModel:
     def initialize(self, args):
         gauge = pb_utils.MetricFamily.GAUGE
         self.families = {name: pb_utils.MetricFamily(name, name, gauge) for name in
-                         ("kv_cache_utilization", "max_token_capacity", "other")}
+                         ("kv_cache_utilization", "max_token_capacity", "vllm:kv_cache_usage_perc", "other")}
         self.metrics = []
         for name, values in {"kv_cache_utilization": (0.25, 0.5), "max_token_capacity": (100, 50),
-                             "other": (1,)}.items():
+                             "vllm:kv_cache_usage_perc": (0.625,), "other": (1,)}.items():
             for number, value in enumerate(values):
                 self.metrics.append(self.families[name].Metric(labels={"number": str(number)}))
                 self.metrics[-1].set(value)
@@ -104,7 +104,7 @@ def test_http_requests_that_ask_get_a_report(reporting: AnyServer, wanted: str, 
         *(f"named_metrics.{name}" for name in ("pending_requests", "running_requests")),
         *(f"named_metrics.{name}" for name in ("kv_cache_utilization", "max_token_capacity")),
     }
-    assert found["named_metrics.kv_cache_utilization"] == 0.5, "of the fullest"
+    assert found["named_metrics.kv_cache_utilization"] == 0.625, "of the fullest, by either name"
     assert found["named_metrics.max_token_capacity"] == 150, "of all together"
     assert 0 <= found["application_utilization"] <= 1
 
@@ -152,7 +152,7 @@ def test_grpc_calls_end_with_a_report_where_it_is_on(reporting: AnyServer, serve
         ("ModelStreamInfer", 1.0, "0"),
     ):
         report = eventually(lambda: measured(method, value, status), "it is counted")  # noqa: B023
-        assert report.named_metrics["kv_cache_utilization"] == 0.5
+        assert report.named_metrics["kv_cache_utilization"] == 0.625
     assert {name: report.DESCRIPTOR.fields_by_name[name].number for name in FIELDS} == FIELDS
     unknown = service_pb2.ModelInferRequest(model_name="none")
     assert over_grpc(reporting, "ModelInfer", unknown)[1] is not None

@@ -1,0 +1,82 @@
+"""Gauges of models that take text, by which gateways choose a server.
+
+Requests are counted from the server's queue, and from the gauges of the model's engine where it has them: an
+engine takes requests from the queue before it runs them.
+
+Threads and locks: any thread, no state.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from conch.core.custom_metrics import FamilySnapshot
+from conch.core.registry import Registry
+from conch.observability.metrics.sample_text import Family, sample
+from conch_llm.capability import capability
+
+_WAITING = Family(
+    "conch_llm_waiting_requests",
+    "gauge",
+    "Requests that wait for their execution, in the server's queue and in the engine's",
+)
+_RUNNING = Family("conch_llm_running_requests", "gauge", "Requests that the model or its engine runs")
+_KV_USAGE = Family("conch_llm_kv_cache_usage_ratio", "gauge", "Used share of the engine's KV cache, 0 to 1")
+
+_ENGINE_WAITING = ("vllm:num_requests_waiting",)
+_ENGINE_RUNNING = ("vllm:num_requests_running", "openvino_genai:num_requests_running")
+_ENGINE_KV_USAGE = ("vllm:kv_cache_usage_perc", "openvino_genai:kv_cache_usage_perc")
+
+
+class EngineGauges:
+    """Reads the gauges of all models that take text.
+
+    Args:
+        registry: The models.
+        defined: Reads the metrics that models define.
+    """
+
+    def __init__(self, registry: Registry, defined: Callable[[], Sequence[FamilySnapshot]]) -> None:
+        self._registry = registry
+        self._defined = defined
+
+    def families(self) -> Sequence[tuple[Family, list[str]]]:
+        """The families and their samples: sums over the versions of a model, of KV caches the fullest."""
+        pending: dict[str, int] = defaultdict(int)
+        running: dict[str, int] = defaultdict(int)
+        for entry in self._registry.entries.values():
+            for model in entry.ready.values():
+                if capability(model.spec).speaks:
+                    pending[model.spec.name] += model.pending
+                    running[model.spec.name] += model.statistics.gauges().running
+        defined = {family.name: family for family in self._defined() if family.kind == "gauge"}
+        waiting_inside = _by_model(defined, _ENGINE_WAITING, sum)
+        running_inside = _by_model(defined, _ENGINE_RUNNING, sum)
+        usage = _by_model(defined, _ENGINE_KV_USAGE, max)
+        waiting = {name: count + waiting_inside.get(name, 0) for name, count in pending.items()}
+        return [
+            (_WAITING, _samples(_WAITING, waiting)),
+            (_RUNNING, _samples(_RUNNING, {**running, **_known(running_inside, running)})),
+            (_KV_USAGE, _samples(_KV_USAGE, _known(usage, running))),
+        ]
+
+
+def _by_model(
+    defined: Mapping[str, FamilySnapshot], names: Sequence[str], join: Callable[[Sequence[float]], float]
+) -> dict[str, float]:
+    values: dict[str, list[float]] = defaultdict(list)
+    for name in names:
+        for metric in defined[name].metrics if name in defined else ():
+            if isinstance(metric.value, float) and "model" in metric.labels:
+                values[metric.labels["model"]].append(metric.value)
+    return {model: join(found) for model, found in values.items()}
+
+
+def _known(found: Mapping[str, float], models: Mapping[str, int]) -> dict[str, float]:
+    """Those of loaded models: a worker's gauges may outlive it for a while."""
+    return {name: value for name, value in found.items() if name in models}
+
+
+def _samples(family: Family, values: Mapping[str, float]) -> list[str]:
+    return [sample(family.name, value, {"model": name}) for name, value in sorted(values.items())]
