@@ -242,6 +242,8 @@ def test_the_death_of_the_engine(server: ServerProcess) -> None:
         eventually(lambda: client.is_model_ready("tiny"), "another worker serves", START_S)
         assert engine_process(server) != engine
         assert ask(server, "tiny", text_input="a", sampling_parameters=sampled())[0].text
+    # Here, as processes that began in this test have to end in it.
+    assert server.stop() == 0, server.errors
 
 
 def engine_process(server: ServerProcess) -> int:
