@@ -13,13 +13,15 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from tests.support.metrics import of_model, scrape
 from tests.support.servers import ServerProcess, client_of, eventually, started, write_model
-from tests.support.text_requests import Said, ask, asking
+from tests.support.text_requests import RESPONSE_S, Said, ask, asking
 
 from conch_llm.contract import CONTENT_TYPE, ROUTE, STATUS
 
@@ -75,6 +77,7 @@ def server(repository: Path) -> Iterator[ServerProcess]:
     flags = [
         f"--model-repository={repository}",
         "--grpc-port=0",
+        "--http-port=0",
         "--model-control-mode=explicit",
         f"--backend-config=vllm,environment-cache={CACHE}/environments",
         "--backend-config=vllm,environment-cache-mb=20000",
@@ -164,6 +167,40 @@ def test_openai_routes(server: ServerProcess) -> None:
     assert json.loads(answered.text)["object"] == "response"
     (said,) = native(server, "/v1/embeddings", input="a")
     assert said.error == "model 'tiny' has no route '/v1/embeddings'"
+
+
+def test_openai_client(server: ServerProcess) -> None:
+    """Over HTTP, by the name of the model and by that of `served_model_name`."""
+    url = f"http://{server.http_address}/v1"
+    with closing(openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=RESPONSE_S)) as client:
+        listed = {entry.id: entry for entry in client.models.list()}
+        assert {"tiny", "org/tiny"} & set(listed)
+        asked: dict[str, Any] = {
+            "messages": [{"role": "user", "content": "hi"}],
+            "temperature": 0,
+            "max_tokens": 4,
+        }
+        whole = client.chat.completions.create(model="tiny", logprobs=True, top_logprobs=2, **asked)
+        (choice,) = whole.choices
+        assert choice.logprobs is not None and len(choice.logprobs.content or ()) == 4
+        assert whole.usage is not None and whole.usage.completion_tokens == 4
+        options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = list(client.chat.completions.create(model="org/tiny", **asked, **options))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == choice.message.content
+        assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
+        several = client.completions.create(model="tiny", prompt=["a", "b"], n=2, max_tokens=2, seed=1)
+        assert [each.index for each in several.choices] == [0, 1, 2, 3]
+        with pytest.raises(openai.BadRequestError, match=r"(?i)temperature"):
+            client.chat.completions.create(model="tiny", **{**asked, "temperature": -1})
+        with pytest.raises(openai.NotFoundError, match="The model `other` does not exist"):
+            client.chat.completions.create(model="other", **asked)
+        endless: Any = {"max_tokens": LONGEST - 100, "stream": True, "extra_body": {"ignore_eos": True}}
+        before = generated(server)
+        with client.completions.create(model="tiny", prompt="a", **endless) as stream:
+            assert next(iter(stream)).choices
+        eventually(lambda: generated(server) > before, "metrics are forwarded")
+        eventually(lambda: running(server) == 0, "the engine has aborted the answer to a client that left")
 
 
 def test_a_named_tool(server: ServerProcess) -> None:
