@@ -145,12 +145,8 @@ class Server:
         """Where its output goes."""
         return LOGS / f"{self.name}.log"
 
-    def start(self) -> None:
-        """Start it and wait until it calls itself ready.
-
-        Raises:
-            ServerError: it ended or was not ready in time.
-        """
+    def launch(self) -> None:
+        """Starts it, and does not wait."""
         ports = Ports.free()
         command = self._command(ports)
         LOGS.mkdir(exist_ok=True)
@@ -168,8 +164,16 @@ class Server:
         self.address = f"127.0.0.1:{ports.grpc}"
         self.http = f"127.0.0.1:{ports.http}"
         self.metrics = f"127.0.0.1:{ports.metrics}"
+
+    def start(self, within_s: float = START_DEADLINE) -> None:
+        """Start it and wait until it calls itself ready.
+
+        Raises:
+            ServerError: it ended or was not ready in time.
+        """
+        self.launch()
         try:
-            self._wait_ready(time.monotonic() + START_DEADLINE)
+            self._wait_ready(time.monotonic() + within_s)
         except BaseException:
             self.stop()
             raise
@@ -181,7 +185,7 @@ class Server:
                 if not self.running():
                     raise ServerError(f"{self.name} ended while starting:\n{self.tail()}")
                 if time.monotonic() > deadline:
-                    raise ServerError(f"{self.name} was not ready in {START_DEADLINE:.0f} s:\n{self.tail()}")
+                    raise ServerError(f"{self.name} was not ready in time:\n{self.tail()}")
                 pause.wait(0.05)  # it answers, but not yet ready: do not spin
             self.version = probe.version()
         for process in self._processes():
@@ -189,7 +193,7 @@ class Server:
                 paths = (entry.path for entry in process.memory_maps())
                 self._regions.update(Path(path) for path in paths if path.startswith(STUB_REGIONS))
 
-    def wait_for_http(self) -> None:
+    def wait_for_http(self, within_s: float = HTTP_DEADLINE) -> None:
         """Waits until something listens on its HTTP port: a server may be ready over gRPC before.
 
         Raises:
@@ -197,7 +201,7 @@ class Server:
         """
         host, _, port = self.http.partition(":")
         pause = threading.Event()
-        deadline = time.monotonic() + HTTP_DEADLINE
+        deadline = time.monotonic() + within_s
         while True:
             with suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
                 return

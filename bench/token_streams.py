@@ -10,8 +10,10 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -39,7 +41,16 @@ CASES = {
     "paced 8": ("tokens_5ms", 8),
     "paced 32": ("tokens_5ms", 32),
     "paced 64": ("tokens_5ms", 64),
+    "vllm 1": ("tiny", 1),
+    "vllm 8": ("tiny", 8),
+    "vllm 32": ("tiny", 32),
 }
+OF_VLLM = "vllm"
+"""The first word of cases that ask vLLM: its own server, and conch with the same engine."""
+_START_S = 300.0
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+ENGINE = {"enforce_eager": True, "max_model_len": 2048, "dtype": "float32"}
 HEADER = (
     "| case | server | tokens/s | CPU µs/token: server | model's process "
     "| first token p50 / p99 ms | gap p50 / p99 ms |\n" + "|---" * 7 + "|"
@@ -67,6 +78,7 @@ class Stream(asyncio.Protocol):
         self._until = until
         self._began = self._last = 0.0
         self._text = b""
+        self._events = 0
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,7 +88,7 @@ class Stream(asyncio.Protocol):
         self._send()
 
     def _send(self) -> None:
-        self._began, self._last, self._text = time.perf_counter(), 0.0, b""
+        self._began, self._last, self._text, self._events = time.perf_counter(), 0.0, b"", 0
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -94,8 +106,11 @@ class Stream(asyncio.Protocol):
             else:
                 self._figures.firsts.append(now - self._began)
             self._last = now
-            self._figures.tokens += count
+            self._events += count
         if self._text.endswith(b"\r\n0\r\n\r\n"):
+            # An event has several tokens where the client or the server is behind.
+            counted = _USAGE.findall(self._text)
+            self._figures.tokens += int(counted[-1]) if counted else self._events
             if now < self._until:
                 self._send()
             else:
@@ -112,6 +127,8 @@ def request_of(server: Target, model: str, tokens: int, address: str) -> bytes:
     if server.openai:
         path = "/v1/completions"
         body = {"model": model, "prompt": "Say it.", "max_tokens": tokens, "stream": True}
+        if server.vllm:
+            body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
     else:
         path = f"/v2/models/{model}/generate_stream"
         body = {"text_input": "Say it.", "max_tokens": tokens}
@@ -122,11 +139,12 @@ def request_of(server: Target, model: str, tokens: int, address: str) -> bytes:
 
 @dataclass
 class Target:
-    """A server, and whether its OpenAI routes are asked."""
+    """A server, whether its OpenAI routes are asked, and whether it has vLLM's engine."""
 
     name: str
     server: Server
     openai: bool = False
+    vllm: bool = False
 
 
 async def load(target: Target, model: str, streams: int, tokens: int, seconds: float) -> Figures:
@@ -186,51 +204,106 @@ def other_checkout(checkout: Path) -> Callable[[Ports], Command]:
     return command
 
 
+def vllm_command(python: Path, weights: Path) -> Callable[[Ports], Command]:
+    """The server that vLLM brings."""
+
+    def command(ports: Ports) -> Command:
+        flags = ["--model", str(weights), "--served-model-name=tiny", f"--port={ports.http}"]
+        engine = ["--enforce-eager", f"--max-model-len={ENGINE['max_model_len']}", "--dtype=float32"]
+        module = ["-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
+        quiet = ["--disable-uvicorn-access-log"]
+        return Command([str(python), *module, *flags, *engine, *quiet], VARIABLES)
+
+    return command
+
+
+def vllm_repository(root: Path, python: Path, weights: Path) -> Path:
+    """A repository with the same engine."""
+    version = root / "tiny" / "1"
+    version.mkdir(parents=True)
+    (version / "model.json").write_text(json.dumps({"model": str(weights), **ENGINE}))
+    parameters = {f"CONCH_ENV_{name}": value for name, value in VARIABLES.items()}
+    parameters["EXECUTION_ENV_PATH"] = str(python.parent.parent)
+    lines = [
+        f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
+        for name, value in parameters.items()
+    ]
+    (root / "tiny" / "config.pbtxt").write_text("\n".join(['backend: "vllm"', *lines]))
+    return root
+
+
+def open_targets(stack: ExitStack, chosen: argparse.Namespace, cases: Sequence[str]) -> list[Target]:
+    """Starts the servers that the cases need."""
+    targets: list[Target] = []
+    wanted = chosen.servers.split(",")
+
+    def add(name: str, command: Callable[[Ports], Command], vllm: bool = False) -> Server:
+        server = Server(f"tokens-{name.replace(' ', '-').replace(',', '')}", command)
+        stack.callback(server.stop)
+        if name == OF_VLLM:
+            server.launch()
+        else:
+            server.start(_START_S)
+        server.wait_for_http(_START_S)
+        targets.append(Target(name, server, vllm, vllm))
+        return server
+
+    if any(case.startswith(OF_VLLM) for case in cases):
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conch-bench-")))
+        weights = chosen.weights.resolve()
+        repository = vllm_repository(root, chosen.vllm, weights)
+        add(OF_VLLM, vllm_command(chosen.vllm, weights), True)
+        add("conch, vllm", lambda ports: conch_command(ports, (repository,)), True)
+    if all(case.startswith(OF_VLLM) for case in cases):
+        return targets
+    if "conch" in wanted or "openai" in wanted:
+        server = add("conch", lambda ports: conch_command(ports, REPOSITORY))
+        if "openai" in wanted:
+            targets.append(Target("conch, /v1", server, openai=True))
+        if "conch" not in wanted:
+            targets.remove(Target("conch", server))
+    if chosen.baseline is not None:
+        add("baseline", other_checkout(chosen.baseline))
+    if "triton" in wanted:
+        add("triton", lambda ports: triton_command(ports, REPOSITORY))
+    return targets
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the rounds and prints a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.token_streams", description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", default=",".join(CASES), help="%(default)s")
+    parser.add_argument(
+        "--cases",
+        default=",".join(case for case in CASES if not case.startswith(OF_VLLM)),
+        help="%(default)s",
+    )
     parser.add_argument("--servers", default="conch,openai,triton", help="%(default)s")
+    parser.add_argument("--vllm", type=Path, help="Python of an environment with vLLM, for its cases")
+    parser.add_argument("--weights", type=Path, help="folder of a model for vLLM")
     parser.add_argument("--baseline", type=Path, help="another checkout, as a further server")
     parser.add_argument("--rounds", type=int, default=3, help="%(default)s")
     parser.add_argument("--seconds", type=float, default=4, help="length of each load (%(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="of each stream (%(default)s)")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped
-    wanted = chosen.servers.split(",")
+    cases = chosen.cases.split(",")
+    if any(case.startswith(OF_VLLM) for case in cases) and (chosen.vllm is None or chosen.weights is None):
+        parser.error("cases of vLLM need --vllm and --weights")
     with ExitStack() as stack:
-        targets: list[Target] = []
-
-        def add(name: str, command: Callable[[Ports], Command]) -> Server:
-            server = Server(f"tokens-{name}", command)
-            stack.callback(server.stop)
-            server.start()
-            server.wait_for_http()
-            targets.append(Target(name, server))
-            return server
-
-        if "conch" in wanted or "openai" in wanted:
-            server = add("conch", lambda ports: conch_command(ports, REPOSITORY))
-            if "openai" in wanted:
-                targets.append(Target("conch, /v1", server, openai=True))
-            if "conch" not in wanted:
-                del targets[0]
-        if chosen.baseline is not None:
-            add("baseline", other_checkout(chosen.baseline))
-        if "triton" in wanted:
-            add("triton", lambda ports: triton_command(ports, REPOSITORY))
+        targets = open_targets(stack, chosen, cases)
         print("; ".join(f"{name} {value}" for name, value in facts.machine().items()), end="\n\n")
         print(HEADER)
-        for case in chosen.cases.split(","):
+        for case in cases:
             model, streams = CASES[case]
-            rounds: dict[str, list[Figures]] = {target.name: [] for target in targets}
+            asked = [target for target in targets if target.vllm == case.startswith(OF_VLLM)]
+            rounds: dict[str, list[Figures]] = {target.name: [] for target in asked}
             for number in range(chosen.rounds + 1):
-                for target in targets:
+                for target in asked:
                     seconds = chosen.seconds if number else 0.5
                     found = asyncio.run(load(target, model, streams, chosen.tokens, seconds))
                     if number:  # the first is a warm-up
                         rounds[target.name].append(found)
-            for target in targets:
+            for target in asked:
                 print(row(case, target.name, rounds[target.name]), flush=True)
     return 0
 
