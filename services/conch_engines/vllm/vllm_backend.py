@@ -25,6 +25,8 @@ _CODE = Path(__file__).parent / "worker" / "vllm_model.py"
 _NATIVE = "CONCH_VLLM_NATIVE"
 _DECLARATION = "CONCH_LLM"
 _SERVED_NAMES = "served_model_name"
+_ADAPTERS = "CONCH_LLM_ADAPTERS"
+_CONTEXT = "max_model_len"
 _UNLOAD_GRACE_S = "30"
 _SWITCHES = ("REPORT_CUSTOM_METRICS", "ENABLE_VLLM_HEALTH_CHECK", _NATIVE)
 
@@ -61,7 +63,7 @@ class VllmBackend(PythonBasedBackend):
         *PARAMETERS,
         *_SWITCHES,
         *("GPU_DEVICE_IDS", "EXECUTION_ENV_PATH"),
-        *(_DECLARATION, _SERVED_NAMES),
+        *(_DECLARATION, _SERVED_NAMES, _ADAPTERS, _CONTEXT),
     )
 
     def __init__(self) -> None:
@@ -93,8 +95,13 @@ class VllmBackend(PythonBasedBackend):
         added = {}
         if boolean(texts, _NATIVE, True):
             added[_DECLARATION] = "native"
-        if names := _files(config.get("name", ""), version_directory).served_names:
-            added[_SERVED_NAMES] = ",".join(names)
+        files = _files(config.get("name", ""), version_directory)
+        if files.served_names:
+            added[_SERVED_NAMES] = ",".join(files.served_names)
+        if files.adapters:
+            added[_ADAPTERS] = ",".join(files.adapters)
+        if isinstance(length := files.engine.get(_CONTEXT), int):
+            added[_CONTEXT] = str(length)
         config["parameters"] = {
             **{key: {"string_value": value} for key, value in added.items()},
             **(config.get("parameters") or {}),

@@ -174,7 +174,8 @@ def test_openai_client(server: ServerProcess) -> None:
     url = f"http://{server.http_address}/v1"
     with closing(openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=RESPONSE_S)) as client:
         listed = {entry.id: entry for entry in client.models.list()}
-        assert {"tiny", "org/tiny"} & set(listed)
+        assert {"tiny", "org/tiny"} <= set(listed)
+        assert listed["tiny"].model_dump()["max_model_len"] == LONGEST
         asked: dict[str, Any] = {
             "messages": [{"role": "user", "content": "hi"}],
             "temperature": 0,

@@ -27,7 +27,9 @@ def completed(version: Path, **config: Any) -> dict[str, Any]:
 
 
 def test_completion(tmp_path: Path) -> None:
-    version = files(tmp_path, model={"model": "x", "served_model_name": "org/m"})
+    engine = {"model": "x", "served_model_name": "org/m", "enable_lora": True, "max_model_len": 64}
+    version = files(tmp_path, model=engine)
+    (version / "multi_lora.json").write_text('{"alice": "a", "bob": "b"}')
     own = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}
     config = completed(version, input=[own])
     inputs = {each["name"]: each for each in config["input"]}
@@ -48,7 +50,12 @@ def test_completion(tmp_path: Path) -> None:
     assert config["model_transaction_policy"] == {"decoupled": True}
     assert config["instance_group"] == [{"count": 1, "kind": "KIND_MODEL"}]
     parameters = {key: each["string_value"] for key, each in config["parameters"].items()}
-    assert parameters == {DECLARATION: "native", "served_model_name": "org/m"}
+    assert parameters == {
+        DECLARATION: "native",
+        "served_model_name": "org/m",
+        "CONCH_LLM_ADAPTERS": "alice,bob",
+        "max_model_len": "64",
+    }
     off = completed(version, parameters={"CONCH_VLLM_NATIVE": {"string_value": "false"}})
     assert DECLARATION not in off["parameters"]
 
