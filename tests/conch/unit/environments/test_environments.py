@@ -511,7 +511,8 @@ def test_uv_is_used_where_it_is(tmp_path: Path, cache: EnvironmentCache, wheels:
     prefix, _ = uses(environment)
     assert uv.read_text().splitlines() == [
         f"venv --no-project --python {sys.executable} {prefix}",
-        f"pip install --compile-bytecode --python {prefix}/bin/python -r {spec.directory}/requirements.txt numpy",
+        f"pip install --compile-bytecode --python {prefix}/bin/python -r {spec.directory}/requirements.txt "
+        "numpy",
     ]
 
 
