@@ -1,4 +1,4 @@
-"""Language models for tests, without an engine: a text model, and one that is told its deltas.
+"""Language models for tests, without an engine: a text model, and one whose requests name its deltas.
 
 `words` takes a prompt and answers with its words, one a response. A prompt of commands does more:
 
@@ -202,7 +202,7 @@ def write_native(repository: Path, name: str = "native") -> Path:
 
 
 def write_told(repository: Path, name: str = "told", **parameters: str) -> Path:
-    """Writes the model that is told its deltas."""
+    """Writes the model whose requests name its deltas."""
     given: dict[str, Any] = {"CONCH_LLM": "chat,complete", **parameters}
     extra = "".join(parameter(key, value) for key, value in given.items())
     return write_model(repository, name, _CONFIG.format(count=2, extra=extra), {"model.py": _TOLD})

@@ -276,7 +276,7 @@ def completing(
 
 
 class SlowClient(Answers, Reader):
-    """A client that takes all responses, and has read none of them until it is told to."""
+    """A client that takes all responses, and has read none of them until `read` is called."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ SUM: Any = {"type": "function", "function": {"name": "add", "parameters": {"type
 
 
 def told(*steps: list[dict[str, Any]]) -> Any:
-    """Messages for the model that is told its deltas."""
+    """Messages for the model whose requests name its deltas."""
     return [{"role": "user", "content": json.dumps(steps)}]
 
 

@@ -80,7 +80,7 @@ class ReceivedBytes:
             self._release()
 
     def wait(self, holder: Holder) -> None:
-        """Adds a connection that is told to enlarge windows again."""
+        """Adds a connection, whose windows are enlarged again once there is room."""
         self._waiting.add(holder)
         self._release()
 
