@@ -1,0 +1,1 @@
+"""`conch perf`: a load generator for Triton's protocols, its measuring and its reports."""

@@ -1,0 +1,52 @@
+"""What one load process counts in one second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from conch_tools.perf.measure.histogram import Histogram
+
+
+@dataclass(slots=True)
+class Slice:
+    """Requests that ended in one second of the load, whenever they began.
+
+    Attributes:
+        second: Whole seconds since the load began.
+        sent: Requests sent in this second.
+        answered: Requests answered without an error.
+        responses: Their responses; more than ``answered`` for decoupled models.
+        errors: Requests that failed, by status: a gRPC code's name, an HTTP status, or what became of the
+            connection.
+        late: Requests sent more than 1 ms after their time; always 0 in a closed loop.
+        shed: Requests whose time came while as many as allowed were outstanding; never sent.
+        latency: Times from when a request was to be sent to its last response.
+        service: Times from when it was sent. The same as ``latency`` in a closed loop.
+        first: Times from the sending to the first response, for streamed requests.
+        between: Times between responses of one request.
+    """
+
+    second: int
+    sent: int = 0
+    answered: int = 0
+    responses: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    late: int = 0
+    shed: int = 0
+    latency: Histogram = field(default_factory=Histogram)
+    service: Histogram = field(default_factory=Histogram)
+    first: Histogram = field(default_factory=Histogram)
+    between: Histogram = field(default_factory=Histogram)
+
+    def add(self, other: Slice) -> None:
+        """Adds what another process counted in the same second."""
+        self.sent += other.sent
+        self.answered += other.answered
+        self.responses += other.responses
+        self.errors.update(other.errors)
+        self.late += other.late
+        self.shed += other.shed
+        for name in ("latency", "service", "first", "between"):
+            histogram: Histogram = getattr(self, name)
+            histogram.add(getattr(other, name))
