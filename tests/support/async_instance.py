@@ -27,6 +27,10 @@ Begin = Callable[[Batch, Done], None]
 class Begins(BackendInstance):
     """Begins batches with a function, and notes whatever breaks the rules.
 
+    Args:
+        begin: Begins a batch.
+        most_batches: How many it takes at a time.
+
     Attributes:
         begin: Begins a batch.
         problems: What should not have happened.
@@ -36,11 +40,12 @@ class Begins(BackendInstance):
 
     blocks = False
 
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, begin: Begin, most_batches: int = 1) -> None:
         self.begin = begin
+        self.most_batches = most_batches
         self._lock = threading.Lock()
-        self._free = True
-        self._beginning = False
+        self._running = 0
+        self._beginning = 0
         self._again: Callable[[], None] | None = None
         self._out = False
         self.problems: list[str] = []
@@ -58,36 +63,37 @@ class Begins(BackendInstance):
     def _start(self, batch: Batch, done: Done) -> None:
         with self._lock:
             for wrong, text in (
-                (not self._free, "two batches at a time"),
-                (self._beginning, "a batch before the last begin returned"),
+                (self._running >= self.most_batches, "too many batches at a time"),
+                (self._beginning >= self.most_batches, "a batch before the last begin returned"),
                 (self._again is not None, "a batch while set aside"),
                 (bool(self.closed), "a batch when closed"),
                 (not batch.requests, "an empty batch"),
             ):
                 if wrong:
                     self.problems.append(text)
-            self._free, self._beginning = False, True
+            self._running += 1
+            self._beginning += 1
             self.begun += 1
         try:
             self.begin(batch, partial(self._done, done))
         except BaseException:
             with self._lock:
-                self._free = True
+                self._running = max(self._running - 1, 0)
             raise
         finally:
             with self._lock:
-                self._beginning = False
+                self._beginning -= 1
 
     def _done(self, done: Done, outcome: Outcome) -> None:
         with self._lock:
-            self._free = True
+            self._running = max(self._running - 1, 0)
         done(outcome)
 
     def available(self, again: Callable[[], None]) -> bool:
         with self._lock:
             if self._again is not None:
                 self.problems.append("asked again while set aside")
-            if not self._free:
+            if self._running >= self.most_batches:
                 self.problems.append("asked while it runs")
             self._again = again if self._out else None
             return not self._out
@@ -95,7 +101,7 @@ class Begins(BackendInstance):
     def free(self, free: bool) -> None:
         """Says whether it may be given a batch, for what a test tells out of turn."""
         with self._lock:
-            self._free = free
+            self._running = 0 if free else 1
 
     def go(self) -> None:
         """Is not available from now on."""
@@ -122,7 +128,7 @@ class Begins(BackendInstance):
 
     def close(self) -> None:
         with self._lock:
-            if not self._free or self._beginning:
+            if self._running or self._beginning:
                 self.problems.append("closed while it runs")
             self._again = None
             self.closed += 1

@@ -69,7 +69,7 @@ Done = Callable[[Batch, Outcome], None]
 
 
 class BackendInstance:
-    """One instance of a model: runs one batch at a time, possibly on another thread each time.
+    """One instance of a model: runs its batches possibly on another thread each time.
 
     A synchronous instance implements `execute`; one whose batches run elsewhere implements `start`.
 
@@ -77,12 +77,15 @@ class BackendInstance:
         allows_inline: Whether the thread that received a request may run its batch. False for instances that
             hold the calling thread for long without computing.
         blocks: Whether `start` returns only when the batch has run.
+        most_batches: Batches that it takes at a time. More than one only if it does not block, needs no
+            resources, and its batches do not name it: `start` is then called on several threads at a time.
         readiness: Its own readiness check, or None.
         warmup_runs: Least number of runs of each warm-up sample, for engines that compile in the first ones.
     """
 
     allows_inline: ClassVar[bool] = True
     blocks: ClassVar[bool] = True
+    most_batches: int = 1
     readiness: Readiness | None = None
     warmup_runs: int = 1
 
@@ -110,7 +113,8 @@ class BackendInstance:
         must not wait. It may set `on_cancel` of the requests.
 
         Args:
-            batch: The batch; the instance gets no other one before it is done and this has returned.
+            batch: The batch; the instance gets no more than `most_batches` before one of them is done and
+                its `start` has returned.
             done: Called once, with the batch and its outcome, if this returns `PENDING`; from any thread and
                 possibly before this returns, without locks that `start` or `available` take. It sends the
                 responses, may start the next batch, and never raises.

@@ -53,7 +53,7 @@ class BatchSelector:
                 decision = self._scheduler.next_batch(now_ns)
                 if type(decision) is Batch:
                     decision.runs_on = one
-                    self._idle.remove(one)
+                    self._instances.take(one)
                 return decision
         return IDLE
 
@@ -106,7 +106,7 @@ class LimitedSelector(BatchSelector):
     def _taken(self, decision: Decision, instance: BackendInstance) -> Decision:
         if type(decision) is Batch:
             decision.runs_on = instance
-            self._idle.remove(instance)
+            self._instances.take(instance)
             if self._limits is not None:
                 self._limits.take(instance)
         return decision

@@ -4,14 +4,20 @@
     state        event                                      next state
     ===========  =========================================  ===========
     idle         `available` is false                       unavailable
+    idle         a batch is taken, it has room for more     idle
     idle         a batch is taken                           busy
-    busy         the batch is finished                      idle
+    busy         a batch is finished                        idle
     busy         `resize`                                   retiring
-    retiring     the batch is finished                      removed
+    retiring     its last batch is finished                 removed
     unavailable  the instance is available again            idle
+    idle         `resize`, it runs a batch                  retiring
     idle         `resize`                                   removed
     unavailable  `resize`                                   removed
     ===========  =========================================  ===========
+
+Most instances take one batch at a time, and the one that was idle last runs the next: its caches are warm.
+Those that only start requests and answer them later take several (`BackendInstance.most_batches`), in turn:
+with one at a time, each request would wait until the instance has said that it has started the one before.
 
 Requests that only an unavailable instance may run wait in the queue, where they can be cancelled and expire.
 
@@ -42,9 +48,10 @@ class InstanceSet:
         blocks: Whether they run batches on the thread that starts them.
         allow_inline: Whether batches may run inline; those that are only started always may.
         count: Number of instances that are not removed.
-        idle: The idle instances; the last one runs next.
+        idle: The instances that can take a batch; the last one runs next.
+        several: Whether any takes several batches at a time.
         by_number: Instances by the numbers that batches may name.
-        retiring: Busy instances that are removed with their batch.
+        retiring: Instances that are removed with their last batch.
         running: The batches of busy and retiring instances.
         past_ns: Time that instances have run the batches that are finished, in nanoseconds.
     """
@@ -64,6 +71,7 @@ class InstanceSet:
         "past_ns",
         "retiring",
         "running",
+        "several",
     )
 
     def __init__(
@@ -84,6 +92,7 @@ class InstanceSet:
         self.by_number: dict[int, BackendInstance] = {}
         self.retiring: list[BackendInstance] = []
         self.running: set[Batch] = set()
+        self.several = False
         self.past_ns = 0
         self._add(instances)
 
@@ -129,16 +138,24 @@ class InstanceSet:
     @property
     def all_rest(self) -> bool:
         """Whether no instance runs a batch."""
-        return len(self.idle) + len(self._unavailable) == self.count
+        return not self.running
+
+    def take(self, instance: BackendInstance) -> None:
+        """Gives an idle instance a batch; it is not yet in `running`."""
+        self.idle.remove(instance)
+        if instance.most_batches > 1 and self._batches_of(instance) + 1 < instance.most_batches:
+            self.idle.insert(0, instance)
 
     def give_back(self, instance: BackendInstance) -> bool:
-        """Makes an instance idle after its batch; False if it is removed instead."""
+        """Makes an instance idle after its batch; False if it is removed instead, now or later."""
         if self.retiring and instance in self.retiring:
-            self.retiring.remove(instance)
-            self.count -= 1
-            self._gone.notify_all()
+            if not self._batches_of(instance):
+                self.retiring.remove(instance)
+                self.count -= 1
+                self._gone.notify_all()
             return False
-        self.idle.append(instance)
+        if instance.most_batches == 1 or not (instance in self.idle or instance in self._unavailable):
+            self.idle.append(instance)
         return True
 
     def is_available(self, instance: BackendInstance) -> bool:
@@ -174,6 +191,7 @@ class InstanceSet:
         self.count += len(instances)
         self.by_number |= enumerate(instances, self._next_number)
         self._next_number += len(instances)
+        self.several = any(one.most_batches > 1 for one in self.by_number.values())
         # A decoupled model waits for its clients to read; the polling threads send to them.
         may = not self._tracker.decoupled and all(one.allows_inline for one in self.by_number.values())
         self.allow_inline = may or not self.blocks
@@ -185,14 +203,17 @@ class InstanceSet:
         for candidates, count in surplus:
             removed += sorted(reversed(candidates), key=self._rank)[:count]
         for instance in removed:
-            if self._rank(instance) > 0:
-                self.retiring.append(instance)
-                continue
-            self.count -= 1
-            if self._unavailable.pop(instance, None) is None:
+            if self._unavailable.pop(instance, None) is None and instance in self.idle:
                 self.idle.remove(instance)
+            if self._batches_of(instance):
+                self.retiring.append(instance)
+            else:
+                self.count -= 1
         self.by_number = {number: one for number, one in self.by_number.items() if one not in removed}
         return removed
 
     def _rank(self, instance: BackendInstance) -> int:
-        return -1 if instance in self._unavailable else instance not in self.idle
+        return -1 if instance in self._unavailable else self._batches_of(instance)
+
+    def _batches_of(self, instance: BackendInstance) -> int:
+        return sum(batch.runs_on is instance for batch in self.running)

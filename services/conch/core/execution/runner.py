@@ -63,7 +63,7 @@ an owner: any thread may end it.
     ========  =====================================  =====================================================
 
 Guarantees: while an instance is idle and a batch is due, a claim exists or a thread that pulls is awake; an
-instance gets a batch when the one before is finished and its `start` has returned.
+instance has no more than `BackendInstance.most_batches`: not finished, or their `start` has not returned.
 Assumes: a thread that has a claim runs or releases it soon.
 Locks: one for each runner. Models, responders and other models' limits are called without it.
 """
@@ -485,7 +485,7 @@ class Runner(RunnerBase):
         if self._named:  # the other schedulers do not look at batches that have run
             self.scheduler.complete(batch, now)
         instance = batch.runs_on
-        if self.limits is None and not instances.retiring:
+        if self.limits is None and not instances.retiring and not instances.several:
             self._idle.append(instance)
             return
         idle = instances.give_back(instance)

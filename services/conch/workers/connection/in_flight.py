@@ -1,7 +1,7 @@
 """Table of the batches and requests that a worker has.
 
-Owns: batches and open requests by number. Threads and locks: one lock; batches come on any thread, one at
-a time; outcomes come on the I/O loop.
+Owns: batches and open requests by number. Threads and locks: one lock; batches come on any thread, several
+at a time where none is rescheduled (`BackendInstance.most_batches`); outcomes come on the I/O loop.
 """
 
 from __future__ import annotations

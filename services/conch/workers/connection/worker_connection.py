@@ -73,10 +73,12 @@ class WorkerConnection:
         channel, stream, socket_reader, table, checks: Its parts.
         devices: Transport of tensors on GPUs; None until the server uses one.
         concurrent: True if `execute` is a coroutine, which may continue when its batch is done.
+        starts_requests: True if `execute` only starts requests, which are answered later.
     """
 
     readiness: Readiness | None = None
     concurrent = False
+    starts_requests = False
 
     def __init__(
         self,
@@ -109,6 +111,7 @@ class WorkerConnection:
         self._log = WorkerLog(spec.name)
         self._gpus = cuda_devices() if gpus is None else gpus
         self.devices: ServerDevices | None = None  # until the server uses a GPU
+        self._opening_devices = threading.Lock()
         self.checks = ReadinessChecks(partial(self.notify, Kind.READY))
         waiting_calls = WaitingCalls(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
         metrics = WorkerMetrics(families, self._catch_up)
@@ -200,9 +203,7 @@ class WorkerConnection:
             if self._log.changed:
                 self.stream.send(Kind.LEVEL, 0, codec.encode_json({"level": self._log.level}))
             if self._gpus.in_use and self.devices is None:
-                lends = not only_cpu_inputs(self._spec)
-                tell = partial(self.stream.send, Kind.DEVICES, 0)
-                self.devices = use_on_server(self.stream, self._gpus, lends, tell)
+                self._open_devices()
             requests = batch.requests
             if len(requests) > MOST_REQUESTS:
                 raise InvalidArgumentError(f"a batch for a worker has at most {MOST_REQUESTS} requests")
@@ -231,6 +232,13 @@ class WorkerConnection:
             # A cancellation before the worker knew the request was lost; a second one does no harm.
             if request.cancelled:
                 self._cancel(sent.number_at(index))
+
+    def _open_devices(self) -> None:
+        with self._opening_devices:  # batches are sent on several threads
+            if self.devices is None:
+                lends = not only_cpu_inputs(self._spec)
+                tell = partial(self.stream.send, Kind.DEVICES, 0)
+                self.devices = use_on_server(self.stream, self._gpus, lends, tell)
 
     def cancel_open(self) -> None:
         """Cancels all open requests."""
@@ -293,6 +301,7 @@ class WorkerConnection:
         if facts.get("readiness") is True:
             self.readiness = WorkerReadiness(self.checks.ask)
         self.concurrent = facts.get("concurrent") is True
+        self.starts_requests = facts.get("starts_requests") is True
         self._finish_load(None)
 
     def on_unreachable(self, number: int, received: ReceivedMessage) -> None:

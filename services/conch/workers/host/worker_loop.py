@@ -149,6 +149,7 @@ class Host:
         facts = {
             "readiness": instance.readiness is not None,
             "concurrent": isinstance(instance, AsyncPythonInstance),
+            "starts_requests": instance.starts_requests,
         }
         self._stream.send(Kind.LOADED, 0, codec.encode_json(facts))
         return True

@@ -22,6 +22,9 @@ from conch.workers.supervision.watchdog import ExecutionLimit
 from conch.workers.supervision.worker_group import OnAvailable, WorkerGroup
 from conch.workers.supervision.worker_process import Launch
 
+_MOST_BATCHES = 32
+"""Batches sent to a worker that only starts their requests: enough to cover the way there and back."""
+
 
 class WorkerInstance(BackendInstance):
     """An instance whose model runs in a worker process; made by `open`."""
@@ -53,6 +56,10 @@ class WorkerInstance(BackendInstance):
         launch = Launch(spec, placement, settings, environment, calls, waiter, families, monitor, group.notes)
         instance = cls(launch, group)
         instance.supervisor.open()
+        alone = spec.sequence is not None or any(group.resources for group in spec.instance_groups)
+        link = instance.supervisor.link
+        if link is not None and link.starts_requests and not alone:
+            instance.most_batches = _MOST_BATCHES
         return instance
 
     def start(self, batch: Batch, done: Done) -> Outcome | Pending:

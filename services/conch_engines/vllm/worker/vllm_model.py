@@ -53,6 +53,8 @@ _FALSE = ("false", "off", "0")
 class TritonPythonModel:
     """One instance."""
 
+    answers_later = True
+
     def initialize(self, args: dict[str, str]) -> None:
         """Starts the engine."""
         config = json.loads(args["model_config"])

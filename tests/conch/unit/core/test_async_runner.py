@@ -82,6 +82,22 @@ def test_who_submits_begins(decoupled: bool, may_claim: bool) -> None:
     end(model, loaded)
 
 
+def test_instances_that_take_several_batches_get_them_in_turn() -> None:
+    kept = Kept()
+    loaded = BeginsModel(lambda: Begins(kept, 2))
+    model = Model.create(make_spec(instances=2), loaded)
+    answers = Answers()
+    for _ in range(5):
+        model.submit(make_request(answers))
+    first, second = loaded.instances
+    assert [(first.begun, second.begun), model.pending] == [(2, 2), 1]
+    kept.finish()
+    assert (model.pending, answers.finals, model.statistics.snapshot().running) == (0, 1, 4)
+    for _ in range(4):
+        kept.finish()
+    end(model, loaded)
+
+
 def test_releasing_begins_too() -> None:
     kept = Kept()
     model, loaded = make_beginning(make_spec(), kept)

@@ -51,14 +51,17 @@ def fast_switching(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Storm:
     """Threads submit, lead, hand over and cancel, instances go and come back, some are added, some leave."""
 
-    def __init__(self, kind: str, seed: int, instances: int, limited: bool, failing: float) -> None:
+    def __init__(
+        self, kind: str, seed: int, instances: int, limited: bool, failing: float, most: int = 1
+    ) -> None:
         self.seed = seed
         self.kind = kind
         self.elsewhere = Elsewhere(seed)
         resources = (Resource("R", 1),) if limited else ()
         self.limiter = RateLimiter()
         whim = Whim(seed, self.elsewhere, kind == "decoupled", failing)
-        self.loaded = BeginsModel(lambda: Begins(whim))
+        alone = limited or SPECS[kind].sequence is not None
+        self.loaded = BeginsModel(lambda: Begins(whim, 1 if alone else most))
         spec = replace(
             SPECS[kind], instance_groups=(InstanceGroup("g", count=instances, resources=resources),)
         )
@@ -151,15 +154,16 @@ class Storm:
     limited=st.booleans(),
     failing=st.sampled_from([0.0, 0.3, 1.0]),
     close_early=st.booleans(),
+    most=st.sampled_from([1, 1, 2, 5]),
 )
 def test_whatever_instances_do_everything_is_answered_once(
-    kind: str, seed: int, instances: int, limited: bool, failing: float, close_early: bool
+    kind: str, seed: int, instances: int, limited: bool, failing: float, close_early: bool, most: int
 ) -> None:
-    Storm(kind, seed, instances, limited, failing).run(24, 4, close_early)
+    Storm(kind, seed, instances, limited, failing, most).run(24, 4, close_early)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("kind", sorted(SPECS))
 def test_whatever_instances_do_for_long(kind: str, seed: int) -> None:
-    Storm(kind, seed, 1 + seed % 3, bool(seed % 2), 0.2).run(300, 50)
+    Storm(kind, seed, 1 + seed % 3, bool(seed % 2), 0.2, 1 + seed % 4).run(300, 50)

@@ -54,6 +54,11 @@ async def obey(order):
 
 class TritonPythonModel:
 """
+RETURNS = """
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(response(), FINAL)
+"""
 COROUTINE = """
     async def execute(self, requests):
         await obey(requests[0].request_id())
@@ -115,6 +120,25 @@ def _ask(instance: WorkerInstance, order: str = "") -> tuple[InferenceRequest, A
     instance.start(begun.batch, begun.done)
     begun.result()
     return request, answers
+
+
+@pytest.mark.parametrize(
+    ("source", "decoupled", "limit", "several"),
+    [
+        (STREAM, True, "", True),
+        (STREAM, True, "8", False),
+        (COROUTINE, False, "", False),
+        (RETURNS, True, "", False),
+        (RETURNS + "    answers_later = True\n", True, "", True),
+    ],
+    ids=["coroutine", "limited", "waits", "blocks", "says so"],
+)
+def test_a_worker_that_only_starts_requests_gets_several_batches(
+    tmp_path: Path, source: str, decoupled: bool, limit: str, several: bool
+) -> None:
+    limits = {"CONCH_MAX_INFLIGHT": limit} if limit else {}
+    with _instance(_spec(tmp_path, source, decoupled, **limits)) as instance:
+        assert (instance.most_batches > 1) is several
 
 
 def _pid(instance: WorkerInstance) -> int | None:

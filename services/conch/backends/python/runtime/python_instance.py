@@ -162,7 +162,12 @@ def _arguments(spec: ModelSpec, placement: Placement) -> dict[str, str]:
 
 
 class PythonInstance(BackendInstance):
-    """Runs batches on a model object, on the calling thread."""
+    """Runs batches on a model object, on the calling thread.
+
+    Attributes:
+        starts_requests: Whether `execute` only starts requests, which are answered later: its coroutines are
+            not limited, or the model says so by its own attribute ``answers_later``.
+    """
 
     def __init__(
         self,
@@ -185,6 +190,8 @@ class PythonInstance(BackendInstance):
         self._iterative = sequence is not None and sequence.iterative
         concurrent = _is_concurrent(model.execute)
         self._limit = max_concurrency(spec, concurrent)
+        later = concurrent and self._limit is None
+        self.starts_requests = spec.decoupled and (later or getattr(model, "answers_later", False))
         self._context = SenderContext(
             self._converter,
             Shaper(spec),
