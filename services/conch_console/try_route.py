@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,15 @@ import orjson
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, ResourceExhaustedError
-from conch.core.request import InferenceRequest, InferenceResponse, RequestModel, RunTimes, SpanRecord, Watch
+from conch.core.request import (
+    Fact,
+    InferenceRequest,
+    InferenceResponse,
+    RequestModel,
+    RunTimes,
+    SpanRecord,
+    Watch,
+)
 from conch.core.request_log import Caller, RequestLog
 from conch.core.response_errors import unsendable
 from conch.core.server_state import ServerState
@@ -268,6 +276,11 @@ class TimedWatch:
         """Passes a span on."""
         if self._within is not None:
             self._within.add_span(span)
+
+    def describe(self, facts: Mapping[str, Fact]) -> None:
+        """Passes attributes on."""
+        if self._within is not None:
+            self._within.describe(facts)
 
     @property
     def trace_context(self) -> str:

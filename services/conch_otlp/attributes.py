@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
 _MOST_TEXT = 1024
 
 
-def attributes_of(pairs: Mapping[str, str | int | float]) -> list[KeyValue]:
+def attributes_of(pairs: Mapping[str, str | int | float | Sequence[str]]) -> list[KeyValue]:
     """Attributes by their names."""
     return [attribute(short(name), value) for name, value in pairs.items()]
 
@@ -19,8 +19,11 @@ def short(text: str) -> str:
     return text[:_MOST_TEXT].encode(errors="backslashreplace").decode()
 
 
-def attribute(name: str, value: str | int | float) -> KeyValue:
+def attribute(name: str, value: str | int | float | Sequence[str]) -> KeyValue:
     """An attribute of a span or a resource."""
+    if not isinstance(value, (str, int, float)):
+        texts = [AnyValue(string_value=short(text)) for text in value]
+        return KeyValue(key=name, value=AnyValue(array_value=ArrayValue(values=texts)))
     if isinstance(value, float):
         return KeyValue(key=name, value=AnyValue(double_value=value))
     if isinstance(value, bool):

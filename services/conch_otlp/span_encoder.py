@@ -241,8 +241,10 @@ class SpanEncoder:
             self._fail(span, root, root.error)
         elif root.cancelled:
             span.attributes.append(attribute("error.type", "CANCELLED"))
-        elif root.reason == "sampled" and "/generate" not in root.path:
+        elif root.reason == "sampled" and "/generate" not in root.path and not root.facts:
             return found
+        if root.facts:
+            span.attributes.extend(attributes_of(root.facts))
         if "/generate" in root.path and root.parameters:
             for name in _GENERATED:
                 value = root.parameters.get(name)

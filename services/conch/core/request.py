@@ -6,7 +6,7 @@ Front ends create requests, schedulers queue them, backends respond to them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
@@ -197,6 +197,10 @@ class SpanRecord(NamedTuple):
     error: str
 
 
+Fact = str | int | float | Sequence[str]
+"""The value of an attribute, as OpenTelemetry has them."""
+
+
 class Watch(Protocol):
     """What is logged and traced of one request.
 
@@ -219,6 +223,9 @@ class Watch(Protocol):
 
     def add_span(self, span: SpanRecord) -> None:
         """Adds a span of the model's own; one that ends after the request is lost."""
+
+    def describe(self, facts: Mapping[str, Fact]) -> None:
+        """Adds attributes of the answer, such as ``gen_ai.usage.input_tokens``; by its responder."""
 
     @property
     def trace_context(self) -> str:

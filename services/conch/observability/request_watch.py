@@ -9,10 +9,12 @@ Threads and locks: any thread; no locks.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import ConchError
 from conch.core.request import (
+    Fact,
     InferenceRequest,
     InferenceResponse,
     RequestModel,
@@ -100,7 +102,7 @@ class RequestWatches(SettingListener):
 class RequestWatch:
     """The watch of one request."""
 
-    __slots__ = ("_access", "_bytes_in", "_done", "_origin", "_protocol", "_responder", "_responses",
+    __slots__ = ("_access", "_bytes_in", "_done", "_facts", "_origin", "_protocol", "_responder", "_responses",
                  "_version", "_watches", "bytes_out", "times", "trace")  # fmt: skip
 
     _responder: Responder
@@ -124,6 +126,7 @@ class RequestWatch:
         self._responses = 0
         self._done = False
         self.bytes_out = 0
+        self._facts: Mapping[str, Fact] | None = None
         self.times: RunTimes | None = None
 
     def attach(self, request: InferenceRequest, model: RequestModel) -> None:
@@ -196,6 +199,10 @@ class RequestWatch:
         elif trace.reason:
             self._watches.tracer.drops.add("limit", 1)
 
+    def describe(self, facts: Mapping[str, Fact]) -> None:
+        """Adds attributes of the answer."""
+        self._facts = facts
+
     @property
     def trace_context(self) -> str:
         """The headers of the request's span for those that it calls."""
@@ -219,6 +226,7 @@ class RequestWatch:
             trace.request_id = request.id
             trace.rows = request.batch_size
             trace.parameters = request.parameters
+            trace.facts = self._facts
             trace.received_ns = request.received_ns
             trace.queued_ns = request.queued_ns
             model = request.model
@@ -271,6 +279,7 @@ class RequestWatch:
             total_us=(now - request.received_ns) // 1000,
             trace_id="" if self.trace is None or not self.trace.reason else f"{self.trace.trace_id:032x}",
             principal=self._origin[1],
+            facts=self._facts,
         )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.request import Parameter
 from conch_llm.deltas import Delta
 
 
@@ -75,6 +76,13 @@ class Generation(ABC):
     @abstractmethod
     def close(self) -> None:
         """Cancels what still runs; may be called again."""
+
+
+class Piece(NamedTuple):
+    """A piece of a body, and the parameters of its response."""
+
+    body: bytes
+    parameters: Mapping[str, Parameter]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,14 @@ from conch.core.server_state import ServerState
 from conch.core.tensor import Tensor, decode_bytes
 from conch.frontends.http.mailbox import Mailbox, ResponseQueue
 from conch.frontends.unread_bytes import UnreadBytes
+from conch_llm.calls.answer_facts import AnswerFacts, BodyFacts, DeltaFacts
 from conch_llm.calls.generation import (
     EmbeddingCall,
     Embeddings,
     FieldError,
     Generation,
     GenerationCall,
+    Piece,
     Scores,
     TokenCounter,
 )
@@ -96,23 +98,31 @@ class ModelCalls:
             if call.prompts:
                 self._send_prompts(sent, can, call)
             else:
-                sent.send(_body_inputs(model, call.body), _read_deltas(model), {ROUTE: call.route})
+                inputs = _body_inputs(model, call.body)
+                sent.send(inputs, _read_deltas(model), {ROUTE: call.route}, facts=self._facts_of(model, call))
         except BaseException as error:  # raised again
             sent.refuse(error)
             raise
         return _SentGeneration(sent)
 
     async def native(
-        self, model: Servable, route: str, body: bytes, request_id: str, exchange: Caller
+        self,
+        model: Servable,
+        route: str,
+        body: bytes,
+        request_id: str,
+        exchange: Caller,
+        fields: Mapping[str, Any],
     ) -> NativeAnswer:
-        """The answer of a model to a body, once its first piece is there.
+        """The answer of a model to a body, once its first piece is there; `fields` are the body's members.
 
         Raises:
             ConchError: The model refuses the request, or has failed.
         """
-        sent: _Sent[_Piece] = self._sent(model, exchange, request_id, len(body))
+        sent: _Sent[Piece] = self._sent(model, exchange, request_id, len(body))
         try:
-            sent.send(_body_inputs(model, body), _read_piece, {ROUTE: route})
+            facts = BodyFacts(route, str(fields.get("model", model.spec.name)), fields, self._clock)
+            sent.send(_body_inputs(model, body), _read_piece, {ROUTE: route}, facts=facts)
         except BaseException as error:  # raised again
             sent.refuse(error)
             raise
@@ -141,7 +151,8 @@ class ModelCalls:
             counter = self._counters(model)
             for index, given in enumerate(call.inputs):
                 inputs = embedding_request(model.spec, call, given, counter)
-                sent.send(inputs, _indexed(index, vector_of(model.spec)), {})
+                facts = AnswerFacts[object](EMBEDDINGS, model.spec.name, {}, self._clock)
+                sent.send(inputs, _indexed(index, vector_of(model.spec)), {}, facts=facts)
                 if index % _AT_ONCE == _AT_ONCE - 1:
                     await asyncio.sleep(0)
             while (taken := await sent.take()) is not None:
@@ -176,7 +187,7 @@ class ModelCalls:
         self, model: Servable, route: str, body: bytes, request_id: str, exchange: Caller, member: str
     ) -> dict[str, Any]:
         """The JSON object that a model answers to a body; `member` is the list that it must have."""
-        answer = await self.native(model, route, body, request_id, exchange)
+        answer = await self.native(model, route, body, request_id, exchange, {})
         pieces = []
         try:
             while (piece := await answer.take()) is not None:
@@ -211,7 +222,13 @@ class ModelCalls:
                     chat=call.route == CHAT,
                 )
                 answer = TextAnswer(number * call.choices + choice, form)
-                sent.send(made.inputs, answer.read, made.parameters, call.fields.get("priority", 0))
+                priority = call.fields.get("priority", 0)
+                facts = self._facts_of(model, call)
+                sent.send(made.inputs, answer.read, made.parameters, priority, facts)
+
+    def _facts_of(self, model: Servable, call: GenerationCall) -> DeltaFacts:
+        fields = {**call.fields, "max_tokens": call.max_tokens}
+        return DeltaFacts(call.route, call.adapter or model.spec.name, fields, self._clock)
 
     def _sent(self, model: Servable, exchange: Caller, request_id: str, size: int) -> _Sent[Any]:
         self._admission.check_open()
@@ -263,11 +280,12 @@ class _Sent(Generic[T]):
         read: Reader[T],
         parameters: Mapping[str, Parameter],
         priority: int = 0,
+        facts: AnswerFacts[T] | None = None,
     ) -> None:
         """Submits one request. Raises ConchError: it is refused."""
         if priority < 0:
             raise FieldError("`priority` must be at least 0: 1 is the highest, 0 the default", "priority")
-        respond = _Responder(self._queue, read)
+        respond = _Responder(self._queue, read, facts)
         request = InferenceRequest(
             self.model.spec.name,
             "",
@@ -342,15 +360,21 @@ class _Item(NamedTuple, Generic[T]):
 class _Responder(Generic[T]):
     """Takes the responses to one request, on threads of the model."""
 
-    def __init__(self, queue: ResponseQueue[_Item[T]], read: Reader[T]) -> None:
+    def __init__(self, queue: ResponseQueue[_Item[T]], read: Reader[T], facts: AnswerFacts[T] | None) -> None:
         self._queue = queue
         self._read = read
+        self._facts = facts
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         size = 0 if response is None else sum(tensor.nbytes for tensor in response.outputs)
+        item = self._item(request, response, final)
         if request.watch is not None:
             request.watch.bytes_out += size
-        self._queue.put(self._item(request, response, final), size)
+            if self._facts is not None:
+                self._facts.add(item.content)
+                if item.final:
+                    self._facts.tell(request)
+        self._queue.put(item, size)
 
     def _item(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> _Item[T]:
         if response is not None and response.error is not None:
@@ -377,13 +401,6 @@ class _SentGeneration(Generation):
         self._sent.close()
 
 
-class _Piece(NamedTuple):
-    """A piece of a body, and the parameters of its response."""
-
-    body: bytes
-    parameters: Mapping[str, Parameter]
-
-
 class NativeAnswer:
     """The answer of a model to a body, in pieces; event loop only.
 
@@ -392,7 +409,7 @@ class NativeAnswer:
         content_type: Its content type.
     """
 
-    def __init__(self, sent: _Sent[_Piece]) -> None:
+    def __init__(self, sent: _Sent[Piece]) -> None:
         self._sent = sent
         self._first: bytes | None = None
         self.status = 200
@@ -425,7 +442,7 @@ class NativeAnswer:
         self._sent.close()
 
 
-def _joined(pieces: Sequence[_Piece]) -> bytes:
+def _joined(pieces: Sequence[Piece]) -> bytes:
     return b"".join([piece.body for piece in pieces])
 
 
@@ -462,8 +479,8 @@ def _read_deltas(model: Servable) -> Reader[list[Delta]]:
     return read
 
 
-def _read_piece(response: InferenceResponse | None, final: bool) -> _Piece | None:
-    return None if response is None else _Piece(_answer_bytes(response), response.parameters or {})
+def _read_piece(response: InferenceResponse | None, final: bool) -> Piece | None:
+    return None if response is None else Piece(_answer_bytes(response), response.parameters or {})
 
 
 def _indexed(index: int, read: Callable[[InferenceResponse], T]) -> Reader[tuple[int, T]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from conch.frontends.http.json_body import JSON
 from conch_llm.calls.generation import Generation, GenerationCall
 from conch_llm.calls.model_calls import ModelCalls
 from conch_llm.contract import CHAT, COMPLETIONS
-from conch_llm.deltas import Delta
+from conch_llm.frontend.answer_times import AnswerTimes
 from conch_llm.frontend.event_stream import DeltaParts, EventStream, OpenStreams
 from conch_llm.frontend.llm_metrics import DISCONNECT
 from conch_llm.frontend.model_names import NamedModel
@@ -136,7 +135,7 @@ class GenerationRoutes:
         return _Work(head, sent, text)
 
     async def _answer(self, call: OpenAiCall, model: NamedModel, work: _Work) -> None:
-        begun_s = time.monotonic()
+        times = AnswerTimes(call)
         if work.text:
             await self._texts.tokenizer(model.servable)  # counts tokens where the model does not
         generation = self._calls.generate(model.servable, work.call, call.exchange)
@@ -151,9 +150,9 @@ class GenerationRoutes:
                     bool(options.get("include_usage")),
                     bool(options.get("include_usage") and options.get("continuous_usage_stats")),
                 )
-                await self._stream(call, generation, answer, begun_s)
+                await self._stream(call, generation, answer, times)
             else:
-                await _whole(call, generation, WholeAnswer(work.head), begun_s)
+                await _whole(call, generation, WholeAnswer(work.head), times)
         except asyncio.CancelledError:
             if call.exchange.lost:
                 call.metrics.cancelled(call.model, DISCONNECT)
@@ -162,13 +161,12 @@ class GenerationRoutes:
             generation.close()
 
     async def _stream(
-        self, call: OpenAiCall, generation: Generation, answer: StreamedAnswer, begun_s: float
+        self, call: OpenAiCall, generation: Generation, answer: StreamedAnswer, times: AnswerTimes
     ) -> None:
         deltas = await generation.take()
         stream = EventStream(call.exchange, DeltaParts(generation, answer), self._streams)
         call.counted(200)
         stream.begin()
-        times = _Times(call, begun_s)
         try:
             while deltas is not None:
                 times.add(deltas)
@@ -187,26 +185,7 @@ class GenerationRoutes:
             _count(call, answer.usage)
 
 
-class _Times:
-    """Measures the first token and the gaps of a streamed answer."""
-
-    def __init__(self, call: OpenAiCall, begun_s: float) -> None:
-        self._call = call
-        self._last_s = begun_s
-        self._first = True
-
-    def add(self, deltas: Sequence[Delta]) -> None:
-        if not deltas:
-            return
-        now = time.monotonic()
-        measure = self._call.metrics.first_token if self._first else self._call.metrics.gap
-        measure(self._call.model, now - self._last_s)
-        self._first = False
-        self._last_s = now
-
-
-async def _whole(call: OpenAiCall, generation: Generation, answer: WholeAnswer, begun_s: float) -> None:
-    times = _Times(call, begun_s)
+async def _whole(call: OpenAiCall, generation: Generation, answer: WholeAnswer, times: AnswerTimes) -> None:
     first = True
     while (deltas := await generation.take()) is not None:
         if first:

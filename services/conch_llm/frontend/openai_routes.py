@@ -37,6 +37,7 @@ from conch_llm.contract import (
     SCORE,
     TOKENIZE,
 )
+from conch_llm.frontend.answer_times import AnswerTimes
 from conch_llm.frontend.event_stream import EventStream, NativeParts, OpenStreams
 from conch_llm.frontend.generation_routes import GenerationRoutes
 from conch_llm.frontend.llm_metrics import DISCONNECT, LlmMetrics
@@ -292,19 +293,24 @@ class OpenAiHandler:
         assert task is not None, "handlers are tasks"
         call.exchange.on_disconnect = task.cancel
         if model.capability.takes_body(route) and (model.capability.native or route in _FINISHED):
-            await self._native(call, model, route)
+            await self._native(call, model, route, body)
         elif work is not None:
             await work(call, model, body)
         else:
             raise RequestError(f"The model `{model.name}` does not answer {route}", "model")
 
-    async def _native(self, call: OpenAiCall, model: NamedModel, route: str) -> None:
+    async def _native(
+        self, call: OpenAiCall, model: NamedModel, route: str, fields: Mapping[str, Any]
+    ) -> None:
         """Sends on what a model answers to the body."""
         exchange = call.exchange
+        times = AnswerTimes(call)
         try:
-            answer = await self._calls.native(model.servable, route, call.body, call.request_id, exchange)
+            answer = await self._calls.native(
+                model.servable, route, call.body, call.request_id, exchange, fields
+            )
             try:
-                await self._send_on(call, answer)
+                await self._send_on(call, answer, times)
             finally:
                 answer.close()
         except asyncio.CancelledError:
@@ -312,7 +318,7 @@ class OpenAiHandler:
                 call.metrics.cancelled(call.model, DISCONNECT)
             raise
 
-    async def _send_on(self, call: OpenAiCall, answer: NativeAnswer) -> None:
+    async def _send_on(self, call: OpenAiCall, answer: NativeAnswer, times: AnswerTimes) -> None:
         kind = answer.content_type
         headers = [(b"content-type", kind.encode())]
         if not kind.startswith("text/event-stream"):
@@ -326,6 +332,7 @@ class OpenAiHandler:
         stream.begin(answer.status, headers)
         try:
             while pieces is not None:
+                times.add(pieces)
                 pieces = await stream.send(pieces)
             await stream.end()
         except ConchError as error:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
+from conch.core.request import Fact
 from conch.observability.logging.line_writer import RECORD_BYTES, RecordLog
 from conch.observability.logging.log_handler import quoted
 from conch.observability.logging.log_settings import AccessLogOptions
@@ -48,6 +49,7 @@ class AccessRecord:
         total_us: Microseconds from receipt to the hand-over of the last response to the transport.
         trace_id: Trace of the request, or empty.
         principal: Name in the access policy, or empty.
+        facts: Further attributes of the answer, such as ``gen_ai.usage.input_tokens``; None for none.
     """
 
     ts: float
@@ -70,6 +72,7 @@ class AccessRecord:
     total_us: int
     trace_id: str = ""
     principal: str = ""
+    facts: Mapping[str, Fact] | None = None
 
 
 class AccessLog(RecordLog[AccessRecord]):
@@ -108,6 +111,8 @@ class AccessLog(RecordLog[AccessRecord]):
 def json_line(record: AccessRecord) -> str:
     """A record as one line of JSON, without an empty `error`, `trace_id` or `principal`."""
     fields = {name: getattr(record, name) for name in AccessRecord.__slots__}
+    del fields["facts"]
+    fields.update(record.facts or {})
     fields["ts"] = _time(record.ts)
     for name in ("error", "trace_id", "principal"):
         if not fields[name]:
@@ -128,6 +133,9 @@ def text_line(record: AccessRecord) -> str:
     )
     if record.principal:
         line += f" principal={_word(record.principal)}"
+    for name, value in (record.facts or {}).items():
+        words = [value] if isinstance(value, str) else value if isinstance(value, Sequence) else [str(value)]
+        line += f" {name}={','.join(map(_word, words))}"
     trace = f" trace={record.trace_id}" if record.trace_id else ""
     return line + trace + (f" error={quoted(record.error)}" if record.error else "")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from conch.core.errors import ConchError
-from conch.core.request import RunTimes, SpanRecord
+from conch.core.request import Fact, RunTimes, SpanRecord
 from conch.observability.tracing.trace_settings import TraceSetting
 
 MOST_SPANS = 128
@@ -73,6 +73,7 @@ class Trace:
         client: Address of the client.
         agent: The client's user agent.
         parameters: Those of the request; None for none.
+        facts: Attributes that a front end has added; None for none.
         caller: The client's span; None without one. Of the root only.
         received_ns: First byte of the request; of the root only, as the next two.
         read_ns: All of the request was there.
@@ -98,6 +99,7 @@ class Trace:
         "client",
         "ended_ns",
         "error",
+        "facts",
         "model",
         "number",
         "parameters",
@@ -143,6 +145,7 @@ class Trace:
         self.children: list[Trace] = []
         self.path = self.client = self.agent = ""
         self.parameters: Mapping[str, object] | None = None
+        self.facts: Mapping[str, Fact] | None = None
         self.caller: TraceParent | None = None
         self.model = self.request_id = self.reason = ""
         self.version = self.rows = 0

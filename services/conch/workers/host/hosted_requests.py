@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import ClassVar
 
 from conch.core.errors import ConchError
-from conch.core.request import InferenceRequest, RequestModel, Responder, RunTimes, SpanRecord
+from conch.core.request import Fact, InferenceRequest, RequestModel, Responder, RunTimes, SpanRecord
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -224,4 +224,7 @@ class _HostedWatch:
         """Calls of a worker are recorded in the server."""
 
     def refused(self, request: InferenceRequest, error: ConchError) -> None:
+        """Likewise."""
+
+    def describe(self, facts: Mapping[str, Fact]) -> None:
         """Likewise."""
