@@ -102,8 +102,8 @@ class RequestWatches(SettingListener):
 class RequestWatch:
     """The watch of one request."""
 
-    __slots__ = ("_access", "_bytes_in", "_done", "_facts", "_origin", "_protocol", "_responder", "_responses",
-                 "_version", "_watches", "bytes_out", "times", "trace")  # fmt: skip
+    __slots__ = ("_access", "_bytes_in", "_done", "_facts", "_origin", "_protocol", "_responder",
+                 "_responses", "_version", "_watches", "bytes_out", "times", "trace")  # fmt: skip
 
     _responder: Responder
 
