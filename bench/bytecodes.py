@@ -94,6 +94,7 @@ WALKS = {
     "grpc": Walk("identity_fp32", _by_grpc),
     "http": Walk("identity_fp32", _by_http),
     "worker": Walk("identity_worker", _by_grpc),
+    "chain": Walk("chain_1", _by_grpc),
     "access": Walk(
         "identity_fp32", _by_grpc, (f"--access-policy={ROOT}/bench/access.toml",), "bench-key-of-steady"
     ),
