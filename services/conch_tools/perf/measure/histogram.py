@@ -75,6 +75,13 @@ class Histogram:
         step = int(np.searchsorted(np.cumsum(self.counts), rank, side="right"))
         return min(_middle_of(step), float(self.largest_ns))
 
+    def up_to(self, time_ns: float) -> int:
+        """How many times are at most this long, within a step."""
+        if time_ns < 0:
+            return 0
+        (step,) = _steps_of(np.array([int(time_ns)], np.int64))
+        return int(self.counts[: step + 1].sum())
+
     def to_json(self) -> dict[str, object]:
         """Only the steps with counts, as ``{step: count}``."""
         used = np.flatnonzero(self.counts)

@@ -1,0 +1,30 @@
+"""One request in full, for the profile export of perf_analyzer's format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Value = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
+"""A tensor: a scalar for one element, else a flat list; BYTES as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request and its responses.
+
+    The load side makes records only for ``--profile-export-file``: they cost more than the histograms.
+
+    Attributes:
+        timestamp_ns: Wall-clock time of the send.
+        sequence_id: None outside sequences.
+        inputs: Input tensors by name.
+        response_timestamps: Wall-clock time of each response in ns, in order; empty for a failed request.
+        outputs: Output tensors by name, for each response; may be empty if not kept.
+    """
+
+    timestamp_ns: int
+    sequence_id: int | None = None
+    inputs: Mapping[str, Value] = field(default_factory=dict)
+    response_timestamps: tuple[int, ...] = ()
+    outputs: tuple[Mapping[str, Value], ...] = ()

@@ -1,0 +1,155 @@
+"""Searches the highest rate that meets limits: doubles, then bisects; without a clock of its own."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conch_tools.perf.measure.results import QUANTILES, Point
+from conch_tools.perf.measure.verdicts import Verdict, judge
+
+_UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_LIMIT = re.compile(r"(?P<name>[a-z0-9_.]+)=(?P<most>\d+(\.\d+)?)(?P<unit>ns|us|ms|s|%)")
+_LOWEST_RATE = 0.1
+# The load did not reach the server as asked; the point doesn't count as one that meets a limit.
+_UNMET = (Verdict.FAILING, Verdict.SATURATED, Verdict.GENERATOR_TOO_SLOW)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit, such as ``p99=20ms``, ``ttft_p95=200ms`` or ``errors=0.1%``.
+
+    Attributes:
+        most: In ns for a time; a share for ``errors``.
+    """
+
+    text: str
+    name: str
+    most: float
+
+    @classmethod
+    def parse(cls, text: str) -> Limit:
+        """Reads a limit.
+
+        Raises:
+            ValueError: It isn't one; the text names what is allowed.
+        """
+        match = _LIMIT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"'{text}' is no limit; write NAME=VALUE, such as p99=20ms or errors=0.1%")
+        name, unit, most = match["name"], match["unit"], float(match["most"])
+        if name == "errors":
+            if unit != "%":
+                raise ValueError(f"'{text}': errors take a share in %, such as errors=0.1%")
+            return cls(text, name, most / 100)
+        if name.removeprefix("ttft_") not in QUANTILES:
+            names = ", ".join(QUANTILES)
+            raise ValueError(f"'{text}': '{name}' is none of {names}, these with ttft_ before, and errors")
+        if unit == "%":
+            raise ValueError(f"'{text}': a percentile takes a time in ns, us, ms or s")
+        return cls(text, name, most * _UNITS_NS[unit])
+
+    def found(self, point: Point) -> float:
+        """What the point has; infinite without a request."""
+        if self.name == "errors":
+            return point.error_share if point.answered or point.failed else math.inf
+        times = point.first if self.name.startswith("ttft_") else point.latency
+        return times.quantile_ns(QUANTILES[self.name.removeprefix("ttft_")]) if times.count else math.inf
+
+    def excess(self, point: Point) -> float:
+        """What the point has by the limit; over 1 is over the limit."""
+        found = self.found(point)
+        if self.most:
+            return found / self.most
+        return math.inf if found else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a search ended.
+
+    Attributes:
+        rate: The highest rate that meets all limits; None if none does.
+        reason: One sentence.
+    """
+
+    rate: float | None
+    reason: str
+
+
+class RateSearch:
+    """Ask for a rate, measure a point, tell it; until `ask` returns None."""
+
+    def __init__(
+        self,
+        limits: Sequence[Limit],
+        *,
+        first: float = 100.0,
+        most: float = 1_000_000.0,
+        precision: float = 0.05,
+    ) -> None:
+        if not limits:
+            raise ValueError("--rate auto needs at least one --slo, such as --slo p99=20ms")
+        if not 0 < first <= most or not 0 < precision < 1:
+            raise ValueError("the first rate must be above 0 and at most the highest; the precision a share")
+        self._limits = tuple(limits)
+        self._next: float | None = first
+        self._most = most
+        self._precision = precision
+        self._met: float | None = None
+        self._unmet: float | None = None
+        self._why_unmet = ""
+        self._nearest: tuple[float, float, str] = (math.inf, first, "no request was answered")
+
+    def ask(self) -> float | None:
+        """The rate to measure next; None at the end."""
+        return self._next
+
+    def tell(self, point: Point) -> None:
+        """Takes the point that was measured at the rate asked for."""
+        rate = self._next
+        if rate is None:
+            raise ValueError("the search has ended")
+        worst = max(self._limits, key=lambda limit: limit.excess(point))
+        judgement = judge(point)
+        if worst.excess(point) <= 1 and judgement.verdict not in _UNMET:
+            self._met = rate
+        else:
+            self._unmet = rate
+            self._why_unmet = _why(worst, point, judgement.reason)
+            if worst.excess(point) < self._nearest[0]:
+                self._nearest = (worst.excess(point), rate, self._why_unmet)
+        self._next = self._choose()
+
+    def outcome(self) -> Outcome:
+        """The result so far; final once `ask` returns None."""
+        if self._met is None:
+            _, rate, why = self._nearest
+            return Outcome(None, f"No rate meets the limits; the nearest was {rate:g}/s: {why}.")
+        if self._unmet is None:
+            return Outcome(self._met, f"{self._met:g}/s meets the limits; no higher rate was tried.")
+        return Outcome(
+            self._met, f"{self._met:g}/s meets the limits; {self._unmet:g}/s doesn't: {self._why_unmet}."
+        )
+
+    def _choose(self) -> float | None:
+        if self._unmet is None:
+            assert self._met is not None
+            return min(self._met * 2, self._most) if self._met < self._most else None
+        if self._met is None:
+            lower = self._unmet / 2
+            return lower if lower >= _LOWEST_RATE else None
+        if self._unmet / self._met <= 1 + self._precision:
+            return None
+        return (self._met + self._unmet) / 2
+
+
+def _why(limit: Limit, point: Point, reason: str) -> str:
+    excess = limit.excess(point)
+    if excess <= 1 or math.isinf(excess):
+        return reason.removesuffix(".")
+    if limit.name == "errors":
+        return f"the share of errors is {limit.found(point):.2%}, {excess:.2f} times {limit.text}"
+    return f"{limit.name} is {limit.found(point) / 1e6:.2f} ms, {excess:.2f} times {limit.text}"
