@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from conch_tools.perf.measure.intervals import Interval, quantile_interval, rate_interval
@@ -62,16 +61,16 @@ def compare(old: PerfResult, new: PerfResult) -> Comparison:
 
 
 def _changes(old: Point, new: Point) -> tuple[Change, ...]:
-    intervals: dict[str, Callable[[Point], Interval | None]] = {"rate": rate_interval}
-    values: dict[str, Callable[[Point], float]] = {"rate": lambda point: point.achieved_rate}
-    for name, share in QUANTILES.items():
-        values[name] = lambda point, share=share: point.latency.quantile_ns(share)
-        # The maximum has no interval: a longer run has a larger one.
-        intervals[name] = lambda point, share=share: quantile_interval(point, share) if share < 1 else None
-    return tuple(
-        _change(name, value(old), value(new), intervals[name](old), intervals[name](new))
-        for name, value in values.items()
-    )
+    rate = _change("rate", old.achieved_rate, new.achieved_rate, rate_interval(old), rate_interval(new))
+    return (rate, *(_quantile_change(name, share, old, new) for name, share in QUANTILES.items()))
+
+
+def _quantile_change(name: str, share: float, old: Point, new: Point) -> Change:
+    before, after = old.latency.quantile_ns(share), new.latency.quantile_ns(share)
+    # The maximum has no interval: a longer run has a larger one.
+    if share == 1:
+        return _change(name, before, after, None, None)
+    return _change(name, before, after, quantile_interval(old, share), quantile_interval(new, share))
 
 
 def _change(name: str, old: float, new: float, before: Interval | None, after: Interval | None) -> Change:

@@ -1,0 +1,1 @@
+"""Reports of the results of the load generator."""
