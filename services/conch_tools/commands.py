@@ -10,6 +10,9 @@ TRACE = Command(
 NEW = Command(
     "conch_tools.new_command", "model NAME", "write a first Python model and its test", after="completion"
 )
+PERF = Command(
+    "conch_tools.perf_command", "MODEL", "measure a model of a running server", True, after="health"
+)
 DUMP = Command(
     "conch_tools.dump_command",
     "[PID]",

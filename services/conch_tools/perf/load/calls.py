@@ -1,0 +1,73 @@
+"""One request on its way, and who hears of its end."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from conch_tools.perf.load.ready_requests import ReadyRequest
+
+
+class Call:
+    """One request that is sent, or about to be.
+
+    Attributes:
+        request: What is sent.
+        due_ns: When it was to be sent, monotonic.
+        sent_ns: When it was.
+        responses: How many responses have come.
+        last_ns: When the last of them came; 0 before.
+        slot: Number of the slot of a closed loop; -1 in an open one.
+    """
+
+    __slots__ = ("due_ns", "last_ns", "request", "responses", "sent_ns", "slot")
+
+    def __init__(self, request: ReadyRequest, due_ns: int, slot: int = -1) -> None:
+        self.request = request
+        self.due_ns = due_ns
+        self.slot = slot
+        self.sent_ns = self.last_ns = self.responses = 0
+
+
+class Ended(Protocol):
+    """Hears of ends and of responses."""
+
+    def call_ended(self, call: Call, error: str, now_ns: int) -> None:
+        """A call has its last response, or an error: empty for success."""
+
+    def responded(self, call: Call, now_ns: int) -> None:
+        """A response of a stream has come; the call has the time of the one before."""
+
+
+class Client(Protocol):
+    """A connection.
+
+    Attributes:
+        in_flight: Calls without an end.
+        lost: Whether the connection is of no use any more.
+    """
+
+    in_flight: int
+    lost: bool
+
+    @property
+    def can_send(self) -> bool:
+        """Whether a call may be sent now."""
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the socket took less than there is to send."""
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+
+    def send(self, call: Call, now_ns: int) -> None:
+        """Queues a call; `flush` sends it."""
+
+    def flush(self, now_ns: int) -> None:
+        """Sends what is queued, as far as the socket takes it."""
+
+    def read(self, now_ns: int) -> None:
+        """Reads what has come."""
+
+    def close(self) -> None:
+        """Closes the socket; calls without an end are forgotten."""

@@ -1,0 +1,294 @@
+"""A gRPC client over HTTP/2 that sends ready messages: many calls on one connection, no threads.
+
+Unary calls have an HTTP/2 stream each. If calls are messages of bidirectional streams, those of a slot of a
+closed loop share one; in an open loop each has its own.
+"""
+
+from __future__ import annotations
+
+import ssl
+import struct
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+from conch.frontends.grpc.http2.connection import Http2Connection
+from conch.frontends.grpc.http2.events import (
+    ConnectionClosed,
+    DataReceived,
+    Event,
+    GoAwayReceived,
+    HeadersReceived,
+    StreamReset,
+    TrailersReceived,
+)
+from conch.frontends.grpc.http2.frames import ErrorCode
+from conch.frontends.grpc.http2.hpack import HeaderList
+from conch.frontends.grpc.http2.limits import LocalSettings
+from conch.protocol import inference_pb2
+from conch_tools.connection import Endpoint
+from conch_tools.perf.load.calls import Call, Ended
+
+CODES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+LOST = "connection lost"
+STREAM_ERROR = "stream error"
+_READ_BYTES = 1 << 18
+_WINDOWS = LocalSettings(initial_window=16 << 20, connection_window=1 << 30)
+_CONNECT_S = 10.0
+_PREFIX = struct.Struct(">BI")
+
+
+class _Open:
+    """A stream: its calls in the order of their answers, and the bytes of an unfinished message."""
+
+    __slots__ = ("calls", "left", "message", "messages", "wants")
+
+    def __init__(self, call: Call) -> None:
+        self.calls = [call]
+        self.message = bytearray()
+        self.messages = 0
+
+
+class Http2Client:
+    """One connection.
+
+    Args:
+        endpoint: The server.
+        path: The method's path.
+        bidirectional: Whether calls are messages of streams.
+        decoupled: Whether a call has responses until one says that it is final.
+        ended: Hears of the ends.
+
+    Attributes:
+        in_flight: Calls without an end.
+        lost: Whether the connection is of no use any more.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, path: str, bidirectional: bool, decoupled: bool, ended: Ended
+    ) -> None:
+        self._socket = endpoint.connect(_CONNECT_S)
+        self._socket.setblocking(False)
+        self._ended = ended
+        self._bidirectional = bidirectional
+        self._decoupled = decoupled
+        self._connection = Http2Connection(client=True, settings=_WINDOWS)
+        scheme = b"http" if endpoint.tls is None else b"https"
+        self._headers = (
+            (b":method", b"POST"),
+            (b":scheme", scheme),
+            (b":path", path.encode()),
+            (b":authority", endpoint.authority.encode()),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", b"conch-perf"),
+            *((name.encode(), value.encode()) for name, value in endpoint.headers.items()),
+        )
+        self._streams: dict[int, _Open] = {}
+        self._slots: dict[int, int] = {}  # the stream of a slot
+        self._unsent: list[memoryview] = []
+        self.in_flight = 0
+        self.lost = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    @property
+    def can_send(self) -> bool:
+        """Whether a call may be sent now."""
+        return not self.lost and self._connection.can_open
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the socket took less than there is to send."""
+        return bool(self._unsent)
+
+    def send(self, call: Call, now_ns: int) -> None:
+        """Queues a call; `flush` sends it."""
+        call.sent_ns = now_ns
+        self.in_flight += 1
+        connection = self._connection
+        body = call.request.body
+        stream_id = self._slots.get(call.slot, 0) if self._bidirectional and call.slot >= 0 else 0
+        if stream_id:
+            self._streams[stream_id].calls.append(call)
+        else:
+            stream_id = connection.open_stream()
+            self._streams[stream_id] = _Open(call)
+            connection.send_headers(stream_id, self._headers)
+            if self._bidirectional and call.slot >= 0:
+                self._slots[call.slot] = stream_id
+        ends = not self._bidirectional or call.slot < 0
+        connection.send_data(stream_id, [_PREFIX.pack(0, len(body)), body], ends)
+
+    def flush(self, now_ns: int) -> None:
+        """Sends what is queued, as far as the socket takes it."""
+        try:
+            while True:
+                if not self._unsent:
+                    self._unsent = [memoryview(each) for each in self._connection.take_output()]
+                    if not self._unsent:
+                        return
+                sent = self._write()
+                while sent and sent >= len(self._unsent[0]):
+                    sent -= len(self._unsent.pop(0))
+                if sent:
+                    self._unsent[0] = self._unsent[0][sent:]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return
+        except OSError:
+            self.fail(LOST, now_ns)
+
+    def _write(self) -> int:
+        if isinstance(self._socket, ssl.SSLSocket):
+            return self._socket.send(self._unsent[0])
+        return self._socket.sendmsg(self._unsent[:64])
+
+    def read(self, now_ns: int) -> None:
+        """Reads what has come."""
+        while not self.lost:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.fail(LOST, now_ns)
+                return
+            self._handle(self._connection.receive(data, now_ns), now_ns)
+            if len(data) < _READ_BYTES and not isinstance(self._socket, ssl.SSLSocket):
+                return
+
+    def fail(self, error: str, now_ns: int) -> None:
+        """Ends all calls with an error; the connection is of no use any more."""
+        self.lost = True
+        streams, self._streams = self._streams, {}
+        self._slots.clear()
+        for stream in streams.values():
+            for call in stream.calls:
+                self._end(call, error, now_ns)
+
+    def close(self) -> None:
+        """Resets what is open, and closes the socket."""
+        for stream_id in self._streams:
+            self._connection.reset(stream_id, ErrorCode.CANCEL)
+        self._streams.clear()
+        self.flush(0)
+        self.lost = True
+        self._socket.close()
+
+    def _handle(self, events: Iterable[Event], now_ns: int) -> None:
+        for event in events:
+            if type(event) is DataReceived:
+                self._data(event, now_ns)
+            elif type(event) is TrailersReceived:
+                self._finish(event.stream_id, event.headers, now_ns)
+            elif type(event) is HeadersReceived:
+                if event.end_stream:
+                    self._finish(event.stream_id, event.headers, now_ns)
+            elif type(event) is StreamReset:
+                self._drop(event.stream_id, STREAM_ERROR, now_ns)
+            elif type(event) is GoAwayReceived:
+                for stream_id in [each for each in self._streams if each > event.last_stream_id]:
+                    self._drop(stream_id, LOST, now_ns)
+                self.lost = self.lost or not self._streams
+            elif type(event) is ConnectionClosed:
+                self.fail(f"protocol error: {event.text}", now_ns)
+
+    def _data(self, event: DataReceived, now_ns: int) -> None:
+        size = event.end - event.start
+        self._connection.consumed(event.stream_id, size)
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            return
+        message = stream.message
+        if not self._bidirectional:
+            stream.messages += size
+            return
+        message += memoryview(event.data)[event.start : event.end]
+        while len(message) >= _PREFIX.size:
+            _, length = _PREFIX.unpack_from(message)
+            end = _PREFIX.size + length
+            if len(message) < end:
+                return
+            body = bytes(message[_PREFIX.size : end])
+            del message[:end]
+            self._message(event.stream_id, stream, body, now_ns)
+
+    def _message(self, stream_id: int, stream: _Open, body: bytes, now_ns: int) -> None:
+        if not stream.calls:
+            return
+        call = stream.calls[0]
+        error, final, counts = _read_stream_response(body, self._decoupled)
+        if counts:
+            self._ended.responded(call, now_ns)
+            call.last_ns = now_ns
+            call.responses += 1
+        if final:
+            stream.calls.pop(0)
+            if call.slot < 0:  # the stream ends with its only call, and nothing else is to be heard
+                self._streams.pop(stream_id, None)
+            self._end(call, error, now_ns)
+
+    def _finish(self, stream_id: int, headers: HeaderList, now_ns: int) -> None:
+        error = STREAM_ERROR
+        text = ""
+        for name, value in headers.pairs:
+            if name == b"grpc-status":
+                code = int(value) if value.isdigit() else 2
+                error = "" if not code else CODES[code] if code < len(CODES) else f"CODE_{code}"
+            elif name == b":status" and value != b"200":
+                error = f"HTTP {value.decode()}"
+            elif name == b"grpc-message":
+                text = unquote(value.decode())
+        stream = self._streams.get(stream_id)
+        if stream is not None and not error and not self._bidirectional:
+            call = stream.calls[0]
+            call.responses, call.last_ns = 1, now_ns
+        self._drop(stream_id, error or (STREAM_ERROR if self._bidirectional else ""), now_ns, text)
+
+    def _drop(self, stream_id: int, error: str, now_ns: int, text: str = "") -> None:
+        stream = self._streams.pop(stream_id, None)
+        if stream is None:
+            return
+        if self._bidirectional:
+            self._slots = {slot: each for slot, each in self._slots.items() if each != stream_id}
+        for call in stream.calls:
+            self._end(call, error, now_ns)
+
+    def _end(self, call: Call, error: str, now_ns: int) -> None:
+        self.in_flight -= 1
+        self._ended.call_ended(call, error, now_ns)
+
+
+def _read_stream_response(body: bytes, decoupled: bool) -> tuple[str, bool, bool]:
+    """The error of a response of a stream, whether it is its call's last one, and whether it counts."""
+    if not decoupled and body[:1] == b"\x12":  # infer_response, without an error_message before it
+        return "", True, True
+    message = inference_pb2.ModelStreamInferResponse.FromString(body)
+    if message.error_message:
+        return "error response", True, True
+    if not decoupled:
+        return "", True, True
+    response = message.infer_response
+    final = response.parameters["triton_final_response"].bool_param
+    return "", final, bool(response.outputs) or not final

@@ -1,0 +1,223 @@
+"""Values of inputs: made up, or read from files in the form of Triton's load generator.
+
+A JSON file has ``{"data": [{input: value, ...}, ...]}``; each entry is one request of one row. A value is a
+flat list in row-major order, ``{"b64": text}`` with the bytes of the tensor, or ``{"content": either,
+"shape": [...]}``. Entries that are lists are sequences: their entries are sent one after the other. Several
+files are joined.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conch_tools.perf.load.ready_requests import InputTensor, array_data, dtype_of, texts_data
+
+_TEXT = b"abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ 0123456789"
+
+
+class DataError(Exception):
+    """The data does not fit the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputRule:
+    """An input as the model's config has it.
+
+    Attributes:
+        name: Its name.
+        datatype: Triton's, as ``FP32``.
+        dims: Without the batch dimension; -1 for any.
+        optional: Whether requests may lack it.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+
+def rules_of(config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> list[InputRule]:
+    """The inputs of a model, with the shapes that the user has given.
+
+    Raises:
+        DataError: A shape is missing, or is none of the input's.
+    """
+    rules = []
+    for each in config.get("input", ()):
+        name = each["name"]
+        dims = tuple(int(dim) for dim in each.get("dims", ()))
+        given = shapes.get(name)
+        if given is not None:
+            fits = len(given) == len(dims) and all(
+                a in (b, -1) or b == -1 for a, b in zip(given, dims, strict=True)
+            )
+            if not fits:
+                raise DataError(f"--shape {name}: the input has dims {list(dims)}, not {list(given)}")
+            dims = tuple(given)
+        datatype = each["data_type"].removeprefix("TYPE_")
+        rules.append(
+            InputRule(name, "BYTES" if datatype == "STRING" else datatype, dims, bool(each.get("optional")))
+        )
+    unknown = set(shapes) - {rule.name for rule in rules}
+    if unknown:
+        names = ", ".join(rule.name for rule in rules)
+        raise DataError(f"--shape {min(unknown)}: the model has inputs {names}")
+    return rules
+
+
+def made_up(
+    rules: Sequence[InputRule], batch: int, batched: bool, count: int, kind: str, seed: int, text_length: int
+) -> list[list[InputTensor]]:
+    """Tensors of requests with random values, or with zeros.
+
+    Raises:
+        DataError: A dimension is free.
+    """
+    chance = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        tensors = []
+        for rule in rules:
+            if rule.optional:
+                continue
+            if -1 in rule.dims:
+                sizes = ",".join("1" if dim == -1 else str(dim) for dim in rule.dims)
+                raise DataError(
+                    f"input '{rule.name}' has dims {list(rule.dims)}: name its shape, such as "
+                    f"--shape {rule.name}:{sizes}"
+                )
+            shape = (batch, *rule.dims) if batched else rule.dims
+            data = _made_up(rule.datatype, math.prod(shape), kind, chance, text_length)
+            tensors.append(InputTensor(rule.name, rule.datatype, shape, data))
+        found.append(tensors)
+    return found
+
+
+def _made_up(datatype: str, count: int, kind: str, chance: np.random.Generator, text_length: int) -> bytes:
+    if datatype == "BYTES":
+        letters = np.frombuffer(_TEXT, np.uint8)
+        return texts_data(
+            [
+                b"" if kind == "zero" else letters[chance.integers(0, len(letters), text_length)].tobytes()
+                for _ in range(count)
+            ]
+        )
+    if datatype == "BF16":
+        return array_data(np.zeros(count) if kind == "zero" else chance.random(count), datatype)
+    dtype = dtype_of(datatype)
+    if kind == "zero":
+        return bytes(count * dtype.itemsize)
+    if dtype.kind == "f":
+        return chance.random(count).astype(dtype).tobytes()
+    if dtype.kind == "b":
+        return chance.integers(0, 2, count).astype(dtype).tobytes()
+    info = np.iinfo(dtype)
+    return chance.integers(info.min, info.max, count, dtype, endpoint=True).tobytes()
+
+
+def read_files(
+    paths: Sequence[Path], rules: Sequence[InputRule], batch: int, batched: bool
+) -> list[list[list[InputTensor]]]:
+    """Requests of JSON files, as streams of requests; an entry that is no list is a stream of one.
+
+    Raises:
+        DataError: A file can't be read, or does not fit.
+    """
+    streams = []
+    for path in paths:
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: {error}") from None
+        entries = found.get("data") if isinstance(found, dict) else None
+        if not isinstance(entries, list) or not entries:
+            raise DataError(f"{path}: there is no list 'data' with entries")
+        for number, entry in enumerate(entries):
+            steps = entry if isinstance(entry, list) else [entry]
+            streams.append(
+                [_read_entry(f"{path}: data[{number}]", step, rules, batch, batched) for step in steps]
+            )
+    return streams
+
+
+def _read_entry(
+    where: str, entry: Any, rules: Sequence[InputRule], batch: int, batched: bool
+) -> list[InputTensor]:
+    if not isinstance(entry, dict):
+        raise DataError(f"{where} is no object with inputs")
+    known = {rule.name for rule in rules}
+    unknown = [
+        name for name in entry if name not in known and name not in ("timestamp", "delay", "session_id")
+    ]
+    if unknown:
+        raise DataError(f"{where} has '{unknown[0]}', but the model has inputs {', '.join(sorted(known))}")
+    tensors = []
+    for rule in rules:
+        if rule.name not in entry:
+            if not rule.optional:
+                raise DataError(f"{where} lacks input '{rule.name}'")
+            continue
+        row, dims = _read_value(f"{where}.{rule.name}", entry[rule.name], rule)
+        shape = (batch, *dims) if batched else dims
+        tensors.append(InputTensor(rule.name, rule.datatype, shape, row * batch if batched else row))
+    return tensors
+
+
+def _read_value(where: str, value: Any, rule: InputRule) -> tuple[bytes, tuple[int, ...]]:
+    """The bytes of a value, and its dims."""
+    dims = rule.dims
+    if isinstance(value, dict) and "content" in value:
+        given = value.get("shape")
+        if given is not None:
+            dims = tuple(int(dim) for dim in given)
+        value = value["content"]
+    if isinstance(value, dict):
+        try:
+            data = base64.b64decode(value["b64"], validate=True)
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"{where} is neither a list nor has it 'b64' with base64") from None
+        if rule.datatype == "BYTES":
+            return data, _sized(where, dims, None)
+        width = 2 if rule.datatype == "BF16" else dtype_of(rule.datatype).itemsize
+        if len(data) % width:
+            raise DataError(f"{where} has {len(data)} bytes, which is no whole number of {rule.datatype}")
+        return data, _sized(where, dims, len(data) // width)
+    values = list(_flat(value if isinstance(value, list) else [value]))
+    dims = _sized(where, dims, len(values))
+    if rule.datatype == "BYTES":
+        return texts_data([str(each).encode() for each in values]), dims
+    try:
+        return array_data(values, rule.datatype), dims
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{where}: {error}") from None
+
+
+def _flat(values: Sequence[Any]) -> Any:
+    for value in values:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _sized(where: str, dims: tuple[int, ...], count: int | None) -> tuple[int, ...]:
+    """Dims with a free one filled in, which must have so many elements."""
+    if count is None:
+        if -1 in dims:
+            raise DataError(f"{where} needs 'shape': dims {list(dims)} have a free one")
+        return dims
+    if dims.count(-1) == 1:
+        rest = math.prod(dim for dim in dims if dim != -1)
+        if rest and not count % rest:
+            dims = tuple(count // rest if dim == -1 else dim for dim in dims)
+    if -1 in dims or math.prod(dims) != count:
+        raise DataError(f"{where} has {count} elements, which is no shape of dims {list(dims)}")
+    return dims

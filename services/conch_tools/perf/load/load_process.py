@@ -1,0 +1,124 @@
+"""One process that makes load: runs its part of a plan, and sends each second's counts to its parent."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from time import monotonic_ns, process_time
+
+from conch_tools.connection import Endpoint
+from conch_tools.perf.load import schedules
+from conch_tools.perf.load.calls import Client
+from conch_tools.perf.load.driver import Driver
+from conch_tools.perf.load.http1_client import Http1Client
+from conch_tools.perf.load.http2_client import Http2Client
+from conch_tools.perf.load.ready_requests import ReadyRequest
+from conch_tools.perf.load.recorder import Recorder
+from conch_tools.perf.measure.results import Load
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all processes do together.
+
+    Attributes:
+        endpoint: The server.
+        path: Path of the method, or of the HTTP request.
+        streams: Whether requests are messages of streams.
+        decoupled: Whether a request has any number of responses.
+        requests: Sent in turn.
+        load: What is asked for.
+        connections: Connections of all processes.
+        seconds: How long, with the warm-up.
+        most_outstanding: Of an open loop, of all processes.
+        gaps_us: Of a trace; empty for none.
+        seed: Of random times.
+    """
+
+    endpoint: Endpoint
+    path: str
+    streams: bool
+    decoupled: bool
+    requests: Sequence[ReadyRequest]
+    load: Load
+    connections: int
+    seconds: int
+    most_outstanding: int = 10_000
+    gaps_us: Sequence[float] = ()
+    seed: int = 0
+
+
+def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None:
+    """Runs one process's part.
+
+    Says that it is ready, gets the time at which to begin, sends each second's counts, and last the processor
+    time that it took.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    try:
+        parent.send("ready")
+        begin_ns: int = parent.recv()
+        stop = _Stop(parent)
+        recorder = Recorder(begin_ns, parent.send)
+        next_request = _in_turn(plan.requests, share)
+        connections = max(1, plan.connections // shares)
+        driver = Driver(lambda ended: _connect(plan, ended), connections, next_request, recorder, stop)
+        gc.freeze()
+        gc.disable()
+        before_s = process_time()
+        end_ns = begin_ns + plan.seconds * 1_000_000_000
+        if plan.load.mode == "concurrency":
+            slots = range(share, int(plan.load.value), shares)
+            driver.run_closed([number // shares for number in slots], end_ns)
+        else:
+            times = _times(plan, share, shares)
+            most = max(1, plan.most_outstanding // shares)
+            driver.run_open((begin_ns + int(at_ns) for at_ns in times), end_ns, most)
+        parent.send(process_time() - before_s)
+    except (BrokenPipeError, EOFError):
+        os._exit(1)  # the parent is gone
+
+
+class _Stop:
+    """Whether the parent has said that the load ends early."""
+
+    def __init__(self, parent: Connection) -> None:
+        self._parent = parent
+        self._next_ns = 0
+
+    def __call__(self) -> bool:
+        now = monotonic_ns()
+        if now < self._next_ns:
+            return False
+        self._next_ns = now + 50_000_000
+        return self._parent.poll()
+
+
+def _times(plan: Plan, share: int, shares: int) -> Iterator[float]:
+    load = plan.load
+    if plan.gaps_us:
+        return schedules.traced(plan.gaps_us, share, shares)
+    if load.distribution == "poisson":
+        return schedules.poisson(load.value / shares, plan.seed * shares + share)
+    return schedules.constant(load.value, share, shares)
+
+
+def _in_turn(requests: Sequence[ReadyRequest], share: int) -> Callable[[int], ReadyRequest]:
+    at = share
+
+    def next_request(slot: int) -> ReadyRequest:
+        nonlocal at
+        at += 1
+        return requests[at % len(requests)]
+
+    return next_request
+
+
+def _connect(plan: Plan, ended: Driver) -> Client:
+    if plan.endpoint.protocol == "http":
+        return Http1Client(plan.endpoint, plan.path, ended)
+    return Http2Client(plan.endpoint, plan.path, plan.streams, plan.decoupled, ended)

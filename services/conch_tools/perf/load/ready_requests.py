@@ -1,0 +1,120 @@
+"""Requests as the bytes that are sent, made once and sent many times."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conch.protocol import inference_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """One tensor of a request.
+
+    Attributes:
+        name: The input's name.
+        datatype: Triton's, as ``FP32``.
+        shape: With the batch dimension.
+        data: Row-major; texts each after their length as 4 bytes, little endian.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRequest:
+    """A request to be sent.
+
+    Attributes:
+        body: A gRPC message without its prefix, or the body of an HTTP request.
+        head_bytes: Length of the JSON of an HTTP body; 0 for gRPC.
+    """
+
+    body: bytes
+    head_bytes: int = 0
+
+
+def grpc_request(
+    model: str, version: str, tensors: Sequence[InputTensor], parameters: dict[str, Any], request_id: str = ""
+) -> ReadyRequest:
+    """A ModelInferRequest with raw contents."""
+    message = inference_pb2.ModelInferRequest(model_name=model, model_version=version, id=request_id)
+    for tensor in tensors:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.data)
+    for name, value in parameters.items():
+        kind = {bool: "bool_param", int: "int64_param", float: "double_param"}.get(
+            type(value), "string_param"
+        )
+        setattr(message.parameters[name], kind, value)
+    return ReadyRequest(message.SerializeToString())
+
+
+def http_request(
+    tensors: Sequence[InputTensor], parameters: dict[str, Any], request_id: str = ""
+) -> ReadyRequest:
+    """An infer request with binary data, whose outputs are binary, too."""
+    head: dict[str, Any] = {
+        "inputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": list(tensor.shape),
+                "parameters": {"binary_data_size": len(tensor.data)},
+            }
+            for tensor in tensors
+        ],
+        "parameters": {"binary_data_output": True, **parameters},
+    }
+    if request_id:
+        head["id"] = request_id
+    text = json.dumps(head, separators=(",", ":")).encode()
+    return ReadyRequest(b"".join((text, *(tensor.data for tensor in tensors))), len(text))
+
+
+def texts_data(texts: Sequence[bytes]) -> bytes:
+    """Texts as a tensor has them."""
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
+def array_data(values: Any, datatype: str) -> bytes:
+    """Numbers as a tensor of this datatype has them.
+
+    Raises:
+        ValueError: A value does not fit.
+    """
+    if datatype == "BF16":
+        found = np.asarray(values, np.float32)
+        return (found.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    kind = dtype_of(datatype)
+    found = np.asarray(values)
+    if kind.kind in "iu" and found.dtype.kind == "f" and not (found == np.trunc(found)).all():
+        raise ValueError(f"{datatype} takes whole numbers only")
+    cast = found.astype(kind)
+    if kind.kind in "iu" and not np.array_equal(cast.astype(object), found.astype(object)):
+        raise ValueError(f"a value is out of the range of {datatype}")
+    return cast.tobytes()
+
+
+def dtype_of(datatype: str) -> np.dtype[Any]:
+    """The numpy type of a datatype that has numbers.
+
+    Raises:
+        ValueError: There is none.
+    """
+    names = {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+    for bits in (8, 16, 32, 64):
+        names[f"INT{bits}"] = f"<i{bits // 8}"
+        names[f"UINT{bits}"] = f"<u{bits // 8}"
+    if datatype not in names:
+        raise ValueError(f"there are no numbers of datatype {datatype}")
+    return np.dtype(names[datatype])

@@ -1,0 +1,93 @@
+"""Counts the ends of calls, second by second, for one load process."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from conch_tools.perf.load.calls import Call
+from conch_tools.perf.measure.slices import Slice
+
+_SECOND_NS = 1_000_000_000
+_LATE_NS = 1_000_000
+
+
+class Recorder:
+    """Fills a `Slice` for each second, by when calls end.
+
+    Args:
+        begin_ns: When the load begins, monotonic.
+        give: Takes each slice when its second is over.
+    """
+
+    def __init__(self, begin_ns: int, give: Callable[[Slice], object]) -> None:
+        self._begin_ns = begin_ns
+        self._give = give
+        self._ends_ns = begin_ns + _SECOND_NS
+        self._slice = Slice(0)
+        self._new_times()
+
+    def _new_times(self) -> None:
+        self._latency, self._service = array("q"), array("q")
+        self._first, self._between = array("q"), array("q")
+
+    def sent(self, call: Call, now_ns: int) -> None:
+        """Counts a call that is sent."""
+        if now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        self._slice.sent += 1
+        if now_ns - call.due_ns > _LATE_NS:
+            self._slice.late += 1
+
+    def shed(self, now_ns: int) -> None:
+        """Counts a call that is never sent."""
+        if now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        self._slice.shed += 1
+
+    def responded(self, call: Call, now_ns: int) -> None:
+        """Counts a response of a stream."""
+        if now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        if call.last_ns:
+            self._between.append(now_ns - call.last_ns)
+        else:
+            self._first.append(now_ns - call.sent_ns)
+
+    def ended(self, call: Call, error: str, now_ns: int) -> None:
+        """Counts an end."""
+        if now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        if error:
+            self._slice.errors[error] += 1
+            return
+        self._slice.answered += 1
+        self._slice.responses += call.responses
+        last_ns = call.last_ns or now_ns
+        self._latency.append(last_ns - call.due_ns)
+        self._service.append(last_ns - call.sent_ns)
+
+    def failed(self, error: str, now_ns: int) -> None:
+        """Counts an error that is no call's end."""
+        if now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        self._slice.errors[error] += 1
+
+    def finish(self) -> None:
+        """Gives the last slice."""
+        self._fold()
+
+    def _turn(self, now_ns: int) -> None:
+        self._fold()
+        second = (now_ns - self._begin_ns) // _SECOND_NS
+        self._slice = Slice(second)
+        self._ends_ns = self._begin_ns + (second + 1) * _SECOND_NS
+        self._new_times()
+
+    def _fold(self) -> None:
+        found = self._slice
+        found.latency.record(self._latency)
+        found.service.record(self._service)
+        found.first.record(self._first)
+        found.between.record(self._between)
+        self._give(found)

@@ -1,0 +1,266 @@
+"""Measures a model: asks the server for it, makes requests, runs each load, reads the server's counts."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from conch_tools.connection import Endpoint
+from conch_tools.perf.load.coordinator import run_load
+from conch_tools.perf.load.input_data import DataError, made_up, read_files, rules_of
+from conch_tools.perf.load.load_process import Plan
+from conch_tools.perf.load.ready_requests import InputTensor, ReadyRequest, grpc_request, http_request
+from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
+from conch_tools.perf.measure.slices import Slice
+from conch_tools.server_api import AskError, ServerApi
+
+_POOL = 64
+"""Requests with values of their own, so that caches of the server do not answer."""
+
+_METHODS = {
+    False: "/inference.GRPCInferenceService/ModelInfer",
+    True: "/inference.GRPCInferenceService/ModelStreamInfer",
+}
+_COUNTS = {
+    "requests": ("success", "count"),
+    "request_ns": ("success", "ns"),
+    "queue_ns": ("queue", "ns"),
+    "input_ns": ("compute_input", "ns"),
+    "infer_ns": ("compute_infer", "ns"),
+    "output_ns": ("compute_output", "ns"),
+    "cache_hits": ("cache_hit", "count"),
+    "cache_hit_ns": ("cache_hit", "ns"),
+    "cache_misses": ("cache_miss", "count"),
+    "cache_miss_ns": ("cache_miss", "ns"),
+}
+
+
+class SettingError(Exception):
+    """Settings that do not go together, or not with the model."""
+
+
+class PerfInterrupted(Exception):
+    """The user ended the last load early.
+
+    Attributes:
+        result: What was measured by then.
+    """
+
+    def __init__(self, result: PerfResult) -> None:
+        super().__init__("interrupted")
+        self.result = result
+
+
+@dataclass(frozen=True)
+class PerfSettings:
+    """What is measured.
+
+    Attributes:
+        endpoint: The server.
+        model: The model's name.
+        version: Its version; empty for the server's choice.
+        loads: One after the other.
+        seconds: Length of each, that counts.
+        warm_up: Seconds before them.
+        batch: Rows of a request.
+        shapes: Dims of inputs with free ones, by name.
+        data: ``random``, ``zero``, or files; see `load.input_data`.
+        reuse_data: Whether all requests have the same values.
+        text_length: Of made-up texts.
+        streams: Whether requests are messages of a gRPC stream.
+        parameters: Of each request.
+        connections: 0 for as many as there are requests in flight with HTTP, and one for 8 of them with gRPC.
+        processes: That make the load; 0 for half of the cores.
+        most_outstanding: Requests of a rate that may be unanswered; others are shed.
+        gaps_us: Of a trace, in microseconds.
+        seed: Of all that is random.
+        arguments: The command line, for the report.
+    """
+
+    endpoint: Endpoint
+    model: str
+    version: str = ""
+    loads: Sequence[Load] = (Load("concurrency", 1),)
+    seconds: int = 10
+    warm_up: int = 2
+    batch: int = 1
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    data: Sequence[str | Path] = ("random",)
+    reuse_data: bool = False
+    text_length: int = 128
+    streams: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    connections: int = 0
+    processes: int = 0
+    most_outstanding: int = 10_000
+    gaps_us: Sequence[float] = ()
+    seed: int = 0
+    arguments: Sequence[str] = ()
+
+
+def run_perf(
+    settings: PerfSettings,
+    progress: Callable[[Load, Slice], object] = lambda load, counts: None,
+    done: Callable[[Point], object] = lambda point: None,
+) -> PerfResult:
+    """Measures a model.
+
+    Args:
+        settings: What is measured.
+        progress: Gets each second's counts.
+        done: Gets each point.
+
+    Raises:
+        SettingError, DataError: The settings or the data do not fit the model.
+        AskError: The server has no such model, or does not answer.
+        LoadError: The processes that make the load have failed.
+        PerfInterrupted: KeyboardInterrupt; it has the result by then.
+    """
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    api = ServerApi(settings.endpoint)
+    config = api.config(settings.model, settings.version)
+    decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
+    if decoupled and not settings.streams:
+        raise SettingError(f"model '{settings.model}' is decoupled: measure it with --stream")
+    if settings.streams and settings.endpoint.protocol == "http":
+        raise SettingError("--stream needs gRPC: a URL with grpc://")
+    if config.get("sequence_batching"):
+        raise SettingError(f"model '{settings.model}' has sequences, which conch perf does not send yet")
+    requests = _requests(settings, config, decoupled)
+    processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
+    points = []
+    interrupted = False
+    for load in settings.loads:
+        plan = _plan(settings, load, requests, decoupled)
+        share = processes if load.mode == "rate" else min(processes, int(load.value))
+        before = _statistics(api, settings, config)
+        outcome = run_load(plan, share, partial(progress, load))
+        times = _difference(before, _statistics(api, settings, config))
+        slices = tuple(outcome.slices[settings.warm_up :])
+        own = times.pop(settings.model, None)
+        point = Point(load, slices, len(slices), plan.connections, outcome.generator, own, times)
+        points.append(point)
+        done(point)
+        interrupted = outcome.interrupted
+        if interrupted:
+            break
+    result = PerfResult(
+        model=settings.model,
+        version=settings.version,
+        endpoint=settings.endpoint.url,
+        protocol="grpc-stream" if settings.streams else settings.endpoint.protocol,
+        batch=settings.batch,
+        request_bytes=len(requests[0].body),
+        argv=tuple(settings.arguments),
+        machine=_machine(),
+        started=started,
+        points=tuple(points),
+    )
+    if interrupted:
+        raise PerfInterrupted(result)
+    return result
+
+
+def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], decoupled: bool) -> Plan:
+    http = settings.endpoint.protocol == "http"
+    in_flight = int(load.value) if load.mode == "concurrency" else 128
+    path = _METHODS[settings.streams]
+    if http:
+        path = f"/v2/models/{quote(settings.model, safe='')}"
+        path += f"/versions/{settings.version}/infer" if settings.version else "/infer"
+    return Plan(
+        settings.endpoint,
+        path,
+        settings.streams,
+        decoupled,
+        requests,
+        load,
+        settings.connections or (in_flight if http else -(-in_flight // 8)),
+        settings.warm_up + settings.seconds,
+        settings.most_outstanding,
+        settings.gaps_us,
+        settings.seed,
+    )
+
+
+def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool) -> list[ReadyRequest]:
+    rules = rules_of(config, settings.shapes)
+    batched = int(config.get("max_batch_size", 0)) > 0
+    most = int(config.get("max_batch_size", 0))
+    if settings.batch > max(most, 1):
+        raise SettingError(f"-b {settings.batch}: model '{settings.model}' has max_batch_size {most}")
+    kinds = [each for each in settings.data if isinstance(each, str)]
+    paths = [each for each in settings.data if isinstance(each, Path)]
+    if (kinds and paths) or len(kinds) > 1:
+        raise SettingError("--data takes random, zero, or files")
+    if paths:
+        streams = read_files(paths, rules, settings.batch, batched)
+        if any(len(stream) > 1 for stream in streams):
+            raise DataError("the data has sequences, but the model has none")
+        rows: Sequence[Sequence[InputTensor]] = [stream[0] for stream in streams]
+    else:
+        count = 1 if settings.reuse_data or kinds == ["zero"] else _POOL
+        rows = made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)
+    if settings.endpoint.protocol == "http":
+        return [http_request(tensors, dict(settings.parameters)) for tensors in rows]
+    parameters = dict(settings.parameters)
+    if decoupled:
+        parameters["triton_enable_empty_final_response"] = True
+    return [grpc_request(settings.model, settings.version, tensors, parameters) for tensors in rows]
+
+
+def _statistics(
+    api: ServerApi, settings: PerfSettings, config: Mapping[str, Any]
+) -> dict[str, ServerStatistics]:
+    """Counts of the model and of those it consists of, by name; none where the server has none."""
+    steps = config.get("ensemble_scheduling", {}).get("step", ())
+    names = [settings.model, *dict.fromkeys(step["model_name"] for step in steps)]
+    found = {}
+    for name in names:
+        try:
+            versions = api.statistics(name, settings.version if name == settings.model else "")
+        except AskError as error:
+            if not error.reached:
+                raise
+            continue
+        found[name] = _sum(versions)
+    return found
+
+
+def _sum(versions: Sequence[Mapping[str, Any]]) -> ServerStatistics:
+    counts: dict[str, int] = dict.fromkeys(ServerStatistics.__dataclass_fields__, 0)
+    for each in versions:
+        stats = each.get("inference_stats", {})
+        counts["inferences"] += int(each.get("inference_count", 0))
+        counts["executions"] += int(each.get("execution_count", 0))
+        for count, (member, unit) in _COUNTS.items():
+            counts[count] += int(stats.get(member, {}).get(unit, 0))
+    return ServerStatistics(**counts)
+
+
+def _difference(
+    before: Mapping[str, ServerStatistics], after: Mapping[str, ServerStatistics]
+) -> dict[str, ServerStatistics]:
+    names = ServerStatistics.__dataclass_fields__
+    return {
+        model: ServerStatistics(**{name: getattr(now, name) - getattr(before[model], name) for name in names})
+        for model, now in after.items()
+        if model in before
+    }
+
+
+def _machine() -> dict[str, str]:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": str(os.cpu_count() or 0),
+        "python": platform.python_version(),
+        "load before": f"{load:.2f}",
+    }

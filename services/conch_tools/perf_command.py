@@ -1,0 +1,263 @@
+"""`conch perf`: measures a model of a running server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
+
+if TYPE_CHECKING:
+    from conch_tools.perf.measure.results import Load, PerfResult
+    from conch_tools.perf.measure.slices import Slice
+    from conch_tools.perf.measuring import PerfSettings
+
+DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit codes."""
+
+_WRITTEN = (".json",)
+
+
+class FlagsError(Exception):
+    """Flags that are wrong, or do not go together."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="conch perf",
+        description="Sends requests to a model of a running server, conch or another one that speaks its "
+        "protocols, and measures what comes of it. With -c so many requests are in flight at any time; with "
+        "--rate they are sent at their times, whatever is unanswered, and latencies count from those times.",
+        epilog="exit codes: 0 measured, 1 refused, or every load failed, 2 wrong usage, 3 no server, "
+        "130 interrupted",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", help="name of the model")
+    parser.add_argument("-x", "--version", default="", help="its version (the server's choice)")
+    load = parser.add_argument_group("load")
+    load.add_argument("-c", "--concurrency", metavar="N[,N...]", help="requests in flight, one load each (1)")
+    load.add_argument("--rate", metavar="R[,R...]", help="requests a second, or FROM:TO:STEP")
+    load.add_argument(
+        "--distribution",
+        default="constant",
+        metavar="HOW",
+        help="of a rate: constant, poisson, or trace:FILE with microseconds between requests (constant)",
+    )
+    load.add_argument("--duration", type=_seconds, default=10, help="of each load, in whole seconds (10)")
+    load.add_argument("--warmup", type=_seconds, default=2, help="before it, not counted (2)")
+    load.add_argument("--stream", action="store_true", help="send requests on gRPC streams")
+    load.add_argument("--connections", type=_count, default=0, help="of all processes (as many as needed)")
+    load.add_argument("--processes", type=_count, default=0, help="that make the load (half of the cores)")
+    load.add_argument(
+        "--max-outstanding", type=_count, default=10_000, help="unanswered requests of a rate (10000)"
+    )
+    data = parser.add_argument_group("data")
+    data.add_argument("-b", "--batch", type=_count, default=1, help="rows of a request (1)")
+    data.add_argument(
+        "--shape", action="append", default=[], metavar="INPUT:DIMS", help="dims of an input, as IN:3,224"
+    )
+    data.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="random, zero, or a JSON file of perf_analyzer; repeatable (random)",
+    )
+    data.add_argument("--reuse-data", action="store_true", help="send the same values each time")
+    data.add_argument("--string-length", type=_count, default=128, help="of random texts (128)")
+    data.add_argument(
+        "--parameter", action="append", default=[], metavar="NAME=VALUE", help="of each request; JSON or text"
+    )
+    data.add_argument("--seed", type=int, default=0, help="of all that is random (0)")
+    out = parser.add_argument_group("output")
+    out.add_argument("--report", action="append", default=[], type=Path, metavar="FILE.json")
+    out.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_connection_flags(parser)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns the process's exit code."""
+    options = make_parser().parse_args(arguments)
+    try:
+        settings = _settings(options, arguments)
+    except (FlagsError, UrlError) as error:
+        print(f"conch perf: {error}", file=sys.stderr)
+        return USAGE
+    from conch_tools.perf.load.coordinator import LoadError
+    from conch_tools.perf.load.input_data import DataError
+    from conch_tools.perf.measuring import PerfInterrupted, SettingError, run_perf
+    from conch_tools.server_api import AskError
+
+    show: Callable[[Load, Slice], object] = _ignore if options.json or not sys.stderr.isatty() else _progress
+    interrupted = False
+    try:
+        result = run_perf(settings, show)
+    except PerfInterrupted as found:
+        result, interrupted = found.result, True
+    except (SettingError, DataError) as error:
+        print(f"conch perf: {error}", file=sys.stderr)
+        return USAGE
+    except AskError as error:
+        print(f"conch perf: {error}", file=sys.stderr)
+        return REFUSED if error.reached else UNREACHED
+    except LoadError as error:
+        print(f"conch perf: {error}", file=sys.stderr)
+        return REFUSED
+    if sys.stderr.isatty():
+        print(end="\r\x1b[K", file=sys.stderr)
+    _report(result, options)
+    if interrupted:
+        return INTERRUPTED
+    return DONE if any(point.answered for point in result.points) else REFUSED
+
+
+def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSettings:
+    from conch_tools.perf.measuring import PerfSettings
+
+    for path in options.report:
+        if path.suffix not in _WRITTEN:
+            raise FlagsError(f"--report {path}: the name ends in {', '.join(_WRITTEN)}")
+    if options.concurrency is not None and options.rate is not None:
+        raise FlagsError("-c and --rate are two kinds of load: give one of them")
+    loads, gaps = _loads(options)
+    return PerfSettings(
+        endpoint=endpoint_of(options),
+        model=options.model,
+        version=options.version,
+        loads=loads,
+        seconds=max(options.duration, 1),
+        warm_up=options.warmup,
+        batch=options.batch,
+        shapes=dict(_shape(text) for text in options.shape),
+        data=[each if each in ("random", "zero") else Path(each) for each in options.data or ["random"]],
+        reuse_data=options.reuse_data,
+        text_length=options.string_length,
+        streams=options.stream,
+        parameters=dict(_parameter(text) for text in options.parameter),
+        connections=options.connections,
+        processes=options.processes,
+        most_outstanding=options.max_outstanding,
+        gaps_us=gaps,
+        seed=options.seed,
+        arguments=_without_secrets(arguments),
+    )
+
+
+def _loads(options: argparse.Namespace) -> tuple[list[Load], Sequence[float]]:
+    from conch_tools.perf.load.schedules import read_gaps
+    from conch_tools.perf.measure.results import Load
+
+    kind, _, file = options.distribution.partition(":")
+    if kind == "trace":
+        if options.concurrency is not None or options.rate is not None:
+            raise FlagsError("--distribution trace:FILE is a load of its own, without -c and --rate")
+        try:
+            gaps = read_gaps(Path(file).read_text())
+        except (OSError, ValueError) as error:
+            raise FlagsError(f"--distribution {options.distribution}: {error}") from None
+        return [Load("rate", round(1e6 * len(gaps) / sum(gaps), 3), f"trace:{file}")], gaps
+    if options.distribution not in ("constant", "poisson"):
+        raise FlagsError(f"--distribution is constant, poisson or trace:FILE, not '{options.distribution}'")
+    if options.rate is not None:
+        return [Load("rate", value, kind) for value in _numbers("--rate", options.rate)], ()
+    if kind == "poisson":
+        raise FlagsError("--distribution poisson needs --rate")
+    values = _numbers("-c", options.concurrency or "1")
+    if any(value != int(value) for value in values):
+        raise FlagsError("-c takes whole numbers")
+    return [Load("concurrency", int(value)) for value in values], ()
+
+
+def _numbers(flag: str, text: str) -> list[float]:
+    try:
+        if ":" in text:
+            first, last, step = map(float, text.split(":"))
+            if step <= 0 or last < first:
+                raise ValueError
+            found = [first + number * step for number in range(int((last - first) / step + 1e-9) + 1)]
+        else:
+            found = [float(each) for each in text.split(",")]
+        if not all(0 < value <= 1e7 for value in found):
+            raise ValueError
+    except ValueError:
+        raise FlagsError(f"{flag} takes numbers above 0 with commas, or FROM:TO:STEP, not '{text}'") from None
+    return found
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, colon, dims = text.rpartition(":")
+    try:
+        if not colon or not name:
+            raise ValueError
+        found = tuple(int(dim) for dim in dims.split(",")) if dims else ()
+        if any(dim < 0 for dim in found):
+            raise ValueError
+    except ValueError:
+        raise FlagsError(f"--shape takes INPUT:DIM,DIM, such as IN:3,224, not '{text}'") from None
+    return name, found
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise FlagsError(f"--parameter takes NAME=VALUE, not '{text}'")
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = value
+    return name, found if isinstance(found, (bool, int, float, str)) else value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("it is at least 1")
+    return value
+
+
+def _seconds(text: str) -> int:
+    value = int(text.removesuffix("s"))
+    if not 0 <= value <= 86_400:
+        raise argparse.ArgumentTypeError("it is 0 to 86400 seconds")
+    return value
+
+
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    """The arguments without values of headers."""
+    found: list[str] = []
+    for each in arguments:
+        if found and found[-1] in ("-H", "--header"):
+            found.append(f"{each.partition('=')[0]}=...")
+        elif each.startswith("--header=") or (each.startswith("-H") and each != "-H"):
+            found.append("--header=...")
+        else:
+            found.append(each)
+    return found
+
+
+def _ignore(load: Load, counts: Slice) -> None:
+    """Shows nothing."""
+
+
+def _progress(load: Load, counts: Slice) -> None:
+    from conch_tools.perf.reports.tables import microseconds
+
+    errors = sum(counts.errors.values())
+    p50, p99 = (microseconds(counts.latency.quantile_ns(share)) for share in (0.5, 0.99))
+    text = f"{load.mode} {load.value:g}: second {counts.second + 1}, {counts.answered:,} requests, p50 {p50}"
+    failed = f", {errors} errors" if errors else ""
+    print(f"\r\x1b[K{text}, p99 {p99}{failed}", end="", file=sys.stderr, flush=True)
+
+
+def _report(result: PerfResult, options: argparse.Namespace) -> None:
+    from conch_tools.perf.reports.tables import text_table
+
+    for path in options.report:
+        path.write_text(result.to_json())
+    print(result.to_json() if options.json else text_table(result.points))

@@ -1,0 +1,118 @@
+"""Asks a server about a model, over either protocol."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from conch.protocol import inference_pb2
+from conch_tools.connection import Endpoint
+
+_TIMEOUT_S = 30.0
+_SERVICE = "/inference.GRPCInferenceService/"
+
+
+class AskError(Exception):
+    """The server refuses, or does not answer.
+
+    Attributes:
+        reached: Whether there is a server.
+    """
+
+    def __init__(self, message: str, reached: bool) -> None:
+        super().__init__(message)
+        self.reached = reached
+
+
+class ServerApi:
+    """A server's answers as plain objects, the same over gRPC and HTTP."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def config(self, model: str, version: str) -> dict[str, Any]:
+        """The model's config. Raises AskError."""
+        if self._endpoint.protocol == "http":
+            return self._get(f"{_path(model, version)}/config")
+        request = inference_pb2.ModelConfigRequest(name=model, version=version)
+        found = self._call("ModelConfig", request, inference_pb2.ModelConfigResponse)
+        config = found["config"]
+        assert isinstance(config, dict), "a message"
+        return config
+
+    def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
+        """The statistics of a model's versions. Raises AskError."""
+        if self._endpoint.protocol == "http":
+            found = self._get(f"{_path(model, version)}/stats")
+        else:
+            request = inference_pb2.ModelStatisticsRequest(name=model, version=version)
+            found = self._call("ModelStatistics", request, inference_pb2.ModelStatisticsResponse)
+        return list(found.get("model_stats", ()))
+
+    def call(self, method: str, request: Any, answer: Any) -> dict[str, Any]:
+        """The answer to any method of gRPC's service. Raises AskError."""
+        return self._call(method, request, answer)
+
+    def _call(self, method: str, request: Any, answer: Any) -> dict[str, Any]:
+        endpoint = self._endpoint
+        target = f"unix:{endpoint.path}" if endpoint.path else endpoint.authority
+        try:
+            with self._channel(target) as channel:
+                send = channel.unary_unary(
+                    f"{_SERVICE}{method}",
+                    request_serializer=type(request).SerializeToString,
+                    response_deserializer=answer.FromString,
+                )
+                found = send(request, timeout=_TIMEOUT_S, metadata=tuple(endpoint.headers.items()))
+        except grpc.RpcError as error:
+            code = error.code()
+            raise AskError(error.details() or code.name, code is not grpc.StatusCode.UNAVAILABLE) from None
+        return MessageToDict(
+            found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+
+    def _channel(self, target: str) -> grpc.Channel:
+        tls = self._endpoint.tls
+        if tls is None:
+            return grpc.insecure_channel(target)
+        files = [
+            None if file is None else file.read_bytes()
+            for file in (tls.root_cert, tls.client_key, tls.client_cert)
+        ]
+        options = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else None
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(*files), options)
+
+    def _get(self, path: str) -> dict[str, Any]:
+        endpoint = self._endpoint
+        try:
+            with closing(http.client.HTTPConnection(endpoint.host, endpoint.port)) as connection:
+                connection.sock = endpoint.connect(_TIMEOUT_S)
+                connection.request("GET", path, headers=_headers(endpoint.headers))
+                response = connection.getresponse()
+                body = response.read()
+        except (TimeoutError, OSError, http.client.HTTPException) as error:
+            raise AskError(f"{endpoint.url}: {error}", False) from None
+        try:
+            found = json.loads(body)
+        except ValueError:
+            found = {}
+        if response.status != http.HTTPStatus.OK or not isinstance(found, dict):
+            text = found.get("error") if isinstance(found, dict) else None
+            raise AskError(str(text or f"HTTP {response.status}"), True)
+        return found
+
+
+def _path(model: str, version: str) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{version}" if version else path
+
+
+def _headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return dict(headers)
