@@ -94,7 +94,7 @@ def page(title: str, lead: str, parts: Sequence[Figure | Table]) -> str:
 def cell_text(cell: object) -> str:
     """A cell's text: numbers with up to 3 decimals, None as a dash."""
     if cell is None:
-        return "–"
+        return "-"
     if isinstance(cell, float):
         return f"{cell:.3f}".rstrip("0").rstrip(".")
     return str(cell)

@@ -1,57 +1,184 @@
-"""The table for the terminal."""
+"""Tables of a run: its points, its facts and its comparison with another; Markdown, CSV and terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
 
-from conch_tools.perf.measure.results import Point
-from conch_tools.perf.measure.verdicts import Judgement, judge
+from conch_tools.perf.measure.comparison import Comparison
+from conch_tools.perf.measure.histogram import Histogram
+from conch_tools.perf.measure.intervals import Interval
+from conch_tools.perf.measure.results import QUANTILES, PerfResult, Point
+from conch_tools.perf.measure.verdicts import judge
+from conch_tools.reports.html_page import Table, cell_text
 
-_HEADS = ("load", "requests/s", "p50", "p90", "p99", "p99.9", "max", "errors", "verdict")
+MS = 1e6
+"""Nanoseconds in a millisecond."""
 
-
-def load_text(point: Point) -> str:
-    """A load in words."""
-    value = f"{point.load.value:g}"
-    if point.load.mode == "concurrency":
-        return f"{value} in flight"
-    return f"{value}/s {point.load.distribution}"
-
-
-def microseconds(ns: float) -> str:
-    """A time, with the unit that suits it."""
-    us = ns / 1e3
-    if us < 1000:
-        return f"{us:.0f} µs"
-    return f"{us / 1e3:.2f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
+_GROUPS = (
+    ("latency", "latency"),
+    ("service", "service time"),
+    ("first", "time to first response"),
+    ("between", "inter-response latency"),
+)
 
 
-def row(point: Point, judgement: Judgement) -> tuple[str, ...]:
-    """The figures of a point."""
-    times = [microseconds(point.latency.quantile_ns(share)) for share in (0.5, 0.9, 0.99, 0.999)]
-    interval = judgement.rate
-    rate = f"{point.achieved_rate:,.0f}"
-    if interval is not None:
-        rate += f" [{interval.low:,.0f}-{interval.high:,.0f}]"
+def summary_table(result: PerfResult) -> Table:
+    """A line for each point, with its verdict."""
+    columns = (
+        "load",
+        "offered/s",
+        "achieved/s",
+        "±",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "max ms",
+        "errors",
+        "verdict",
+    )
+    rows = []
+    for point in result.points:
+        judgement = judge(point)
+        times = [point.latency.quantile_ns(share) / MS for share in (0.5, 0.9, 0.99, 1)]
+        spread = half_width(judgement.rate)
+        rates = (point.offered_rate, point.achieved_rate, spread)
+        rows.append((str(point.load), *rates, *times, point.failed, str(judgement.verdict)))
+    return Table("Points", columns, tuple(rows))
+
+
+def verdict_table(result: PerfResult) -> Table:
+    """Why each point has its verdict, and the intervals."""
+    rows = []
+    for point in result.points:
+        found = judge(point)
+        rate, p99 = found.rate, found.p99
+        rows.append(
+            (
+                str(point.load),
+                str(found.verdict),
+                found.reason,
+                None if rate is None else f"{rate.low:.1f} to {rate.high:.1f}",
+                None if p99 is None else f"{p99.low / MS:.3f} to {p99.high / MS:.3f}",
+            )
+        )
+    return Table("Verdicts", ("load", "verdict", "reason", "rate 95 %", "p99 ms 95 %"), tuple(rows))
+
+
+def facts_table(result: PerfResult) -> Table:
+    """How and where the run was made."""
+    facts = {
+        "model": f"{result.model} version {result.version or 'latest'}",
+        "started": result.started,
+        "endpoint": result.endpoint,
+        "protocol": result.protocol,
+        "batch size": result.batch,
+        "request size": f"{result.request_bytes} bytes",
+        "command line": " ".join(result.argv),
+        **result.machine,
+    }
+    return Table("Run", ("fact", "value"), tuple(facts.items()))
+
+
+def error_table(result: PerfResult) -> Table:
+    """Errors by status; without rows if there were none."""
+    rows = [
+        (str(point.load), name, count)
+        for point in result.points
+        for name, count in point.errors.most_common()
+    ]
+    return Table("Errors", ("load", "status", "requests"), tuple(rows))
+
+
+def percentile_table(point: Point) -> Table:
+    """Percentiles of all times of a point, in ms."""
+    groups: list[tuple[str, Histogram]] = [(text, getattr(point, name)) for name, text in _GROUPS]
+    rows = [
+        (
+            text,
+            times.count,
+            times.mean_ns / MS,
+            *(times.quantile_ns(share) / MS for share in QUANTILES.values()),
+        )
+        for text, times in groups
+        if times.count
+    ]
+    columns = ("ms", "count", "mean", *QUANTILES)
+    return Table(f"Times at {point.load}", columns, tuple(rows))
+
+
+def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
+    """Changes of each point, and what differed between the runs."""
+    rows: list[tuple[object, ...]] = []
+    for load, changes in comparison.points:
+        for change in changes:
+            unit = 1.0 if change.name == "rate" else MS
+            noise = {None: "no interval", True: "beyond noise", False: "within noise"}[change.beyond_noise]
+            rows.append((str(load), change.name, change.old / unit, change.new / unit, change.ratio, noise))
+    rows += [(str(load), "in one run only", None, None, None, None) for load in comparison.only_one]
+    differences = tuple((one.name, one.old, one.new) for one in comparison.differences)
     return (
-        load_text(point),
-        rate,
-        *times,
-        microseconds(point.latency.largest_ns),
-        str(point.failed) if point.failed else "-",
-        judgement.verdict,
+        Table("Changes", ("load", "rate/s or ms", "old", "new", "new/old", "change"), tuple(rows)),
+        Table("Differences between the runs", ("what", "old", "new"), differences),
     )
 
 
-def text_table(points: Sequence[Point]) -> str:
-    """A table for the terminal, with a sentence for each verdict that is not stable."""
-    verdicts = [judge(point) for point in points]
-    rows = [_HEADS, *(row(point, verdict) for point, verdict in zip(points, verdicts, strict=True))]
-    widths = [max(len(each[column]) for each in rows) for column in range(len(_HEADS))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(each, widths, strict=True)).rstrip()
-        for each in rows
-    ]
-    for point, verdict in zip(points, verdicts, strict=True):
-        lines.append(f"{load_text(point)}: {verdict.verdict}. {verdict.reason}")
-    return "\n".join(lines)
+def as_terminal(result: PerfResult) -> str:
+    """The final table of the terminal, and the reasons of the verdicts."""
+    table = summary_table(result)
+    rows = [list(table.columns), *([cell_text(cell) for cell in row] for row in table.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
+    last = len(widths) - 1
+    lines = []
+    for row in rows:
+        cells = [
+            text.ljust(widths[column]) if column in {0, last} else text.rjust(widths[column])
+            for column, text in enumerate(row)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    reasons = [f"{point.load}: {judge(point).reason}" for point in result.points]
+    return "\n".join([*lines, "", *reasons]) + "\n"
+
+
+def as_markdown(result: PerfResult, comparison: Comparison | None = None) -> str:
+    """The report in Markdown."""
+    tables = [summary_table(result), verdict_table(result), *map(percentile_table, result.points)]
+    errors = error_table(result)
+    if errors.rows:
+        tables.append(errors)
+    if comparison is not None:
+        tables += comparison_tables(comparison)
+    tables.append(facts_table(result))
+    parts = [f"## {table.caption}\n\n{table.markdown()}\n" for table in tables]
+    return "# Load test\n\n" + "\n".join(parts)
+
+
+def as_csv(result: PerfResult) -> str:
+    """A line for each point; times in µs."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    times = [f"{text} {name} us" for _, text in _GROUPS for name in QUANTILES]
+    head = ("mode", "value", "offered/s", "achieved/s", "rate low", "rate high", "p99 low us", "p99 high us")
+    counts = ("sent", "answered", "responses", "failed", "late", "shed", "length s", "verdict", "reason")
+    writer.writerow([*head, *counts, *times])
+    for point in result.points:
+        found = judge(point)
+        rate = ("", "") if found.rate is None else (f"{found.rate.low:.3f}", f"{found.rate.high:.3f}")
+        p99 = ("", "") if found.p99 is None else (f"{found.p99.low / 1e3:.1f}", f"{found.p99.high / 1e3:.1f}")
+        rates = (f"{point.offered_rate:.3f}", f"{point.achieved_rate:.3f}")
+        numbers = (point.sent, point.answered, point.responses, point.failed, point.late, point.shed)
+        groups: list[Histogram] = [getattr(point, name) for name, _ in _GROUPS]
+        quantiles = [
+            f"{group.quantile_ns(share) / 1e3:.1f}" if group.count else ""
+            for group in groups
+            for share in QUANTILES.values()
+        ]
+        verdict = (f"{point.length_s:.3f}", str(found.verdict), found.reason)
+        load = (point.load.mode, f"{point.load.value:g}")
+        writer.writerow([*load, *rates, *rate, *p99, *numbers, *verdict, *quantiles])
+    return out.getvalue()
+
+
+def half_width(interval: Interval | None) -> float | None:
+    """Half the width of an interval."""
+    return None if interval is None else (interval.high - interval.low) / 2
