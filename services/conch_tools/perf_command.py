@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
 
 if TYPE_CHECKING:
+    from conch_tools.perf.measure.comparison import Comparison
     from conch_tools.perf.measure.results import Load, PerfResult
     from conch_tools.perf.measure.slices import Slice
+    from conch_tools.perf.measure.slo_search import Limit
     from conch_tools.perf.measuring import PerfSettings
 
 DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
 
-_WRITTEN = (".json",)
+_WRITTEN = (".html", ".json", ".md", ".csv")
 
 
 class FlagsError(Exception):
@@ -41,7 +43,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("-x", "--version", default="", help="its version (the server's choice)")
     load = parser.add_argument_group("load")
     load.add_argument("-c", "--concurrency", metavar="N[,N...]", help="requests in flight, one load each (1)")
-    load.add_argument("--rate", metavar="R[,R...]", help="requests a second, or FROM:TO:STEP")
+    load.add_argument(
+        "--rate",
+        metavar="R[,R...]",
+        help="requests a second, or FROM:TO:STEP, or auto for the highest within --slo",
+    )
+    load.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="LIMIT",
+        help="as p99=20ms, ttft_p95=200ms or errors=0.1%%",
+    )
     load.add_argument(
         "--distribution",
         default="constant",
@@ -75,7 +88,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     data.add_argument("--seed", type=int, default=0, help="of all that is random (0)")
     out = parser.add_argument_group("output")
-    out.add_argument("--report", action="append", default=[], type=Path, metavar="FILE.json")
+    out.add_argument("--report", action="append", default=[], type=Path, metavar="FILE.html|json|md|csv")
+    out.add_argument("--compare", type=Path, metavar="OLD.json", help="say what changed since another run")
     out.add_argument("--json", action="store_true", help="print the result as JSON")
     add_connection_flags(parser)
     return parser
@@ -86,11 +100,13 @@ def run(arguments: Sequence[str]) -> int:
     options = make_parser().parse_args(arguments)
     try:
         settings = _settings(options, arguments)
+        old = None if options.compare is None else _read(options.compare)
     except (FlagsError, UrlError) as error:
         print(f"conch perf: {error}", file=sys.stderr)
         return USAGE
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
+    from conch_tools.perf.measure.comparison import compare
     from conch_tools.perf.measuring import PerfInterrupted, SettingError, run_perf
     from conch_tools.server_api import AskError
 
@@ -111,7 +127,9 @@ def run(arguments: Sequence[str]) -> int:
         return REFUSED
     if sys.stderr.isatty():
         print(end="\r\x1b[K", file=sys.stderr)
-    _report(result, options)
+    _report(result, options, None if old is None else compare(old, result))
+    if settings.limits and not options.json:
+        print(_found_rate(settings.limits, result))
     if interrupted:
         return INTERRUPTED
     return DONE if any(point.answered for point in result.points) else REFUSED
@@ -126,11 +144,14 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
     if options.concurrency is not None and options.rate is not None:
         raise FlagsError("-c and --rate are two kinds of load: give one of them")
     loads, gaps = _loads(options)
+    limits = _limits(options)
     return PerfSettings(
         endpoint=endpoint_of(options),
         model=options.model,
         version=options.version,
         loads=loads,
+        limits=limits,
+        distribution=options.distribution,
         seconds=max(options.duration, 1),
         warm_up=options.warmup,
         batch=options.batch,
@@ -164,6 +185,8 @@ def _loads(options: argparse.Namespace) -> tuple[list[Load], Sequence[float]]:
         return [Load("rate", round(1e6 * len(gaps) / sum(gaps), 3), f"trace:{file}")], gaps
     if options.distribution not in ("constant", "poisson"):
         raise FlagsError(f"--distribution is constant, poisson or trace:FILE, not '{options.distribution}'")
+    if options.rate == "auto":
+        return [], ()
     if options.rate is not None:
         return [Load("rate", value, kind) for value in _numbers("--rate", options.rate)], ()
     if kind == "poisson":
@@ -172,6 +195,17 @@ def _loads(options: argparse.Namespace) -> tuple[list[Load], Sequence[float]]:
     if any(value != int(value) for value in values):
         raise FlagsError("-c takes whole numbers")
     return [Load("concurrency", int(value)) for value in values], ()
+
+
+def _limits(options: argparse.Namespace) -> list[Limit]:
+    from conch_tools.perf.measure.slo_search import Limit
+
+    if bool(options.slo) is not (options.rate == "auto"):
+        raise FlagsError("--rate auto and --slo go together, as in --rate auto --slo p99=20ms")
+    try:
+        return [Limit.parse(text) for text in options.slo]
+    except ValueError as error:
+        raise FlagsError(f"--slo: {error}") from None
 
 
 def _numbers(flag: str, text: str) -> list[float]:
@@ -246,18 +280,47 @@ def _ignore(load: Load, counts: Slice) -> None:
 
 
 def _progress(load: Load, counts: Slice) -> None:
-    from conch_tools.perf.reports.tables import microseconds
-
     errors = sum(counts.errors.values())
-    p50, p99 = (microseconds(counts.latency.quantile_ns(share)) for share in (0.5, 0.99))
+    p50, p99 = (f"{counts.latency.quantile_ns(share) / 1e6:.2f} ms" for share in (0.5, 0.99))
     text = f"{load.mode} {load.value:g}: second {counts.second + 1}, {counts.answered:,} requests, p50 {p50}"
     failed = f", {errors} errors" if errors else ""
     print(f"\r\x1b[K{text}, p99 {p99}{failed}", end="", file=sys.stderr, flush=True)
 
 
-def _report(result: PerfResult, options: argparse.Namespace) -> None:
-    from conch_tools.perf.reports.tables import text_table
+def _found_rate(limits: Sequence[Limit], result: PerfResult) -> str:
+    """What a search of rates has found."""
+    from conch_tools.perf.measure.slo_search import RateSearch
+
+    search = RateSearch(limits)
+    for point in result.points:
+        search.tell(point)
+    return search.outcome().reason
+
+
+def _read(path: Path) -> PerfResult:
+    from conch_tools.perf.measure.results import PerfResult
+
+    try:
+        return PerfResult.from_json(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FlagsError(f"--compare {path}: {error}") from None
+
+
+def _report(result: PerfResult, options: argparse.Namespace, comparison: Comparison | None) -> None:
+    from conch_tools.perf.reports.html_report import as_html
+    from conch_tools.perf.reports.tables import as_csv, as_markdown, as_terminal, comparison_tables
 
     for path in options.report:
-        path.write_text(result.to_json())
-    print(result.to_json() if options.json else text_table(result.points))
+        if path.suffix == ".json":
+            text = result.to_json()
+        elif path.suffix == ".csv":
+            text = as_csv(result)
+        else:
+            text = (as_html if path.suffix == ".html" else as_markdown)(result, comparison)
+        path.write_text(text)
+    if options.json:
+        print(result.to_json(), end="")
+        return
+    print(as_terminal(result), end="")
+    for table in () if comparison is None else comparison_tables(comparison):
+        print(f"\n{table.caption}\n{table.markdown()}")

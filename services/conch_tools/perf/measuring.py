@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +19,7 @@ from conch_tools.perf.load.load_process import Plan
 from conch_tools.perf.load.ready_requests import InputTensor, ReadyRequest, grpc_request, http_request
 from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
 from conch_tools.perf.measure.slices import Slice
+from conch_tools.perf.measure.slo_search import Limit, RateSearch
 from conch_tools.server_api import AskError, ServerApi
 
 _POOL = 64
@@ -67,6 +68,8 @@ class PerfSettings:
         model: The model's name.
         version: Its version; empty for the server's choice.
         loads: One after the other.
+        limits: If there are any, the highest rate that meets them is searched; ``loads`` are not used.
+        distribution: Of the rates of that search.
         seconds: Length of each, that counts.
         warm_up: Seconds before them.
         batch: Rows of a request.
@@ -88,6 +91,8 @@ class PerfSettings:
     model: str
     version: str = ""
     loads: Sequence[Load] = (Load("concurrency", 1),)
+    limits: Sequence[Limit] = ()
+    distribution: str = "constant"
     seconds: int = 10
     warm_up: int = 2
     batch: int = 1
@@ -137,7 +142,8 @@ def run_perf(
     processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
     points = []
     interrupted = False
-    for load in settings.loads:
+    search = RateSearch(settings.limits) if settings.limits else None
+    for load in settings.loads if search is None else _searched(search, settings.distribution):
         plan = _plan(settings, load, requests, decoupled)
         share = processes if load.mode == "rate" else min(processes, int(load.value))
         before = _statistics(api, settings, config)
@@ -148,6 +154,8 @@ def run_perf(
         point = Point(load, slices, len(slices), plan.connections, outcome.generator, own, times)
         points.append(point)
         done(point)
+        if search is not None:
+            search.tell(point)
         interrupted = outcome.interrupted
         if interrupted:
             break
@@ -166,6 +174,11 @@ def run_perf(
     if interrupted:
         raise PerfInterrupted(result)
     return result
+
+
+def _searched(search: RateSearch, distribution: str) -> Iterator[Load]:
+    while (rate := search.ask()) is not None:
+        yield Load("rate", rate, distribution)
 
 
 def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], decoupled: bool) -> Plan:
