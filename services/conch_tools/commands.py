@@ -19,3 +19,10 @@ DUMP = Command(
     "write the stacks of all threads of a running server",
     after="health",
 )
+OPTIMIZE = Command(
+    "conch_tools.optimize.optimize_command",
+    "SOURCE -o DIR",
+    "convert a model, check and measure the results, and make a repository of the best",
+    True,
+    after="new",
+)

@@ -1,0 +1,1 @@
+"""The steps' functions, and the script that runs one; each runs in whatever environment has its framework."""
