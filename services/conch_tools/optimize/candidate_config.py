@@ -69,6 +69,8 @@ def write_warmup(folder: Path, signature: ModelSignature, sample: Mapping[str, A
 
 def _tensor(tensor: TensorInfo) -> str:
     dims = f"dims: {list(tensor.dims)}"
+    if tensor.reshape is not None:
+        dims += f" reshape {{ shape: {list(tensor.reshape)} }}"
     return f"name: {json.dumps(tensor.name)} data_type: {_data_type(tensor.datatype)} {dims}"
 
 

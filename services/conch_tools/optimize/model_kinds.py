@@ -37,6 +37,8 @@ class Kind:
 
 _ONNX = ("onnx", "onnxruntime", "model.onnx")
 _OPENVINO = ("openvino", "openvino", "model.xml")
+_TENSORRT = ("tensorrt", "tensorrt", "model.plan", "tensorrt_plan")
+_TFLITE = ("tflite", "tflite", "model.tflite")
 _PYTORCH = ("pytorch", "model.pt2")
 _FULL, _BF16 = {"INFERENCE_PRECISION_HINT": "f32"}, {"INFERENCE_PRECISION_HINT": "bf16"}
 
@@ -52,9 +54,11 @@ KINDS: Mapping[str, Kind] = {
         Kind("onnx_slim", *_ONNX),
         Kind("onnx_fp16", *_ONNX),
         Kind("onnx_int8", *_ONNX),
+        Kind("onnx_qdq", *_ONNX),
         Kind("onnx_trees", *_ONNX),
         Kind("openvino", *_OPENVINO, parameters=_FULL),
         Kind("openvino_f16", *_OPENVINO, parameters=_FULL),
+        Kind("openvino_int8", *_OPENVINO, parameters=_FULL),
         Kind("openvino_bf16", *_OPENVINO, parameters=_BF16),
         Kind("sklearn", "sklearn", "sklearn", "model.skops"),
         Kind("xgboost_json", "xgboost", "xgboost", "model.json"),
@@ -62,8 +66,13 @@ KINDS: Mapping[str, Kind] = {
         Kind("lightgbm", "lightgbm", "lightgbm", "model.txt"),
         Kind("treelite", "treelite", "fil", "checkpoint.tl"),
         Kind("saved_model", "saved_model", "tensorflow", "model.savedmodel", "tensorflow_savedmodel"),
-        Kind("tflite", "tflite", "tflite", "model.tflite"),
-        Kind("tensorrt", "tensorrt", "tensorrt", "model.plan", "tensorrt_plan"),
+        Kind("tflite", *_TFLITE),
+        Kind("tflite_f16", *_TFLITE),
+        Kind("tflite_int8", *_TFLITE),
+        Kind("tensorrt", *_TENSORRT),
+        Kind("tensorrt_fp16", *_TENSORRT),
+        Kind("tensorrt_bf16", *_TENSORRT),
+        Kind("tensorrt_int8", *_TENSORRT),
     )
 }
 

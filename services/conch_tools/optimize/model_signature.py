@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -16,12 +16,14 @@ class TensorInfo:
         datatype: The protocol's name, such as ``FP32``.
         dims: Dimensions of one sample; -1 for a variable one.
         reference: Name of the original model's tensor that it stands for.
+        reshape: Dimensions that the backend gives it, if these are others.
     """
 
     name: str
     datatype: str
     dims: tuple[int, ...]
     reference: str = ""
+    reshape: tuple[int, ...] | None = None
 
     @property
     def original(self) -> str:
@@ -31,7 +33,14 @@ class TensorInfo:
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> TensorInfo:
         """Reads the JSON of a step."""
-        return cls(value["name"], value["datatype"], tuple(value["dims"]), value.get("reference", ""))
+        shape = value.get("reshape")
+        return cls(
+            value["name"],
+            value["datatype"],
+            tuple(value["dims"]),
+            value.get("reference", ""),
+            None if shape is None else tuple(shape),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,13 @@ class ModelSignature:
     def of(cls, value: Mapping[str, Any]) -> ModelSignature:
         """Reads the JSON of a step."""
         return cls(_tensors(value["inputs"]), _tensors(value["outputs"]), bool(value["batching"]))
+
+    def with_dims(self) -> ModelSignature:
+        """Gives a dimension of 1 to outputs of one value a sample, as configs need dims."""
+        if not self.batching:
+            return self
+        outputs = (each if each.dims else replace(each, dims=(1,), reshape=()) for each in self.outputs)
+        return replace(self, outputs=tuple(outputs))
 
     def changed_by(self, facts: Mapping[str, Any]) -> ModelSignature:
         """The signature of a converted model, of which a step tells what differs."""

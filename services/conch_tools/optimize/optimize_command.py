@@ -89,6 +89,11 @@ def make_parser() -> CommandParser:
     data.add_argument(
         "--max-batch-size", metavar="N", type=int, default=32, help="largest batch; default: 32"
     )
+    data.add_argument(
+        "--no-batching",
+        action="store_true",
+        help="a PyTorch module or TorchScript takes one sample, without a batch dimension",
+    )
     judged = parser.add_argument_group("accuracy")
     judged.add_argument("--atol", type=float, help="absolute difference of exact conversions; default: 1e-4")
     judged.add_argument("--rtol", type=float, help="relative difference that adds to it; default: 1e-3")
@@ -154,6 +159,7 @@ def _options(given: argparse.Namespace) -> OptimizeOptions:
         shapes=dict(_shape(each) for each in given.shape),
         random_data_is_fine=given.random_data_is_fine,
         max_batch_size=given.max_batch_size,
+        batching=not given.no_batching,
         limits=Limits(given.atol, given.rtol, given.min_cosine, given.min_top1),
         metric=given.metric,
         targets=given.targets,

@@ -29,6 +29,7 @@ from conch import __version__
 from conch.core.clock import monotonic_ns
 from conch.core.errors import AlreadyExistsError, ConchError, InternalError, InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES
+from conch.process.gpu_discovery import find_gpus
 from conch_tools.optimize.candidate_choice import Measured, Objective, front, recommended
 from conch_tools.optimize.candidate_config import config_text, write_warmup
 from conch_tools.optimize.judging import Limits, Verdict, judge, loosest, noise_of
@@ -36,7 +37,7 @@ from conch_tools.optimize.model_kinds import KINDS, Kind, Source, digest_of, fin
 from conch_tools.optimize.model_signature import ModelSignature
 from conch_tools.optimize.optimize_report import write_report
 from conch_tools.optimize.sample_data import fitted, random_samples, read_arrays, read_json
-from conch_tools.optimize.step_environments import MissingPackagesError, StepEnvironment, StepEnvironments
+from conch_tools.optimize.step_environments import RefusedStepError, StepEnvironment, StepEnvironments
 from conch_tools.optimize.step_plan import PlannedStep, StepPlan
 from conch_tools.optimize.step_processes import ProcessFailedError, last_lines, run_process
 from conch_tools.optimize.step_table import OPENERS, STEPS, Step, function_of
@@ -47,6 +48,8 @@ FORMAT = 1
 _RUNNER = Path(__file__).parent / "steps" / "step_main.py"
 _SINGLE_ROWS = 32
 _FEW_ROWS = 8
+_STATE = "UNAVAILABLE state: "
+"""What stands before the cause in the text of a load that has failed."""
 _TARGETS = sorted({kind.target for kind in KINDS.values() if kind.backend})
 
 
@@ -64,6 +67,7 @@ class OptimizeOptions:
     targets: Path | None = None
     max_drop: float = 0.005
     objective: Objective = "balance"
+    batching: bool = True
     name: str = ""
     labels: Path | None = None
     apply: Path | None = None
@@ -192,9 +196,12 @@ class _Run:
         if arrays:
             save_arrays(work / "given.npz", arrays)
         job = self._job("open", opener.function, source.path, {"batching": None}, 1)
-        job["options"] = {"function": source.function, "run": False}
+        job["options"] = {"function": source.function, "batching": options.batching, "run": False}
         job["samples"] = str(work / "given.npz") if arrays else ""
-        self._signature = ModelSignature.of(self._open(work, job, environment))
+        facts = self._open(work, job, environment)
+        self._signature = ModelSignature.of(facts).with_dims()
+        aliases: Mapping[str, str] = facts.get("aliases", {})
+        arrays = {aliases.get(name, name): array for name, array in arrays.items()}
         origin = f"--data '{options.data}'"
         if options.data is None:
             arrays, origin = random_samples(self._signature, options.shapes), "random"
@@ -211,8 +218,13 @@ class _Run:
         save_arrays(self._samples_file, samples)
         self._samples_digest = _digest({name: _array_digest(array) for name, array in samples.items()})
         self._answer(work, job, environment, opener.function)
-        self._reference = _arrays(work / "first.npz")
-        others = [_arrays(work / "second.npz"), _arrays(work / "single.npz")]
+        answers = [_arrays(work / f"{name}.npz") for name in ("first", "second", "single")]
+        if self._signature.batching:  # with the dimension that configs have for outputs of one value
+            answers = [
+                {name: array[:, None] if array.ndim == 1 else array for name, array in each.items()}
+                for each in answers
+            ]
+        self._reference, *others = answers
         self._noise = noise_of(self._reference, others)
         self._wanted_metric = self._metric_of(self._reference) if options.metric else None
 
@@ -268,12 +280,11 @@ class _Run:
             "seconds": 0.0,
         }
         try:
-            if step.needs_data and self._origin == "random" and not self._options.random_data_is_fine:
-                raise MissingPackagesError("needs --data; with --random-data-is-fine random samples do")
+            self._check_needs(step)
             environment = self._environments.find(step.name, step.requires)
         except ConchError as error:
             # Refusals are cheap, and depend on what is installed: they leave no folder.
-            is_refusal = isinstance(error, MissingPackagesError)
+            is_refusal = isinstance(error, RefusedStepError)
             result |= {"status": "refused" if is_refusal else "error", "reason": error.message}
             self._tell(result)
             return result
@@ -282,6 +293,8 @@ class _Run:
         if earlier is not None and earlier["status"] != "error":  # which may be another one today
             self._tell(earlier, " (of an earlier run)")
             return earlier
+        for other in [each for each, found in self._earlier.items() if found["chain"] == result["chain"]]:
+            shutil.rmtree(self._candidates / self._earlier.pop(other)["id"])
         folder = self._new_folder(step.name)
         result["id"] = folder.name
         self._progress(f"{folder.name}: {' > '.join(planned.chain)}")
@@ -294,6 +307,13 @@ class _Run:
         _write(folder / "result.json", json.dumps(result, indent=1))
         self._tell(result)
         return result
+
+    def _check_needs(self, step: Step) -> None:
+        """Refuses a step that is not possible here, before an environment is built for it."""
+        if "data" in step.needs and self._origin == "random" and not self._options.random_data_is_fine:
+            raise RefusedStepError("needs --data; with --random-data-is-fine random samples do")
+        if "gpu" in step.needs and not find_gpus(0.0):
+            raise RefusedStepError("needs an NVIDIA GPU, on which engines are built; there is none here")
 
     def _make(
         self,
@@ -309,15 +329,20 @@ class _Run:
         log, model = folder / "log.txt", folder / "1"
         model.mkdir()
         job = self._job("convert", step.function, source, self._signature.as_json(), self._batch)
-        job["options"] = {"function": self._source.function, "file": kind.file, **step.options}
+        job["options"] = {
+            "function": self._source.function,
+            "file": kind.file,
+            "conch_prefix": sys.prefix,
+            **step.options,
+        }
         job["samples"] = str(self._samples_file)
         result["status"] = "error"
         _write_reproduction(folder, environment)
         started = _now()
         try:
             facts = self._run_step(folder, job, environment, log, model)
-        except _RefusedError as error:
-            result |= {"status": "refused", "reason": str(error)}
+        except RefusedStepError as error:
+            result |= {"status": "refused", "reason": error.message}
             return
         result["seconds"] = round(_now() - started, 2)
         result["bytes"] = sum(each.stat().st_size for each in model.rglob("*") if each.is_file())
@@ -341,7 +366,8 @@ class _Run:
         """Compares what conch answers with the source's answers; returns why it fails, if it does."""
         found = self._serve(folder, signature, 0.0)
         if "load_error" in found:
-            return f"conch can't load it: {found['load_error']}"
+            cause = found["load_error"].rpartition(_STATE)[2].rstrip(" ;\n")
+            return f"conch can't load it: {cause}"
         sizes = self._sizes()
         for size in sizes:
             batches = f"batches of {size}" if size else "requests"
@@ -451,7 +477,7 @@ class _Run:
                 raise
             said = json.loads(failure.read_text())
             failure.unlink()
-            raise (_RefusedError if said["refused"] else ProcessFailedError)(said["text"]) from None
+            raise (RefusedStepError if said["refused"] else ProcessFailedError)(said["text"]) from None
         found: dict[str, Any] = json.loads(facts.read_text())
         facts.unlink()
         return found
@@ -489,6 +515,7 @@ class _Run:
                 [options.metric, digest_of(Path(metric)) if metric.endswith(".py") else "", options.max_drop],
                 digest_of(options.targets) if options.targets else "",
                 options.measure_s,
+                options.batching,
             ]
         )
 
@@ -596,10 +623,6 @@ class _Run:
 def _remove_answers(folder: Path) -> None:
     for each in folder.glob("answers-*.npz"):
         each.unlink()
-
-
-class _RefusedError(Exception):
-    """A step says that it can't be done here."""
 
 
 def _measured(result: Mapping[str, Any]) -> Measured:

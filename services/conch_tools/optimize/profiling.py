@@ -11,6 +11,7 @@ from conch.core.clock import Clock, monotonic_ns
 _WARM_RUNS = 3
 _FEWEST_RUNS = 10
 _LEAST_GAIN = 1.05
+_MOST_WITHOUT_GAIN = 2
 _NS_PER_S = 1_000_000_000
 _NS_PER_US = 1000
 
@@ -29,7 +30,7 @@ class ProfileRow:
 def measure(
     run: Callable[[int], None], largest: int, seconds: float, clock: Clock = monotonic_ns
 ) -> list[ProfileRow]:
-    """Measures batches of 1, 2, 4, ... samples, until the throughput gains less than 5 %.
+    """Measures batches of 1, 2, 4, ... samples, until the throughput gains less than 5 % twice in a row.
 
     Args:
         run: Runs a batch of a size.
@@ -38,11 +39,11 @@ def measure(
         clock: The time in nanoseconds.
     """
     rows: list[ProfileRow] = []
-    size = 1
-    while size <= largest:
+    size, best, without_gain = 1, 0.0, 0
+    while size <= largest and without_gain < _MOST_WITHOUT_GAIN:
         rows.append(_measure_size(run, size, seconds, clock))
-        if len(rows) > 1 and rows[-1].throughput < _LEAST_GAIN * max(row.throughput for row in rows[:-1]):
-            break
+        without_gain = 0 if rows[-1].throughput >= _LEAST_GAIN * best else without_gain + 1
+        best = max(best, rows[-1].throughput)
         size *= 2
     return rows
 

@@ -34,8 +34,8 @@ print(json.dumps({each.name: each.version for each in metadata.distributions() i
 _PROBE_TIMEOUT_S = 120
 
 
-class MissingPackagesError(UnavailableError):
-    """No environment has the packages, and none may be built."""
+class RefusedStepError(UnavailableError):
+    """A step is not possible here; the text says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class StepEnvironments:
         """The environment of a step.
 
         Raises:
-            MissingPackagesError: Packages are missing, and no environment may be built.
+            RefusedStepError: Packages are missing, and no environment may be built.
             ConchError: The environment can't be built.
         """
         for each in self._known:
@@ -104,7 +104,7 @@ class StepEnvironments:
                 return each
         if self._offline:
             missing = ", ".join(f"'{each}'" for each in self.own.missing(requires))
-            raise MissingPackagesError(
+            raise RefusedStepError(
                 f"needs {missing}, not installed here; --offline builds no environment for it"
             )
         key = tuple(requires)

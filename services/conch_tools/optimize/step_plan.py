@@ -63,6 +63,5 @@ class StepPlan:
 
     def _follow(self, kind: str, chain: tuple[str, ...]) -> None:
         for step in self._steps:
-            # What keeps the original is of no use behind another step.
-            if kind in step.sources and not (chain and step.result == kind):
+            if kind in step.sources and not (chain and step.first):
                 self._waiting.append(PlannedStep(step, chain))

@@ -46,7 +46,8 @@ def test_every_source_has_steps_breadth_first() -> None:
 def test_targets_keep_the_steps_on_the_way() -> None:
     found = chains("onnx", ("openvino",))
     assert ("openvino", "openvino-bf16") in found
-    assert all(KINDS[STEPS[NAMES.index(chain[-1])].result].target == "openvino" for chain in found)
+    assert ("ort-int8-static", "openvino-int8") in found
+    assert not {("onnx",), ("ort-optimize",), ("ort-int8-dynamic",)} & set(found)
 
 
 def test_what_has_failed_is_not_converted_further() -> None:
@@ -81,7 +82,7 @@ def test_batches_grow_while_the_throughput_does() -> None:
         now += 1_000_000 * max(size, 8)  # batches of up to 8 take as long as one
 
     rows = measure(run, 64, 0.1, clock)
-    assert [row.batch for row in rows] == [1, 2, 4, 8, 16]
-    assert [round(row.throughput) for row in rows] == [125, 250, 500, 1000, 1000]
+    assert [row.batch for row in rows] == [1, 2, 4, 8, 16, 32]
+    assert [round(row.throughput) for row in rows] == [125, 250, 500, 1000, 1000, 1000]
     assert rows[0].p50_us == rows[0].p99_us == 8000
     assert [row.batch for row in measure(run, 4, 0.1, clock)] == [1, 2, 4]

@@ -1,0 +1,200 @@
+"""`conch optimize` of models of trees, of scikit-learn and of PyTorch.
+
+A step whose environment has to be built has it built by conch, in a cache that later runs find.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support import tree_models
+
+from conch import Server
+from conch.cli import main
+from conch_tools.optimize import OptimizeOptions, OptimizeResult, optimize
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps environments for later runs of the tests, apart from the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path.home() / ".cache" / "conch-tests" / "optimize"))
+
+
+def optimized(source: Path | str, folder: Path, **more: Any) -> dict[str, Mapping[str, Any]]:
+    """Candidates by their last step; all that could be made have passed, and the repository is in order."""
+    result = optimize(str(source), folder, OptimizeOptions(measure_s=0.05, **more))
+    check(result)
+    return {each["chain"][-1]: each for each in result.candidates}
+
+
+def check(result: OptimizeResult) -> None:
+    assert {each["status"] for each in result.candidates} <= {"passed", "refused", "error"}
+    assert all(not each["id"] for each in result.candidates if each["status"] == "error"), result.candidates
+    assert main(["check", "--strict", str(result.repository)]) == 0
+
+
+def passed_or_skipped(candidate: Mapping[str, Any]) -> None:
+    """Skips a test of a step whose environment can't be built here."""
+    if candidate["status"] != "passed" and not candidate["id"]:
+        pytest.skip(candidate["reason"])
+    assert candidate["status"] == "passed", candidate["reason"]
+
+
+@pytest.mark.parametrize("kind", ["binary", "multi", "regression"])
+@pytest.mark.parametrize(
+    ("make", "file", "library"),
+    [
+        (tree_models.xgboost_model, "m.json", "xgboost"),
+        (tree_models.xgboost_model, "m.ubj", "xgboost"),
+        (tree_models.lightgbm_model, "m.txt", "lightgbm"),
+    ],
+    ids=["xgboost-json", "xgboost-ubj", "lightgbm"],
+)
+def test_boosters(tmp_path: Path, make: Callable[..., Any], file: str, library: str, kind: str) -> None:
+    booster = make(kind, tmp_path / file)
+    found = optimized(tmp_path / file, tmp_path / "out")
+    treelite = found[f"{library}-treelite"]
+    assert treelite["status"] == "passed"
+    assert max(each["abs"] for each in treelite["accuracy"].values()) < 1e-5
+    # What is recommended answers as the library does.
+    rows = np.nan_to_num(tree_models.samples()[:32])
+    with Server(
+        tmp_path / "out/repository", allow_grpc=False, allow_http=False, allow_metrics=False
+    ) as server:
+        best = next(each for each in found.values() if each["id"].startswith(_best(tmp_path / "out")))
+        given = best["inputs"][0]
+        dtype = {"FP32": np.float32, "FP64": np.float64}[given["datatype"]]
+        outputs = server.infer("m", {given["name"]: rows.astype(dtype)})
+    scores = outputs[best["outputs"][-1]["name"]]
+    wanted = np.asarray(booster.predict(rows) if library == "lightgbm" else booster.inplace_predict(rows))
+    ours = scores[:, 1] if kind == "binary" else scores.reshape(wanted.shape)
+    np.testing.assert_allclose(ours, wanted, atol=1e-4)
+    passed_or_skipped(found[f"{library}-onnx"])
+
+
+def _best(folder: Path) -> str:
+    return str(json.loads((folder / "report.json").read_text())["recommended"])
+
+
+def test_a_forest(tmp_path: Path) -> None:
+    tree_models.sklearn_model("RandomForestClassifier", "multi", tmp_path / "forest.skops")
+    found = optimized(tmp_path / "forest.skops", tmp_path / "out")
+    assert found["sklearn"]["accuracy"]["predict"]["equal"] == 1
+    assert found["sklearn-treelite"]["status"] == "passed"
+    passed_or_skipped(found["sklearn-onnx"])
+    assert found["sklearn-onnx"]["accuracy"]["predict_proba"]["abs"] < 1e-5
+
+
+def test_a_pipeline_with_texts_for_classes(tmp_path: Path) -> None:
+    import skops.io
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rows = np.nan_to_num(tree_models.samples())
+    words = np.array(["low", "middle", "high"])[tree_models.labels("multi")]
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(rows, words)
+    skops.io.dump(model, tmp_path / "pipe.skops")
+    found = optimized(tmp_path / "pipe.skops", tmp_path / "out")
+    assert found["sklearn-treelite"]["reason"] == (
+        "treelite reads forests and gradient boosting, no Pipeline"
+    )
+    passed_or_skipped(found["sklearn-onnx"])
+    assert found["sklearn-onnx"]["accuracy"]["predict"]["equal"] == 1
+
+
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(6, 16), nn.Linear(16, 5)
+
+    def forward(self, x, scale):
+        found = self.out(torch.relu(self.hidden(x)))
+        return found * scale, found.sum(1, keepdim=True)
+
+
+def make():
+    torch.manual_seed(1)
+    return Net(), (torch.zeros(3, 6), torch.ones(3, 1))
+
+
+def alone():
+    return make()[0]
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    """A file with functions that return a module of two inputs and two outputs."""
+    path = tmp_path / "net.py"
+    path.write_text(NET)
+    return path
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Samples by the names of the module's arguments."""
+    random = np.random.default_rng(2)
+    arrays = {"x": random.standard_normal((40, 6)), "scale": random.uniform(0.5, 2, (40, 1))}
+    np.savez(tmp_path / "rows.npz", **{name: array.astype(np.float32) for name, array in arrays.items()})  # type: ignore[arg-type]
+    return tmp_path / "rows.npz"
+
+
+def test_a_module(tmp_path: Path, net: Path, rows: Path) -> None:
+    found = optimized(f"{net}:make", tmp_path / "out", data=rows, offline=True)
+    for name in ("torch-onnx-trace", "torch-script", "torch-export", "ort-optimize", "openvino"):
+        assert found[name]["status"] == "passed", found[name]["reason"]
+    assert found["export-openvino"]["accuracy"]["OUTPUT__1"]["abs"] < 1e-4
+    if shutil.which("g++") is not None:
+        assert found["aot-inductor"]["status"] == "passed", found["aot-inductor"]["reason"]
+    assert found["ort-int8-dynamic"]["class"] == "quantised"
+    passed_or_skipped(found["torch-onnx-dynamo"])
+
+
+@pytest.mark.parametrize("form", ["net.pt", "net.pt2"])
+def test_files_of_pytorch(tmp_path: Path, net: Path, rows: Path, form: str) -> None:
+    result = optimize(
+        f"{net}:make",
+        tmp_path / "first",
+        OptimizeOptions(data=rows, offline=True, measure_s=0.05, to=["torchscript", "exported_program"]),
+    )
+    made = {"net.pt": "01-torch-script/1/model.pt", "net.pt2": "02-torch-export/1/model.pt2"}
+    (made_here,) = result.folder.glob(f"candidates/{made[form]}")
+    source = Path(shutil.copyfile(made_here, tmp_path / form))
+    numbered = tmp_path / "numbered.npz"
+    with np.load(rows) as arrays:
+        np.savez(numbered, INPUT__0=arrays["x"], INPUT__1=arrays["scale"])
+    found = optimized(
+        source,
+        tmp_path / "out",
+        data=numbered,
+        offline=True,
+        to=["openvino", "torchscript", "exported_program"],
+    )
+    kind = {"net.pt": "torchscript", "net.pt2": "exported_program"}[form]
+    assert found[kind]["status"] == "passed"
+    step = {"net.pt": "script-openvino", "net.pt2": "export-openvino"}[form]
+    assert found[step]["status"] == "passed", found[step]["reason"]
+
+
+def test_inputs_of_a_module_alone(tmp_path: Path, net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["optimize", f"{net}:alone", "-o", str(tmp_path / "out"), "--offline"]
+    assert main(command) == 1
+    assert (
+        "'alone' returns a module alone, so its inputs are not known: give --data" in capsys.readouterr().err
+    )
+    assert main(["optimize", str(net), "-o", str(tmp_path / "out")]) == 2
+    assert "write 'net.py:FUNCTION', which returns a module" in capsys.readouterr().err
