@@ -1,4 +1,4 @@
-"""Writes the report of `conch optimize`: ``report.json``, and ``report.html``, which needs no network."""
+"""Writes the report of `conch optimize`, which needs no network, and the status of a run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,26 @@ _MIB = 1 << 20
 
 
 def write_report(folder: Path, report: Mapping[str, Any]) -> None:
-    """Writes both files."""
-    for name, text in (
-        ("report.json", json.dumps(report, indent=1) + "\n"),
-        ("report.html", as_html(report)),
-    ):
-        unfinished = folder / f"{name}.new"
-        unfinished.write_text(text)
-        unfinished.rename(folder / name)
+    """Writes ``report.json`` and ``report.html``."""
+    _replace(folder / "report.json", json.dumps(report, indent=1) + "\n")
+    _replace(folder / "report.html", as_html(report))
+
+
+def write_status(
+    folder: Path,
+    candidates: Sequence[Mapping[str, Any]],
+    recommended: str | None = None,
+    done: bool = False,
+) -> None:
+    """Writes ``status.json``, which shows how far a run is."""
+    shown = ("id", "chain", "status", "reason")
+    status = {
+        "format": 1,
+        "state": "done" if done else "running",
+        "candidates": [{key: each[key] for key in shown} for each in candidates],
+        "recommended": recommended,
+    }
+    _replace(folder / "status.json", json.dumps(status, indent=1) + "\n")
 
 
 def conclusion(report: Mapping[str, Any]) -> str:
@@ -85,6 +97,12 @@ def as_html(report: Mapping[str, Any]) -> str:
         "</head><body>"
         f"{''.join(parts)}</body></html>\n"
     )
+
+
+def _replace(path: Path, text: str) -> None:
+    unfinished = path.with_name(f"{path.name}.new")
+    unfinished.write_text(text)
+    unfinished.rename(path)
 
 
 def _keeps(candidate: Mapping[str, Any], report: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -27,15 +28,22 @@ import numpy.typing as npt
 
 from conch import __version__
 from conch.core.clock import monotonic_ns
-from conch.core.errors import AlreadyExistsError, ConchError, InternalError, InvalidArgumentError
+from conch.core.errors import (
+    AlreadyExistsError,
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from conch.core.tensor import NUMPY_DTYPES
 from conch.process.gpu_discovery import find_gpus
+from conch.workers.environments.locks import FileLock
 from conch_tools.optimize.candidate_choice import Measured, Objective, front, recommended
 from conch_tools.optimize.candidate_config import config_text, write_warmup
 from conch_tools.optimize.judging import Limits, Verdict, judge, loosest, noise_of
 from conch_tools.optimize.model_kinds import KINDS, Kind, Source, digest_of, find_source
 from conch_tools.optimize.model_signature import ModelSignature
-from conch_tools.optimize.optimize_report import write_report
+from conch_tools.optimize.optimize_report import write_report, write_status
 from conch_tools.optimize.sample_data import fitted, random_samples, read_arrays, read_json
 from conch_tools.optimize.step_environments import RefusedStepError, StepEnvironment, StepEnvironments
 from conch_tools.optimize.step_plan import PlannedStep, StepPlan
@@ -124,10 +132,15 @@ def optimize(
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     environments = StepEnvironments(folder / "environments", options.environments, options.offline, progress)
-    try:
+    with ExitStack() as stack:
+        stack.callback(environments.close)
+        lock = FileLock.try_exclusive(folder / ".lock")
+        if lock is None:
+            raise UnavailableError(
+                f"another conch optimize works in '{folder}'; wait for it, or name another one"
+            )
+        stack.callback(lock.close)
         return _Run(found, folder, options, environments, progress).run()
-    finally:
-        environments.close()
 
 
 def _check(options: OptimizeOptions) -> None:
@@ -176,6 +189,7 @@ class _Run:
         while (planned := plan.next_step()) is not None:
             result = self._candidate(planned, made[planned.before])
             results.append(result)
+            write_status(self._folder, results)
             if result["status"] == "passed":
                 kind = options.kinds[planned.step.result]
                 made[planned.chain] = self._candidates / result["id"] / "1" / kind.file
@@ -266,6 +280,7 @@ class _Run:
         """Makes a candidate, or takes that of an earlier run."""
         step = planned.step
         accuracy = loosest([each.accuracy for each in self._options.steps if each.name in planned.chain])
+        limits = self._options.limits.of(accuracy)
         result: dict[str, Any] = {
             "id": "",
             "chain": list(planned.chain),
@@ -273,6 +288,7 @@ class _Run:
             "reason": "",
             "class": accuracy,
             "accuracy": {},
+            "atol": {name: limits.above(noise).atol for name, noise in self._noise.items()},
             "metric": None,
             "profile": [],
             "bytes": 0,
@@ -399,8 +415,10 @@ class _Run:
             reference = {name: reference[name].astype(answers[name].dtype) for name in renamed}
         tolerances = self._options.limits.of(result["class"])
         verdict = judge(reference, answers, tolerances, self._noise)
-        if not self._options.metric or not verdict.outputs or rows < self._rows:
-            return Verdict("", verdict.outputs) if self._options.metric and verdict.outputs else verdict
+        if not self._options.metric or not verdict.outputs:
+            return verdict
+        if rows < self._rows:  # the metric is of all samples
+            return Verdict("", verdict.outputs)
         wanted = self._wanted_metric
         assert wanted is not None
         metric = self._metric_of({**self._reference, **answers})
@@ -485,7 +503,6 @@ class _Run:
     def _job(self, what: str, function: str, source: Path, signature: Any, batch: int) -> dict[str, Any]:
         return {
             "what": what,
-            "parent": os.getpid(),
             "function": function_of(function),
             "source": str(source),
             "batch": batch,
@@ -572,6 +589,7 @@ class _Run:
             "front": [each.id for each in front(measured)],
         }
         write_report(self._folder, report)
+        write_status(self._folder, results, best.id if best else None, done=True)
         if repository is not None and self._options.apply is not None:
             self._apply(repository)
         return OptimizeResult(self._folder, report, repository)

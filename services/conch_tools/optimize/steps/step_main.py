@@ -16,6 +16,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import signal
 import sys
 import traceback
 import zipfile
@@ -32,7 +33,6 @@ Opened = tuple[dict[str, Any], Callable[[Arrays], Arrays]]
 
 FAILED = 1
 _PR_SET_PDEATHSIG = 1
-_SIGKILL = 9
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     sys.path[:] = [path for path in sys.path if path != own]  # a step's module must not hide a package
     file = Path(arguments[0])
     described = json.loads(file.read_text())
-    _end_with(described["parent"] if len(arguments) == 1 else os.getppid())
+    _end_with_parent()
     folder = Path(arguments[1]) if len(arguments) > 1 else file.parent
     folder.mkdir(parents=True, exist_ok=True)
     samples = described["samples"]
@@ -104,11 +104,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _end_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the process that started this one has ended")
+def _end_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _function(text: str) -> Callable[..., Any]:
