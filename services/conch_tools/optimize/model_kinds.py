@@ -141,6 +141,12 @@ def find_source(text: str) -> Source:
     return Source(path, KINDS[_SOURCES[found.key]], digest_of(path))
 
 
+def is_source(path: Path) -> bool:
+    """Whether a file or folder is of a kind that is converted."""
+    found = identify(path)
+    return found is not None and found.key in _SOURCES
+
+
 def digest_of(path: Path) -> str:
     """Hash of a file, or of all files of a folder with their names."""
     hashed = hashlib.sha256()

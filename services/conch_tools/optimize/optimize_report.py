@@ -48,7 +48,9 @@ def conclusion(report: Mapping[str, Any]) -> str:
     """The result in one sentence."""
     candidates: Sequence[Mapping[str, Any]] = report["candidates"]
     passed = {each["id"]: each for each in candidates if each["status"] == "passed"}
-    counts = f"{len(passed)} of {len(candidates)} conversions have passed"
+    refused = sum(each["status"] == "refused" for each in candidates)
+    counts = f"{len(passed)} of {len(candidates) - refused} conversions have passed"
+    counts += f", {refused} are not possible here" if refused else ""
     if report["recommended"] is None:
         return f"{counts}; there is nothing to serve."
     best = passed[report["recommended"]]

@@ -18,7 +18,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +45,7 @@ from conch_tools.optimize.model_kinds import KINDS, Kind, Source, digest_of, fin
 from conch_tools.optimize.model_signature import ModelSignature
 from conch_tools.optimize.optimize_report import write_report, write_status
 from conch_tools.optimize.sample_data import fitted, random_samples, read_arrays, read_json
+from conch_tools.optimize.served_model import read_served_model
 from conch_tools.optimize.step_environments import RefusedStepError, StepEnvironment, StepEnvironments
 from conch_tools.optimize.step_plan import PlannedStep, StepPlan
 from conch_tools.optimize.step_processes import ProcessFailedError, last_lines, run_process
@@ -118,7 +119,8 @@ def optimize(
     """Converts a model, and writes a repository with the best result that is accurate, and a report.
 
     Args:
-        source: The model's file or folder; for PyTorch also ``file.py:function``.
+        source: The model's file or folder, or a model's directory in a repository; for PyTorch also
+            ``file.py:function``.
         folder: The output folder; one of an earlier run is continued.
         options: How to.
         progress: Called with a line for each thing that is done.
@@ -128,7 +130,11 @@ def optimize(
     """
     options = options or OptimizeOptions()
     _check(options)
-    found = find_source(source)
+    served = read_served_model(Path(source))
+    if served is not None:
+        labels = options.labels or served.labels
+        options = replace(options, name=options.name or served.name, labels=labels)
+    found = find_source(source if served is None else str(served.path))
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     environments = StepEnvironments(folder / "environments", options.environments, options.offline, progress)
@@ -140,7 +146,8 @@ def optimize(
                 f"another conch optimize works in '{folder}'; wait for it, or name another one"
             )
         stack.callback(lock.close)
-        return _Run(found, folder, options, environments, progress).run()
+        samples = {} if served is None else served.samples
+        return _Run(found, folder, options, samples, environments, progress).run()
 
 
 def _check(options: OptimizeOptions) -> None:
@@ -165,12 +172,14 @@ class _Run:
         source: Source,
         folder: Path,
         options: OptimizeOptions,
+        served_samples: Mapping[str, Array],
         environments: StepEnvironments,
         progress: Callable[[str], None],
     ) -> None:
         self._source = source
         self._folder = folder
         self._options = options
+        self._served_samples = served_samples
         self._environments = environments
         self._progress = progress
         self._candidates = folder / "candidates"
@@ -206,7 +215,7 @@ class _Run:
         environment = self._environments.find(source.kind.target, opener.requires)
         work = self._folder / "reference"
         work.mkdir(exist_ok=True)
-        arrays = read_arrays(options.data) if options.data else {}
+        arrays = read_arrays(options.data) if options.data else self._served_samples
         if arrays:
             save_arrays(work / "given.npz", arrays)
         job = self._job("open", opener.function, source.path, {"batching": None}, 1)
@@ -216,17 +225,17 @@ class _Run:
         self._signature = ModelSignature.of(facts).with_dims()
         aliases: Mapping[str, str] = facts.get("aliases", {})
         arrays = {aliases.get(name, name): array for name, array in arrays.items()}
-        origin = f"--data '{options.data}'"
-        if options.data is None:
+        origin = f"--data '{options.data}'" if options.data else "the model's warm-up data"
+        if options.data is None and not arrays:
             arrays, origin = random_samples(self._signature, options.shapes), "random"
-        elif not arrays:
+        elif options.data is not None and not arrays:
             arrays = read_json(options.data, self._signature)
         samples = fitted(arrays, self._signature, origin)
         if opener.float32:
             samples = {name: _rounded(array) for name, array in samples.items()}
         self._rows = len(next(iter(samples.values())))
         self._batch = min(options.max_batch_size, self._rows) if self._signature.batching else 0
-        self._origin = "random" if options.data is None else str(options.data)
+        self._origin = str(options.data) if options.data else origin
         self._sample = {name: array[0] for name, array in samples.items()}
         self._samples_file = self._folder / "samples.npz"
         save_arrays(self._samples_file, samples)

@@ -23,6 +23,8 @@ from conch_tools.optimize import OptimizeOptions, OptimizeResult, Step, optimize
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
+KEEP = Step("onnx", ("onnx",), "onnx", (), "onnx:keep")
+
 
 def options(**more: Any) -> OptimizeOptions:
     return OptimizeOptions(measure_s=0.05, offline=True, **more)
@@ -87,6 +89,21 @@ def test_an_onnx_model_becomes_a_repository(tmp_path: Path, capsys: pytest.Captu
     assert {path: path.stat().st_mtime_ns for path in out.glob("candidates/*/result.json")} == before
 
 
+def test_a_model_of_a_repository_brings_its_samples(tmp_path: Path) -> None:
+    model, samples = write_two_outputs(tmp_path / "source")
+    (tmp_path / "labels.txt").write_text("a\nb\nc\n")
+    first = optimize(
+        str(model), tmp_path / "first", options(data=samples, steps=[KEEP], labels=tmp_path / "labels.txt")
+    )
+    assert first.repository is not None
+    again = optimize(str(first.repository / "two"), tmp_path / "again", options(steps=[KEEP]))
+    assert again.report["samples"] == {"origin": "the model's warm-up data", "rows": 32}
+    assert again.repository is not None
+    for file in ("labels.txt", "config.pbtxt", "1/model.onnx", "warmup/input0"):
+        written = [each.repository / "two" / file for each in (first, again) if each.repository is not None]
+        assert written[0].read_bytes() == written[1].read_bytes()
+
+
 def test_planted_faults_stay_out(tmp_path: Path) -> None:
     model, samples = write_two_outputs(tmp_path / "source")
     names = ("swapped", "transposed", "with_nan", "imprecise", "fixed_shape", "fixed_inside", "full_only")
@@ -132,8 +149,7 @@ def test_a_metric_decides_alone(tmp_path: Path) -> None:
 
 def test_a_killed_run_is_continued(tmp_path: Path) -> None:
     model, samples = write_two_outputs(tmp_path / "source")
-    keep = Step("onnx", ("onnx",), "onnx", (), "onnx:keep")
-    steps = [keep, fault("unless_marked")]
+    steps = [KEEP, fault("unless_marked")]
     rows = [(each.name, each.sources, each.result, each.requires, each.function) for each in steps]
     program = (
         "import sys; from pathlib import Path\n"
