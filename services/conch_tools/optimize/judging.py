@@ -126,8 +126,8 @@ def noise_of(first: Mapping[str, Array], others: Sequence[Mapping[str, Array]]) 
             array = other[name]
             if reference.dtype.kind != "f" or array.shape[1:] != reference.shape[1:]:
                 continue
-            difference = np.abs(_wide(array) - _wide(reference[: len(array)]))
-            found[name] = max(found[name], float(np.nanmax(difference, initial=0.0)))
+            distance = np.abs(_finite(array) - _finite(reference[: len(array)]))
+            found[name] = max(found[name], float(distance.max(initial=0.0)))
     return found
 
 

@@ -58,8 +58,6 @@ class ModelSignature:
 
     def with_dims(self) -> ModelSignature:
         """Gives a dimension of 1 to outputs of one value a sample, as configs need dims."""
-        if not self.batching:
-            return self
         outputs = (each if each.dims else replace(each, dims=(1,), reshape=()) for each in self.outputs)
         return replace(self, outputs=tuple(outputs))
 

@@ -242,12 +242,11 @@ class _Run:
         self._samples_digest = _digest({name: _array_digest(array) for name, array in samples.items()})
         self._answer(work, job, environment, opener.function)
         answers = [_arrays(work / f"{name}.npz") for name in ("first", "second", "single")]
-        if self._signature.batching:  # with the dimension that configs have for outputs of one value
-            answers = [
-                {name: array[:, None] if array.ndim == 1 else array for name, array in each.items()}
-                for each in answers
-            ]
-        self._reference, *others = answers
+        self._reference, *others = [
+            # With the dimension that configs have for outputs of one value.
+            {name: array[:, None] if array.ndim == 1 else array for name, array in each.items()}
+            for each in answers
+        ]
         self._noise = noise_of(self._reference, others)
         self._wanted_metric = self._metric_of(self._reference) if options.metric else None
 
@@ -318,9 +317,7 @@ class _Run:
         if earlier is not None and earlier["status"] != "error":  # which may be another one today
             self._tell(earlier, " (of an earlier run)")
             return earlier
-        for other in [each for each, found in self._earlier.items() if found["chain"] == result["chain"]]:
-            shutil.rmtree(self._candidates / self._earlier.pop(other)["id"])
-        folder = self._new_folder(step.name)
+        folder = self._new_folder(step.name, result["chain"])
         result["id"] = folder.name
         self._progress(f"{folder.name}: {' > '.join(planned.chain)}")
         try:
@@ -558,9 +555,13 @@ class _Run:
                 shutil.rmtree(folder)  # of another source, or of a run that was killed
         return found
 
-    def _new_folder(self, name: str) -> Path:
+    def _new_folder(self, name: str, chain: list[str]) -> Path:
+        """An empty folder; that of the same chain with other options, files or versions is replaced."""
         numbers = [int(each.name.partition("-")[0]) for each in self._candidates.iterdir()]
         folder = self._candidates / f"{max(numbers, default=0) + 1:02}-{name}"
+        for key in [key for key, found in self._earlier.items() if found["chain"] == chain]:
+            folder = self._candidates / self._earlier.pop(key)["id"]
+            shutil.rmtree(folder)
         folder.mkdir()
         return folder
 

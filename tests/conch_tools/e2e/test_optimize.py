@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.onnx_graphs import MEAN, F, S, graph, node
 from tests.support.optimize_models import STEPS as FAULTS
 from tests.support.optimize_models import write_two_outputs
 from tests.support.servers import WAIT_S
 
 from conch import Server
 from conch.cli import main
-from conch_tools.optimize import OptimizeOptions, OptimizeResult, Step, optimize
+from conch_tools.optimize import STEPS, OptimizeOptions, OptimizeResult, Step, optimize
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -102,6 +103,28 @@ def test_a_model_of_a_repository_brings_its_samples(tmp_path: Path) -> None:
     for file in ("labels.txt", "config.pbtxt", "1/model.onnx", "warmup/input0"):
         written = [each.repository / "two" / file for each in (first, again) if each.repository is not None]
         assert written[0].read_bytes() == written[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "shapes"),
+    [
+        (graph([node("Add", ["A", "A"], ["B"])], {"A": (F, [3, 4])}, {"B": (F, [3, 4])}), {}),
+        (graph([node("Identity", ["T"], ["U"])], {"T": (S, ["n", 2])}, {"U": (S, ["n", 2])}), {}),
+        (
+            graph([node("Add", ["file"] * 2, ["a/b:0"])], {"file": (F, ["n", 2])}, {"a/b:0": (F, ["n", 2])}),
+            {},
+        ),
+        (MEAN, {"A": [5], "MASK": [5]}),
+    ],
+    ids=["without-batch", "texts", "odd-names", "variable-dims"],
+)
+def test_unusual_models(tmp_path: Path, content: bytes, shapes: dict[str, list[int]]) -> None:
+    (tmp_path / "m.onnx").write_bytes(content)
+    to_openvino = next(step for step in STEPS if step.name == "openvino")
+    steps = [KEEP, to_openvino]
+    result = optimize(str(tmp_path / "m.onnx"), tmp_path / "out", options(steps=steps, shapes=shapes))
+    assert statuses(result) == {"onnx": "passed", "openvino": "passed"}, reasons(result)
+    assert main(["check", "--strict", str(result.repository)]) == 0
 
 
 def test_planted_faults_stay_out(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.support import tree_models
 
 from conch import Server
 from conch.cli import main
-from conch_tools.optimize import OptimizeOptions, OptimizeResult, optimize
+from conch_tools.optimize import STEPS, OptimizeOptions, OptimizeResult, optimize
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -48,17 +48,18 @@ def passed_or_skipped(candidate: Mapping[str, Any]) -> None:
     assert candidate["status"] == "passed", candidate["reason"]
 
 
-@pytest.mark.parametrize("kind", ["binary", "multi", "regression"])
 @pytest.mark.parametrize(
-    ("make", "file", "library"),
+    ("library", "file", "kind"),
     [
-        (tree_models.xgboost_model, "m.json", "xgboost"),
-        (tree_models.xgboost_model, "m.ubj", "xgboost"),
-        (tree_models.lightgbm_model, "m.txt", "lightgbm"),
+        ("xgboost", "m.json", "multi"),
+        ("xgboost", "m.ubj", "binary"),
+        ("xgboost", "m.ubj", "regression"),
+        ("lightgbm", "m.txt", "multi"),
+        ("lightgbm", "m.txt", "binary"),
     ],
-    ids=["xgboost-json", "xgboost-ubj", "lightgbm"],
 )
-def test_boosters(tmp_path: Path, make: Callable[..., Any], file: str, library: str, kind: str) -> None:
+def test_boosters(tmp_path: Path, library: str, file: str, kind: str) -> None:
+    make = {"xgboost": tree_models.xgboost_model, "lightgbm": tree_models.lightgbm_model}[library]
     booster = make(kind, tmp_path / file)
     found = optimized(tmp_path / file, tmp_path / "out")
     treelite = found[f"{library}-treelite"]
@@ -161,7 +162,13 @@ def test_a_module(tmp_path: Path, net: Path, rows: Path) -> None:
     if shutil.which("g++") is not None:
         assert found["aot-inductor"]["status"] == "passed", found["aot-inductor"]["reason"]
     assert found["ort-int8-dynamic"]["class"] == "quantised"
-    passed_or_skipped(found["torch-onnx-dynamo"])
+
+
+def test_a_module_by_the_newer_exporter(tmp_path: Path, net: Path, rows: Path) -> None:
+    steps = [step for step in STEPS if step.name == "torch-onnx-dynamo"]
+    options = OptimizeOptions(data=rows, offline=True, measure_s=0.05, steps=steps)
+    (candidate,) = optimize(f"{net}:make", tmp_path / "out", options).candidates
+    passed_or_skipped(candidate)
 
 
 @pytest.mark.parametrize("form", ["net.pt", "net.pt2"])

@@ -39,7 +39,8 @@ def open_model(job: Job) -> Opened:
 
     def run(arrays: Arrays) -> Arrays:
         given = {
-            name: array.astype(object) if array.dtype.kind == "S" else array for name, array in arrays.items()
+            name: np.char.decode(array, "utf-8").astype(object) if array.dtype.kind == "S" else array
+            for name, array in arrays.items()
         }
         return dict(zip(names, map(np.asarray, session.run(names, given)), strict=True))
 
