@@ -129,7 +129,15 @@ def test_the_code_of_the_clients_page_is_that_of_the_clients() -> None:
 
 # Files of users and of builds.
 _FOREIGN = frozenset(
-    {"Minference/grpc_service.proto", "backends/NAME/model.py", "dist/", "file.py", "helper.py", "m/1/"}
+    {
+        "Minference/grpc_service.proto",
+        "backends/NAME/model.py",
+        "dist/",
+        "file.py",
+        "helper.py",
+        "m/1/",
+        "reproduce.sh",
+    }
 )
 _PAGES = (
     *(_ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
