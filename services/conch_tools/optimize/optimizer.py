@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from conch.core.errors import (
     ConchError,
     InternalError,
     InvalidArgumentError,
+    NotFoundError,
     UnavailableError,
 )
 from conch.core.tensor import NUMPY_DTYPES
@@ -57,6 +59,7 @@ FORMAT = 1
 _RUNNER = Path(__file__).parent / "steps" / "step_main.py"
 _SINGLE_ROWS = 32
 _FEW_ROWS = 8
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _STATE = "UNAVAILABLE state: "
 """What stands before the cause in the text of a load that has failed."""
 _TARGETS = sorted({kind.target for kind in KINDS.values() if kind.backend})
@@ -156,6 +159,13 @@ def _check(options: OptimizeOptions) -> None:
             raise InvalidArgumentError(f"--to: '{target}' is none of {', '.join(_TARGETS)}")
     if options.max_batch_size < 1:
         raise InvalidArgumentError(f"--max-batch-size must be 1 or more, not {options.max_batch_size}")
+    for flag, path in (("--labels", options.labels), ("--targets", options.targets)):
+        if path is not None and not path.is_file():
+            raise NotFoundError(f"{flag}: there is no file '{path}'")
+    if options.name and not _MODEL_NAME.fullmatch(options.name):
+        raise InvalidArgumentError(
+            f"--name: '{options.name}' has other characters than letters, digits, _ . -"
+        )
     if options.targets is not None and not options.metric:
         raise InvalidArgumentError("--targets has no effect without --metric")
     if options.metric and options.limits != Limits():
@@ -187,6 +197,11 @@ class _Run:
             shutil.rmtree(self._candidates, ignore_errors=True)
         self._candidates.mkdir(exist_ok=True)
         self._earlier = dict(self._read_earlier())
+        self._name = options.name or source.name
+        if options.apply is not None and (place := options.apply / self._name).exists():
+            raise AlreadyExistsError(
+                f"--apply: there is '{place}' already; give another --name, or remove it"
+            )
 
     def run(self) -> OptimizeResult:
         """Does all of it."""
@@ -439,11 +454,11 @@ class _Run:
     def _metric_of(self, outputs: Mapping[str, Array]) -> float:
         """What the user's function makes of outputs."""
         targets = None
-        if self._options.targets is not None:
-            targets = np.load(self._options.targets, allow_pickle=False)
         try:
+            if self._options.targets is not None:
+                targets = np.load(self._options.targets, allow_pickle=False)
             return float(_user_function(self._options.metric)(dict(outputs), targets))
-        except Exception as error:  # of the user's function
+        except Exception as error:  # of the user's function or file
             raise InvalidArgumentError(
                 f"--metric {self._options.metric}: {type(error).__name__}: {error}"
             ) from error
@@ -608,8 +623,7 @@ class _Run:
         """Writes the repository with one candidate."""
         options = self._options
         repository = self._folder / "repository"
-        name = options.name or self._source.name
-        model = repository / name
+        model = repository / self._name
         model.mkdir(parents=True)
         shutil.copytree(self._candidates / result["id"] / "1", model / "1")
         kind = options.kinds[next(each for each in options.steps if each.name == result["chain"][-1]).result]
@@ -630,7 +644,7 @@ class _Run:
             signature,
             self._batch,
             result["parameters"],
-            name=name,
+            name=self._name,
             warmup=sample,
             labels=labels,
         )
@@ -639,13 +653,7 @@ class _Run:
 
     def _apply(self, repository: Path) -> None:
         assert self._options.apply is not None
-        (model,) = repository.iterdir()
-        place = self._options.apply / model.name
-        if place.exists():
-            raise AlreadyExistsError(
-                f"--apply: there is '{place}' already; give another --name, or remove it"
-            )
-        shutil.copytree(model, place)
+        shutil.copytree(repository / self._name, self._options.apply / self._name)
 
 
 def _remove_answers(folder: Path) -> None:

@@ -217,6 +217,12 @@ def test_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ([str(model), "--to=onnxx"], "--to: 'onnxx' is none of"),
         ([str(model), "--to=treelite"], "--to: no step leads from onnx to treelite"),
         ([str(model), few], "has 8 samples; at least 32 are needed"),
+        ([str(model), "--labels=none.txt"], "--labels: there is no file 'none.txt'"),
+        ([str(model), "--name=a/b"], "--name: 'a/b' has other characters"),
+        (
+            [str(model), f"--apply={tmp_path}", "--name=source"],
+            f"--apply: there is '{tmp_path}/source' already",
+        ),
         ([str(model), "--metric=a.py:f", "--atol=1"], "--metric decides alone"),
     ):
         assert main(["optimize", *arguments, *out]) == 2, arguments
