@@ -15,6 +15,7 @@ table { border-collapse: collapse; margin: 1rem 0; }
 caption { text-align: left; font-weight: 600; padding: 0.3rem 0; }
 th, td { padding: 0.25rem 0.7rem; border-bottom: 1px solid #8885; text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td:first-child { white-space: nowrap; }
 tr.best { font-weight: 600; }
 pre { overflow-x: auto; background: #8882; padding: 0.6rem; }
 """
