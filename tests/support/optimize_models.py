@@ -13,6 +13,9 @@ from conch.core.tensor import Array
 FEATURES, HIDDEN = 12, 48
 STEPS = Path(__file__).with_name("optimize_steps.py")
 """Functions of steps with planted faults."""
+ENVIRONMENTS = Path.home() / ".cache" / "conch-tests" / "optimize"
+"""Where steps have their environments built, in some minutes; make the folder to have that."""
+OFFLINE = not ENVIRONMENTS.is_dir()
 
 
 def write_two_outputs(folder: Path, rows: int = 64) -> tuple[Path, Path]:

@@ -1,6 +1,7 @@
 """`conch optimize` of models of trees, of scikit-learn and of PyTorch.
 
-A step whose environment has to be built has it built by conch, in a cache that later runs find.
+A step whose environment has to be built has it built by conch, if the folder `ENVIRONMENTS` exists: it may
+take gigabytes and minutes. Later runs find it there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support import tree_models
+from tests.support.optimize_models import ENVIRONMENTS, OFFLINE
 
 from conch import Server
 from conch.cli import main
@@ -25,12 +27,12 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps environments for later runs of the tests, apart from the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(Path.home() / ".cache" / "conch-tests" / "optimize"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(ENVIRONMENTS))
 
 
 def optimized(source: Path | str, folder: Path, **more: Any) -> dict[str, Mapping[str, Any]]:
     """Candidates by their last step; all that could be made have passed, and the repository is in order."""
-    result = optimize(str(source), folder, OptimizeOptions(measure_s=0.05, **more))
+    result = optimize(str(source), folder, OptimizeOptions(measure_s=0.05, offline=OFFLINE, **more))
     check(result)
     return {each["chain"][-1]: each for each in result.candidates}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.optimize_models import ENVIRONMENTS, OFFLINE
 
 from conch import Server
 from conch.cli import main
@@ -26,12 +27,14 @@ pytestmark = [
 
 
 def test_a_saved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(Path.home() / ".cache" / "conch-tests" / "optimize"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(ENVIRONMENTS))
     subprocess.run([ENVIRONMENT / "bin" / "python", MODELS, tmp_path], check=True, capture_output=True)
     with np.load(tmp_path / "answers.npz") as arrays:
         answers = dict(arrays)
     np.savez(tmp_path / "data.npz", x=np.tile(answers["rows"], (8, 1)))
-    options = OptimizeOptions(data=tmp_path / "data.npz", environments=[ENVIRONMENT], measure_s=0.05)
+    options = OptimizeOptions(
+        data=tmp_path / "data.npz", environments=[ENVIRONMENT], offline=OFFLINE, measure_s=0.05
+    )
     result = optimize(str(tmp_path / "affine"), tmp_path / "out", options)
     found = {each["chain"][-1]: each for each in result.candidates}
     for name in ("saved_model", "saved-openvino", "tflite", "tflite-f16", "tflite-int8"):
