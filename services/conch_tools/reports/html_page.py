@@ -25,7 +25,7 @@ svg { width: 100%; height: auto; } svg text { fill: var(--text); font-size: 12px
 .table { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); }
 th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--rule); text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td.text { text-align: left; }
 @media print { body { max-width: none; margin: 0; } details > * { display: block; } }
 """
 
@@ -41,10 +41,7 @@ class Table:
     def html(self) -> str:
         """The table; every text is escaped."""
         head = "".join(f'<th scope="col">{escape(column)}</th>' for column in self.columns)
-        body = "\n".join(
-            "<tr>" + "".join(f"<td>{escape(cell_text(cell))}</td>" for cell in row) + "</tr>"
-            for row in self.rows
-        )
+        body = "\n".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in self.rows)
         return (
             f'<div class="table"><table><caption>{escape(self.caption)}</caption>\n'
             f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
@@ -98,6 +95,11 @@ def cell_text(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:.3f}".rstrip("0").rstrip(".")
     return str(cell)
+
+
+def _cell(cell: object) -> str:
+    kind = ' class="text"' if isinstance(cell, str) else ""
+    return f"<td{kind}>{escape(cell_text(cell))}</td>"
 
 
 def _in_markdown(cell: object) -> str:

@@ -40,6 +40,13 @@ class Fields:
             raise self._wrong(key, "a number")
         return float(value)
 
+    def flag(self, key: str) -> bool:
+        """True or false."""
+        value = self._get(key)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false")
+        return value
+
     def items(self, key: str) -> list[Any]:
         """A list."""
         value = self._get(key)

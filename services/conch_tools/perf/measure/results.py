@@ -207,6 +207,7 @@ class PerfResult:
         argv: The command line, without secrets.
         machine: Facts of the machine, by name.
         started: Wall-clock time in ISO 8601.
+        interrupted: Whether the last point ended early.
     """
 
     model: str
@@ -219,6 +220,7 @@ class PerfResult:
     machine: Mapping[str, str]
     started: str
     points: tuple[Point, ...]
+    interrupted: bool = False
 
     def to_json(self) -> str:
         """The results file's text; `from_json` reads it."""
@@ -247,6 +249,7 @@ class PerfResult:
         return cls(
             **{name: fields.text(name) for name in ("model", "version", "endpoint", "protocol", "started")},
             batch=fields.whole("batch"),
+            interrupted=fields.flag("interrupted"),
             request_bytes=fields.whole("request_bytes"),
             argv=fields.texts("argv"),
             machine=fields.strings("machine"),

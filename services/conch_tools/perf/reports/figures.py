@@ -21,7 +21,7 @@ STAGES = (
     "compute input",
     "compute infer",
     "compute output",
-    "other in server",
+    "other",
 )
 """The stages of a request, in order."""
 
@@ -137,8 +137,8 @@ def stages(points: Sequence[Point]) -> Figure:
     rows = tuple((name, *times) for name, (_, times) in zip(names, found, strict=True))
     table = Table(f"{title}, mean ms", ("load", *STAGES), rows)
     note = (
-        "Stages in the server are from the model's statistics; client and network is the rest of the mean "
-        "service time."
+        "Stages in the server are from the model's statistics; other is what its "
+        "request time has beyond its stages; client and network is the rest of the mean service time."
     )
     return Figure(title, note, chart.svg(), table)
 

@@ -1,0 +1,1 @@
+"""The spellings and the output files of perf_analyzer."""

@@ -1,0 +1,272 @@
+"""perf_analyzer's flags, translated to those of ``conch perf``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+# perf_analyzer judges three windows, each 1.2 times as long as asked.
+_WINDOWS = 3 * 1.2
+_PORTS = {"grpc": 8001, "http": 8000}
+
+_UNSUPPORTED = {
+    "--bls-composing-models": "the statistics of an ensemble's models are read without it",
+    "--service-kind": "conch perf measures servers that speak Triton's protocols",
+    "--triton-server-directory": "start the server and give its address with -u",
+    "--model-repository": "start the server and give its address with -u",
+    "--endpoint": "conch perf measures models by Triton's protocols; give the model with -m",
+    "--grpc-method": "conch perf sends ModelInfer and ModelStreamInfer only",
+    "--proto": "conch perf sends ModelInfer and ModelStreamInfer only",
+    "--model-signature-name": "it is for TensorFlow Serving",
+    "--periodic-concurrency-range": "use --concurrency-range",
+    "--request-period": "use --concurrency-range",
+    "--fixed-schedule": "use --request-intervals FILE",
+    "--session-concurrency": "use --concurrency-range",
+    "--binary-search": "use conch perf --rate auto --slo p99=20ms",
+    "--latency-threshold": "use conch perf --rate auto --slo p99=20ms",
+    "-l": "use conch perf --rate auto --slo p99=20ms",
+    "--num-of-sequences": "use conch perf for requests without sequences",
+    "--serial-sequences": "use conch perf for requests without sequences",
+    "--sequence-length": "use conch perf for requests without sequences",
+    "--sequence-length-variation": "use conch perf for requests without sequences",
+    "--sequence-id-range": "use conch perf for requests without sequences",
+    "--request-count": "use --measurement-interval",
+    "--warmup-request-count": "use conch perf --warmup",
+    "--string-data": "give the text in a file with --input-data FILE.json",
+    "--input-tensor-format": "conch perf chooses it",
+    "--output-tensor-format": "conch perf chooses it",
+    "--shared-memory": "leave it out; tensors travel in the requests",
+    "--output-shared-memory-size": "leave it out; tensors travel in the requests",
+    "--grpc-compression-algorithm": "leave it out; requests are not compressed",
+    "--ssl-https-verify-peer": "leave it out; the server's certificate is always verified",
+    "--ssl-https-verify-host": "leave it out; use conch perf --server-name for another name",
+    "--ssl-https-client-certificate-type": "give PEM files",
+    "--ssl-https-private-key-type": "give PEM files",
+    "--collect-metrics": "read the server's /metrics beside the run",
+    "--metrics-url": "read the server's /metrics beside the run",
+    "--metrics-interval": "read the server's /metrics beside the run",
+    "--trace-level": "use conch trace",
+    "--trace-rate": "use conch trace",
+    "--trace-count": "use conch trace",
+    "--log-frequency": "use conch trace",
+    "--enable-mpi": "use conch perf --processes",
+    "-c": "use --concurrency-range",
+    "-d": "use --concurrency-range",
+    "-t": "use --concurrency-range",
+    "-z": "use --input-data zero",
+    "--data-directory": "use --input-data",
+}
+_WITHOUT_EFFECT = {
+    "asynchronous": "-a: all requests are sent asynchronously",
+    "synchronous": "--sync: all requests are sent asynchronously",
+    "max_threads": "--max-threads: the load is made by processes",
+    "stability_percentage": "-s: stability is judged by confidence intervals",
+    "max_trials": "-r: each load is measured once",
+    "verbose": "-v: the report always has all lines",
+    "measurement_mode": "--measurement-mode: a measurement has a length in time",
+    "measurement_request_count": "--measurement-request-count: a measurement has a length in time",
+}
+
+
+class FlagError(Exception):
+    """A flag that can't be translated; the text names it and what to use instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """What was asked for.
+
+    Attributes:
+        arguments: The arguments of ``conch perf``.
+        loads: How many points.
+        percentile: The percentile that is listed too.
+        without_effect: A sentence for each flag that is accepted and changes nothing.
+    """
+
+    arguments: tuple[str, ...]
+    loads: int
+    csv: Path | None
+    verbose_csv: bool
+    profile_export: Path | None
+    percentile: int | None
+    without_effect: tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(message)
+
+
+def translate(arguments: Sequence[str]) -> Translation:
+    """Translates a command line of perf_analyzer.
+
+    Raises:
+        FlagError: A flag is wrong or has no counterpart.
+    """
+    values = _parser().parse_args(list(arguments))
+    if values.profile_export_file is not None and values.profile_export_file.exists():
+        raise FlagError(f"--profile-export-file: {values.profile_export_file} exists; name a new file")
+    if values.percentile is not None and not 1 <= values.percentile <= 99:
+        raise FlagError("--percentile takes 1 to 99")
+    load, loads = _load(values)
+    if values.measurement_interval < 1:
+        raise FlagError("--measurement-interval takes milliseconds, at least 1")
+    duration = math.ceil(values.measurement_interval * _WINDOWS / 1000)
+    found = [values.model, *load, "--duration", str(duration), "-b", str(values.batch)]
+    if values.version:
+        found += ["-x", values.version]
+    found += _data(values)
+    found += _connection(values)
+    if values.streaming:
+        found.append("--stream")
+    return Translation(
+        tuple(found),
+        loads,
+        values.csv,
+        values.verbose_csv,
+        values.profile_export_file,
+        values.percentile,
+        tuple(text for name, text in _WITHOUT_EFFECT.items() if getattr(values, name)),
+    )
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="perf_analyzer", allow_abbrev=False)
+    add = parser.add_argument
+    add("-m", dest="model", required=True)
+    add("-x", dest="version", default="")
+    add("-b", dest="batch", type=int, default=1)
+    add("--shape", action="append", default=[])
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--concurrency-range")
+    modes.add_argument("--request-rate-range")
+    modes.add_argument("--request-intervals", type=Path)
+    add("--request-distribution", choices=("constant", "poisson"))
+    add("--max-threads")
+    add("-a", "--async", dest="asynchronous", action="store_true")
+    add("--sync", dest="synchronous", action="store_true")
+    add("--streaming", action="store_true")
+    add("--measurement-mode", choices=("time_windows", "count_windows"))
+    add("-p", "--measurement-interval", type=int, default=5000)
+    add("--measurement-request-count", type=int)
+    add("-s", "--stability-percentage", type=float)
+    add("--percentile", type=int)
+    add("-r", "--max-trials", type=int)
+    add("--input-data", action="append", default=[])
+    add("--string-length", type=int)
+    add("--request-parameter", action="append", default=[])
+    add("-i", dest="protocol", type=str.lower, choices=("http", "grpc"), default="http")
+    add("-u", dest="url", default="")
+    add("-H", dest="header", action="append", default=[])
+    add("--ssl-grpc-use-ssl", action="store_true")
+    for name, dest in (
+        ("root-certifications", "root"),
+        ("private-key", "key"),
+        ("certificate-chain", "cert"),
+    ):
+        add(f"--ssl-grpc-{name}-file", dest=f"grpc_{dest}")
+    for name, dest in (("ca-certificates", "root"), ("private-key", "key"), ("client-certificate", "cert")):
+        add(f"--ssl-https-{name}-file", dest=f"http_{dest}")
+    add("-f", dest="csv", type=Path)
+    add("--verbose-csv", action="store_true")
+    add("--profile-export-file", type=Path)
+    add("-v", "--verbose", dest="verbose", action="store_true")
+    for name in _UNSUPPORTED:
+        add(name, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
+    return parser
+
+
+class _Refuse(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        name = option_string or self.option_strings[0]
+        raise FlagError(f"{name} isn't supported: {_UNSUPPORTED[name]}")
+
+
+def _load(values: argparse.Namespace) -> tuple[list[str], int]:
+    if values.request_intervals is not None:
+        return ["--distribution", f"trace:{values.request_intervals}"], 1
+    if values.request_rate_range is not None:
+        rates = _range("--request-rate-range", values.request_rate_range)
+        distribution = ["--distribution", values.request_distribution or "constant"]
+        return ["--rate", ",".join(f"{rate:.10g}" for rate in rates), *distribution], len(rates)
+    if values.request_distribution is not None:
+        raise FlagError("--request-distribution needs --request-rate-range")
+    counts = _range("--concurrency-range", values.concurrency_range or "1")
+    if any(count != int(count) for count in counts):
+        raise FlagError("--concurrency-range takes integers")
+    return ["-c", ",".join(str(int(count)) for count in counts)], len(counts)
+
+
+def _range(flag: str, text: str) -> list[float]:
+    try:
+        start, *rest = [float(part) for part in text.split(":")]
+    except ValueError:
+        raise FlagError(f"{flag} takes START, START:END or START:END:STEP, not '{text}'") from None
+    if len(rest) > 2:
+        raise FlagError(f"{flag} takes START, START:END or START:END:STEP, not '{text}'")
+    last, step = (rest[0] if rest else start), (rest[1] if len(rest) > 1 else 1.0)
+    if not all(map(math.isfinite, (start, last, step))) or start <= 0 or step <= 0:
+        raise FlagError(f"{flag}: start and step must be above 0, not '{text}'")
+    if last < start:
+        raise FlagError(
+            f"{flag}: the end must be at least the start; without an end use conch perf --rate auto"
+        )
+    return [start + index * step for index in range(int((last - start) / step + 1e-9) + 1)]
+
+
+def _data(values: argparse.Namespace) -> list[str]:
+    found = [part for shape in values.shape for part in ("--shape", shape)]
+    found += [part for data in values.input_data for part in ("--data", data)]
+    if not values.input_data or values.input_data == ["random"]:
+        # perf_analyzer makes random data once.
+        found.append("--reuse-data")
+    if values.string_length is not None:
+        found += ["--string-length", str(values.string_length)]
+    for text in values.request_parameter:
+        found += ["--parameter", _parameter(text)]
+    return found
+
+
+def _parameter(text: str) -> str:
+    name, _, rest = text.partition(":")
+    value, _, kind = rest.rpartition(":")
+    try:
+        if kind == "int":
+            return f"{name}={int(value)}"
+        if kind == "bool" and value.lower() in {"true", "false"}:
+            return f"{name}={value.lower()}"
+    except ValueError:
+        kind = ""
+    if kind != "string" or not name:
+        raise FlagError(f"--request-parameter takes NAME:VALUE:bool|int|string, not '{text}'")
+    return f"{name}={json.dumps(value)}"
+
+
+def _connection(values: argparse.Namespace) -> list[str]:
+    protocol: str = values.protocol
+    other = "http" if protocol == "grpc" else "grpc"
+    if any(getattr(values, f"{other}_{part}") for part in ("root", "key", "cert")):
+        raise FlagError(f"--ssl-{'https' if other == 'http' else 'grpc'}-* needs -i {other}")
+    if values.streaming and protocol != "grpc":
+        raise FlagError("--streaming needs -i grpc")
+    if values.header and protocol != "http":
+        raise FlagError("-H needs -i http")
+    url: str = values.url or f"localhost:{_PORTS[protocol]}"
+    scheme, _, address = url.rpartition("://")
+    secure = values.ssl_grpc_use_ssl if protocol == "grpc" else scheme == "https"
+    found = ["-u", f"{protocol}{'s' if secure else ''}://{address}"]
+    for part, flag in (("root", "--root-cert"), ("cert", "--client-cert"), ("key", "--client-key")):
+        value = getattr(values, f"{protocol}_{part}")
+        found += [flag, value] if value else []
+    return found + [part for header in values.header for part in ("-H", header)]

@@ -1,0 +1,85 @@
+"""``perf_analyzer`` on top of ``conch perf``: its flags, its files, its exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conch_tools.perf.measure.results import PerfResult
+from conch_tools.perf.measure.verdicts import Verdict, judge
+from conch_tools.perf.perf_analyzer.flags import FlagError, Translation, translate
+from conch_tools.perf.perf_analyzer.profile_export import Experiment, as_json
+from conch_tools.perf.perf_analyzer.summary import as_csv, as_text, composing_csv
+
+OK, UNSTABLE, USAGE, FAILED = 0, 2, 3, 99
+"""Exit codes, as perf_analyzer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run gave.
+
+    Attributes:
+        experiments: Records of each point; empty unless a profile export is asked for.
+    """
+
+    result: PerfResult
+    experiments: Sequence[Experiment] = ()
+
+
+class MeasureError(Exception):
+    """The run failed, with one sentence for the user."""
+
+
+Measure = Callable[[Translation], Measured]
+"""Runs ``conch perf`` with the translated arguments."""
+
+
+def main(arguments: Sequence[str], measure: Measure, version: str) -> int:
+    """Runs the command; returns the process's exit code.
+
+    Args:
+        arguments: Of perf_analyzer.
+        measure: Makes the load.
+        version: Of conch, for the profile export.
+    """
+    try:
+        asked = translate(arguments)
+    except FlagError as error:
+        print(f"perf_analyzer: {error}", file=sys.stderr)
+        return USAGE
+    for text in asked.without_effect:
+        print(f"perf_analyzer: no effect: {text}", file=sys.stderr)
+    try:
+        measured = measure(asked)
+        print(as_text(measured.result, asked.percentile), end="")
+        _write(asked, measured, version)
+    except (MeasureError, OSError) as error:
+        print(f"perf_analyzer: {error}", file=sys.stderr)
+        return FAILED
+    return _exit_code(asked, measured.result)
+
+
+def _write(asked: Translation, measured: Measured, version: str) -> None:
+    if asked.profile_export is not None:
+        asked.profile_export.write_text(as_json(measured.experiments, version))
+    if asked.csv is None:
+        return
+    verbose = asked.verbose_csv
+    asked.csv.write_text(as_csv(measured.result, asked.percentile, verbose=verbose))
+    for prefix, text in composing_csv(measured.result, asked.percentile, verbose=verbose).items():
+        # A model's name may hold a slash of a namespace.
+        name = Path(f"{prefix}.{asked.csv.name}".replace("/", "_"))
+        (asked.csv.parent / name).write_text(text)
+
+
+def _exit_code(asked: Translation, result: PerfResult) -> int:
+    if not all(point.answered for point in result.points):
+        return USAGE
+    unsteady = [point for point in result.points if judge(point).verdict is not Verdict.STABLE]
+    for point in unsteady:
+        found = judge(point)
+        print(f"[WARNING] {point.load} is {found.verdict}: {found.reason}", file=sys.stderr)
+    return UNSTABLE if unsteady and asked.loads == 1 else OK
