@@ -199,7 +199,7 @@ def _cached(server: ServerStatistics | None) -> bool:
 
 
 def _throughput(result: PerfResult, point: Point) -> str:
-    return f"{point.achieved_rate * result.batch:.6g}"
+    return f"{point.achieved_rate * result.batch:.4f}".rstrip("0").rstrip(".")
 
 
 def _mean(point: Point) -> int:

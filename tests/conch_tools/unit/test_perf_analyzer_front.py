@@ -1,0 +1,205 @@
+"""perf_analyzer's flags, text, CSV, profile export and exit codes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conch_tools.perf.measure.histogram import Histogram
+from conch_tools.perf.measure.records import RequestRecord
+from conch_tools.perf.measure.results import Generator, Load, PerfResult, Point, ServerStatistics
+from conch_tools.perf.measure.slices import Slice
+from conch_tools.perf.perf_analyzer import perf_analyzer_command
+from conch_tools.perf.perf_analyzer.flags import FlagError, Translation, translate
+from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
+from conch_tools.perf.perf_analyzer.profile_export import Experiment
+
+MS = 1_000_000
+
+
+def _point(concurrency: float, rate: int, *, cached: bool = False) -> Point:
+    slices = []
+    for second in range(5):
+        times = Histogram.of(np.random.default_rng(second).normal(4 * MS, MS / 10, rate))
+        slices.append(Slice(second, rate, rate, rate, latency=times, service=times))
+    count = rate * 5
+    stages = [count * part * MS // 10 for part in (20, 1, 2, 3, 4)]
+    server = replace(ServerStatistics(count, count // 2, count), cache_hits=3 if cached else 0)
+    names = ("request_ns", "queue_ns", "input_ns", "infer_ns", "output_ns")
+    server = replace(server, **dict(zip(names, stages, strict=True)))
+    return Point(
+        Load("concurrency", concurrency),
+        tuple(slices),
+        5.0,
+        1,
+        Generator(1, 1, 5),
+        server,
+        composing={"part:1": server},
+        metrics={"gpu_utilization:GPU-1": 0.5, "gpu_utilization:GPU-2": 0.25},
+        send_ns=20_000,
+        receive_ns=10_000,
+    )
+
+
+RESULT = PerfResult("m", "1", "grpc", "grpc", 2, 200, (), {}, "2026", points=(_point(4, 400), _point(1, 200)))
+
+
+def _run(*arguments: str, result: PerfResult = RESULT, experiments: tuple[Experiment, ...] = ()) -> int:
+    return perf_analyzer_command.main(["-m", "m", *arguments], lambda _: Measured(result, experiments), "1.0")
+
+
+def test_csv_by_column_names(tmp_path: Path) -> None:
+    file = tmp_path / "out.csv"
+    assert _run("--concurrency-range", "1:4:3", "-f", str(file), "--verbose-csv", "--percentile", "75") == 0
+    text = file.read_text()
+    assert text.splitlines()[0] == (
+        "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,"
+        "Server Compute Input,Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p75 latency,"
+        "p90 latency,p95 latency,p99 latency,Avg latency,request/response,response wait,"
+        "Avg GPU Utilization,Avg GPU Power Usage,Max GPU Memory Usage,Total GPU Memory"
+    )
+    first, second = csv.DictReader(text.splitlines())
+    assert (first["Concurrency"], first["Inferences/Second"]) == ("1", "400")
+    assert (second["Concurrency"], second["Inferences/Second"]) == ("4", "800")
+    assert first["Avg GPU Utilization"] == "GPU-1:0.5;GPU-2:0.25;"
+    parts = [
+        "Client Send",
+        "Network+Server Send/Recv",
+        "Server Queue",
+        *(f"Server Compute {stage}" for stage in ("Input", "Infer", "Output")),
+        "Client Recv",
+    ]
+    assert sum(int(first[part]) for part in parts) == pytest.approx(int(first["Avg latency"]), abs=len(parts))
+    assert int(first["Server Queue"]) == 100
+    (composing,) = csv.DictReader((tmp_path / "part_v1.out.csv").read_text().splitlines()[:2])
+    assert composing["Server Compute Output"] == "400"
+
+
+def test_csv_has_cache_and_response_columns_only_where_needed(tmp_path: Path) -> None:
+    point = _point(1, 100, cached=True)
+    for one in point.slices:
+        one.responses *= 3
+    _run("-f", str(tmp_path / "out.csv"), result=replace(RESULT, points=(point,)))
+    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    assert float(row["Response Throughput"]) == 300
+    assert {"Server Cache Hit", "Server Cache Miss"} <= set(row)
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    _run()
+    text = capsys.readouterr().out
+    assert "*** Measurement Settings ***" in text
+    assert (
+        "Request concurrency: 4\n  Client: \n    Request count: 2000\n    Throughput: 800 infer/sec" in text
+    )
+    assert "(overhead 1000 usec + queue 100 usec + compute input 200 usec + compute infer 300 usec" in text
+    assert "Composing models: \n    part, version: 1" in text
+    assert "Concurrency: 4, throughput: 800, latency " in text
+
+
+def test_profile_export(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    record = RequestRecord(10, 7, {"IN": 1, "TEXT": "a"}, (20, 30), ({"OUT": [1, 2]}, {"OUT": 3}))
+    experiment = Experiment(Load("rate", 2.5), [record, replace(record, sequence_id=None)], [5, 50])
+    _run("--profile-export-file", str(file), experiments=(experiment,))
+    found = json.loads(file.read_text())
+    assert found == {
+        "experiments": [
+            {
+                "experiment": {"mode": "request_rate", "value": 2.5},
+                "requests": [
+                    {"timestamp": 10, "sequence_id": 7, **_REST},
+                    {"timestamp": 10, **_REST},
+                ],
+                "window_boundaries": [5, 50],
+            }
+        ],
+        "version": "1.0",
+        "service_kind": "triton",
+        "endpoint": "",
+    }
+    assert _run("--profile-export-file", str(file)) == 3
+
+
+_REST = {
+    "request_inputs": {"IN": 1, "TEXT": "a"},
+    "response_timestamps": [20, 30],
+    "response_outputs": [{"OUT": [1, 2]}, {"OUT": 3}],
+}
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    unsteady = replace(_point(1, 200), slices=_point(1, 200).slices[:2], length_s=2.0)
+    assert _run(result=replace(RESULT, points=(unsteady,))) == 2
+    assert _run("--concurrency-range", "1:2", result=replace(RESULT, points=(unsteady, unsteady))) == 0
+    silent = Point(Load("rate", 1), (Slice(0, 1, errors=Counter(UNAVAILABLE=1)),), 1.0, 1, Generator(1, 0, 1))
+    assert _run(result=replace(RESULT, points=(silent,))) == 3
+    assert "concurrency 1 is noisy: There are 2 whole seconds" in capsys.readouterr().err
+
+    def fails(_: Translation) -> Measured:
+        raise MeasureError("no server")
+
+    assert perf_analyzer_command.main(["-m", "m"], fails, "1.0") == 99
+    assert perf_analyzer_command.main([], fails, "1.0") == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "translated"),
+    [
+        ("", "m -c 1 --duration 18 -b 1 --reuse-data -u http://localhost:8000"),
+        (
+            "-i grpc --concurrency-range 1:7:2 -p 1000 -b 4 -x 3",
+            "m -c 1,3,5,7 --duration 4 -b 4 -x 3 --reuse-data -u grpc://localhost:8001",
+        ),
+        (
+            "-i grpc --request-rate-range 0.5:1.5:0.5 --request-distribution poisson "
+            "--ssl-grpc-use-ssl -u h:1",
+            "m --rate 0.5,1,1.5 --distribution poisson --duration 18 -b 1 --reuse-data -u grpcs://h:1",
+        ),
+        (
+            "--request-intervals f --input-data d.json --shape IN:1,2 -u https://h:1 -H A:b",
+            "m --distribution trace:f --duration 18 -b 1 --shape IN:1,2 --data d.json -u https://h:1 -H A:b",
+        ),
+        (
+            "--request-parameter n:3:int --request-parameter s:x:y:string",
+            'm -c 1 --duration 18 -b 1 --reuse-data --parameter n=3 --parameter s="x:y" -u http://localhost:8000',
+        ),
+    ],
+)
+def test_translates(flags: str, translated: str) -> None:
+    assert " ".join(translate(["-m", "m", *flags.split()]).arguments) == translated
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--shared-memory system", "--shared-memory isn't supported"),
+        ("--service-kind=openai", "--service-kind isn't supported"),
+        ("--binary-search", "--rate auto"),
+        ("-l 100", "-l isn't supported"),
+        ("--concurrency-range 4:1", "end must be at least the start"),
+        ("--concurrency-range 1:2:3:4", "START:END:STEP"),
+        ("--concurrency-range 1.5", "integers"),
+        ("--streaming", "needs -i grpc"),
+        ("--unknown", "--unknown"),
+        ("--request-distribution poisson", "needs --request-rate-range"),
+        ("--request-parameter n:x:int", "NAME:VALUE"),
+        ("--concurrency-range 1 --request-rate-range 1", "not allowed with"),
+    ],
+)
+def test_refuses_by_name(flags: str, reason: str) -> None:
+    with pytest.raises(FlagError, match=reason):
+        translate(["-m", "m", *flags.split()])
+
+
+def test_names_flags_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    _run("--async", "--measurement-mode", "count_windows")
+    err = capsys.readouterr().err
+    assert "no effect: -a" in err
+    assert "no effect: --measurement-mode" in err
