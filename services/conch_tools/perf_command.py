@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conch import __version__
 from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from conch_tools.perf.measure.slices import Slice
     from conch_tools.perf.measure.slo_search import Limit
     from conch_tools.perf.measuring import PerfSettings
+    from conch_tools.perf.perf_analyzer.flags import Translation
+    from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured
 
 DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
@@ -41,6 +44,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", help="name of the model")
     parser.add_argument("-x", "--version", default="", help="its version (the server's choice)")
+    parser.add_argument(
+        "--as",
+        choices=["perf_analyzer"],
+        help="as the first flag: take perf_analyzer's flags, write its files",
+    )
     load = parser.add_argument_group("load")
     load.add_argument("-c", "--concurrency", metavar="N[,N...]", help="requests in flight, one load each (1)")
     load.add_argument(
@@ -97,6 +105,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns the process's exit code."""
+    if list(arguments[:2]) == ["--as", "perf_analyzer"]:
+        from conch_tools.perf.perf_analyzer import perf_analyzer_command
+
+        return perf_analyzer_command.main(arguments[2:], _measured, __version__)
     options = make_parser().parse_args(arguments)
     try:
         settings = _settings(options, arguments)
@@ -133,6 +145,25 @@ def run(arguments: Sequence[str]) -> int:
     if interrupted:
         return INTERRUPTED
     return DONE if any(point.answered for point in result.points) else REFUSED
+
+
+def _measured(asked: Translation) -> Measured:
+    """Measures what perf_analyzer's flags ask for."""
+    from conch_tools.perf.load.coordinator import LoadError
+    from conch_tools.perf.load.input_data import DataError
+    from conch_tools.perf.measuring import PerfInterrupted, SettingError, run_perf
+    from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
+    from conch_tools.server_api import AskError
+
+    if asked.profile_export is not None:
+        raise MeasureError("--profile-export-file is not there yet: -f writes the table as CSV")
+    try:
+        settings = _settings(make_parser().parse_args(asked.arguments), asked.arguments)
+        return Measured(run_perf(settings))
+    except PerfInterrupted as found:
+        return Measured(found.result)
+    except (FlagsError, UrlError, SettingError, DataError, AskError, LoadError) as error:
+        raise MeasureError(str(error)) from None
 
 
 def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSettings:
