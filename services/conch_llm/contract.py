@@ -50,6 +50,9 @@ SCORE = "/v1/score"
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 
+PREFIXES = ("/v1/", "/openai/")
+"""Of the paths that are OpenAI's whatever follows."""
+
 ROUTES_BY_DECLARATION = {
     "native": (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, RERANK, SCORE, TOKENIZE, DETOKENIZE),
     "chat": (CHAT,),

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from conch.frontends.http.route_provider import RestApi, RouteProvider
+from conch_llm.contract import PREFIXES
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.openai_settings import OpenAiSettings
 
 if TYPE_CHECKING:
+    from conch.core.errors import ConchError
     from conch.frontends.http.http_connection import Handler
+    from conch.frontends.http.http_exchange import Reply
 
 
 class OpenAiRoutes(RouteProvider):
@@ -25,6 +28,12 @@ class OpenAiRoutes(RouteProvider):
     def __init__(self, settings: OpenAiSettings, metrics: LlmMetrics) -> None:
         self._settings = settings
         self._metrics = metrics
+
+    def refusal(self, path: str, error: ConchError) -> Reply | None:
+        """OpenAI's error for the paths under its prefixes."""
+        from conch_llm.frontend.openai_errors import openai_error
+
+        return openai_error(error) if path.startswith(PREFIXES) else None
 
     def bind(self, api: RestApi) -> Handler:
         """Returns the handler of the routes."""

@@ -32,6 +32,7 @@ from conch_llm.contract import (
     COMPLETIONS,
     DETOKENIZE,
     EMBEDDINGS,
+    PREFIXES,
     RERANK,
     RESPONSES,
     SCORE,
@@ -126,7 +127,7 @@ class OpenAiHandler:
     def __call__(self, exchange: HttpExchange) -> Answering:
         """Answers a request, or returns a coroutine that does."""
         path = exchange.path
-        ours = path.startswith(("/v1/", f"{_KSERVE}/"))
+        ours = path.startswith(PREFIXES)
         if path.startswith(f"{_KSERVE}/"):
             path = path[len(_KSERVE) :]
         route = self._routes.get(path) or self._model_route(path, exchange.method)

@@ -135,7 +135,7 @@ class HttpFrontEnd:
         Open connections are served on until `stop`, so that clients that keep theirs see no failure while the
         server waits for others.
         """
-        return self._listener is None or self._listener.finish_begun(_refuse_exiting, grace_s)
+        return self._listener is None or self._listener.finish_begun(self._refuse_exiting, grace_s)
 
     def stop(self, grace_s: float) -> bool:
         """Refuses new requests, waits up to `grace_s` seconds for those in flight, and closes.
@@ -162,7 +162,11 @@ class HttpFrontEnd:
             refused = admission.refused
             never.wait(_QUIET_S)
 
-
-def _refuse_exiting(exchange: HttpExchange) -> None:
-    """Answers requests of connections that are opened while the server stops."""
-    exchange.respond(*error_reply(ExitingError("Server exiting")))
+    def _refuse_exiting(self, exchange: HttpExchange) -> None:
+        """Answers requests of connections that are opened while the server stops."""
+        error = ExitingError("Server exiting")
+        reply = error_reply(error)
+        for provider in (self._options.platform, self._options.further):
+            if provider is not None:
+                reply = provider.refusal(exchange.path, error) or reply
+        exchange.respond(*reply)

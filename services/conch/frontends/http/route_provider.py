@@ -19,10 +19,11 @@ if TYPE_CHECKING:  # settings name providers, and import little
     from conch.access.access_guard import Access, AccessGuard
     from conch.core.admission import Admission
     from conch.core.clock import Clock
+    from conch.core.errors import ConchError
     from conch.core.server_state import ServerState
     from conch.frontends.http.cors import CrossOriginInference
     from conch.frontends.http.http_connection import Handler
-    from conch.frontends.http.http_exchange import HttpExchange
+    from conch.frontends.http.http_exchange import HttpExchange, Reply
     from conch.frontends.http.http_pools import Pools
     from conch.frontends.http.http_routing import RefusalLog, RouteTable
     from conch.frontends.http.infer.infer_route import InferRoute
@@ -87,6 +88,10 @@ class RouteProvider(ABC):
 
     def check(self, core: ServerState) -> None:  # most providers take any models
         """Checks the loaded models at the start. Raises InvalidArgumentError: they can't be served there."""
+
+    def refusal(self, path: str, error: ConchError) -> Reply | None:
+        """The response of a path that is refused before its handler; None for that of REST."""
+        return None
 
     @abstractmethod
     def bind(self, api: RestApi) -> Handler:
