@@ -100,6 +100,24 @@ def test_what_a_worker_survives(client: Client, shared: ServerProcess, order: st
     eventually(lambda: [worker.pid for worker in workers_of(shared)] == [after], "nothing else is left")
 
 
+def test_workers_and_their_children_end_with_a_killed_server(repository: Path) -> None:
+    with serving_process(repository, flags=["--model-control-mode=explicit"]) as server:
+        with client_of(server) as client:
+            client.load_model("hazards")
+            worker = psutil.Process(ask(client, orders={"do": "spawn"}))
+            left = [worker, *worker.children()]
+            assert len(left) > 1
+        server.kill()
+        eventually(lambda: not any(map(runs, left)), "they have ended")
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_system_exit_is_an_error_like_any_other(client: Client) -> None:
     before = ask(client)
     with pytest.raises(InferenceServerException, match="message: SystemExit: 6"):

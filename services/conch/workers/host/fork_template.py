@@ -4,6 +4,9 @@ The template stays single-threaded and never runs code of models. A request is o
 descriptors: the worker's socket, its standard output and its standard error. Replies: ``{"pid": N}`` with a
 pidfd, or ``{"errno": N}``; later ``{"ended": N, "status": N}``, once the worker is reaped.
 
+If the server is killed, the kernel sends `TEMPLATE_END`: the template kills the groups of its workers, whose
+children would stay otherwise, and ends.
+
 Owns: the socket to the server, pidfds of the workers. Threads: the main thread.
 """
 
@@ -33,6 +36,7 @@ _ROLES: dict[str, Callable[[int], None]] = {"serve": serve, "complete": complete
 _REQUEST_BYTES = 65_536
 _PASSED = 3
 _PR_SET_PDEATHSIG = 1
+TEMPLATE_END = signal.SIGTERM
 _OOM_SCORE = 300
 """Added to a worker's `oom_score_adj`, so that the kernel kills a worker first."""
 _MOST_OOM_SCORE = 1000
@@ -53,8 +57,8 @@ class Request:
         _ROLES[self.role](self.descriptor)
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Makes the kernel kill this process when the thread that started it ends, even during C code.
+def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
+    """Makes the kernel send this process a signal when the thread that started it ends.
 
     Without `parent`, an end before the call must be noticed otherwise, as by the end of a socket.
 
@@ -62,9 +66,9 @@ def end_with_parent(parent: int | None = None) -> None:
         OSError: The kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    if libc.prctl(_PR_SET_PDEATHSIG, number) != 0:
+        refusal = ctypes.get_errno()
+        raise OSError(refusal, os.strerror(refusal))
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -88,6 +92,7 @@ class Template:
         # Output left in buffers would be written by every worker.
         sys.stdout.flush()
         sys.stderr.flush()
+        signal.signal(TEMPLATE_END, self._end)
         gc.collect()
         gc.freeze()  # collections in workers leave these pages shared
         while True:
@@ -135,13 +140,20 @@ class Template:
 
     def _reap(self, pidfd: int) -> None:
         """Ends the process group of a worker that has ended, then reaps and reports it."""
-        pid = self._workers.pop(pidfd)
+        pid = self._workers[pidfd]
+        _kill_group(pid)
+        del self._workers[pidfd]  # before it is reaped: `_end` kills those that are there
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        with suppress(ProcessLookupError, PermissionError):  # gone, or owned by another user
-            os.killpg(pid, signal.SIGKILL)  # not reaped, so its group id is still its own
         _, status = os.waitpid(pid, 0)
         self._reply({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _end(self, number: int, frame: object) -> None:
+        """Ends by the signal, after the workers with their groups."""
+        for pid in self._workers.values():
+            _kill_group(pid)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _reply(self, fields: dict[str, int]) -> None:
         self._server.send(json.dumps(fields).encode())
@@ -151,7 +163,8 @@ class Template:
         descriptor, output, errors = passed
         os.dup2(output, 1)
         os.dup2(errors, 2)
-        end_with_parent(parent)
+        signal.signal(TEMPLATE_END, signal.SIG_DFL)
+        end_with_parent(signal.SIGKILL, parent)
         os.setsid()
         _rank_before_server()
         os.close(output)
@@ -166,6 +179,12 @@ class Template:
         fields = json.loads(data)
         _set_title(f"conch worker {fields['name']}")
         return Request(fields["role"], fields["name"], descriptor)
+
+
+def _kill_group(pid: int) -> None:
+    """Kills a worker, which must not be reaped, and all processes of its group."""
+    with suppress(ProcessLookupError, PermissionError):  # gone, or owned by another user
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _rank_before_server() -> None:

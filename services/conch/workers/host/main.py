@@ -49,9 +49,9 @@ def main(arguments: Sequence[str]) -> None:
     from conch.core.process_setup import ProcessEnd, register_stack_dump
 
     end = ProcessEnd()
-    from conch.workers.host.fork_template import Template, end_with_parent
+    from conch.workers.host.fork_template import TEMPLATE_END, Template, end_with_parent
 
-    end_with_parent()
+    end_with_parent(TEMPLATE_END)
     from conch.backends.python.runtime.model_adapters import use_adapters
 
     use_adapters(adapters)
