@@ -85,6 +85,35 @@ class Piece(NamedTuple):
     parameters: Mapping[str, Parameter]
 
 
+class EchoedPrompts(Generation):
+    """The answer to a completion of no tokens: its prompts.
+
+    Raises:
+        FieldError: A prompt is no text, or log probabilities are wanted.
+    """
+
+    def __init__(self, call: GenerationCall) -> None:
+        prompts = call.fields["prompt"]
+        if not all(isinstance(each, str) for each in prompts):
+            raise FieldError("`echo` needs prompts of text, not of tokens", "prompt")
+        if call.fields.get("logprobs") is not None:
+            raise FieldError(
+                "`logprobs` can't be used with `echo`: the model has none of prompts", "logprobs"
+            )
+        texts = [prompt for prompt in prompts for _ in range(call.choices)]
+        self._deltas: list[Delta] | None = [
+            Delta(text, index, finish_reason="length") for index, text in enumerate(texts)
+        ]
+
+    async def take(self) -> Sequence[Delta] | None:
+        """All prompts, then None."""
+        deltas, self._deltas = self._deltas, None
+        return deltas
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
     """A request for embeddings.

@@ -355,6 +355,8 @@ def completion_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     _check_stream(fields)
     if fields.get("best_of", fields.get("n", 1)) != fields.get("n", 1):
         raise RequestError("`best_of` is not supported unless it is `n`", "best_of")
+    if fields.get("max_tokens") == 0 and not fields.get("echo"):
+        raise RequestError("`max_tokens` must be at least 1 unless `echo` is true, got 0", "max_tokens")
     return fields
 
 

@@ -31,8 +31,8 @@ CACHE = Path(os.environ.get("CONCH_VLLM", Path.home() / ".cache/conch-tests/vllm
 ROOT = Path(__file__).parents[3]
 WRITER = Path(__file__).parents[2] / "support" / "tiny_llama.py"
 LINKS = os.environ.get("UV_FIND_LINKS", os.environ.get("PIP_FIND_LINKS", ""))
-LONGEST = 16_384
-"""Tokens that a request can have: enough for seconds."""
+LONGEST = 131_072
+"""Tokens that a request can have: enough for minutes, also where the engine's answers are late."""
 START_S = 900.0
 """For an environment, and for the imports of three processes on a busy machine."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -64,7 +64,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not LINKS:
         pytest.skip("neither UV_FIND_LINKS nor PIP_FIND_LINKS names the folder with torch for CPUs")
     repository = tmp_path_factory.mktemp("repository")
-    engine = {"model": "weights", "enforce_eager": True, "max_model_len": LONGEST, "dtype": "float32"}
+    engine = {
+        "model": "weights",
+        "enforce_eager": True,
+        "max_model_len": LONGEST,
+        "hf_overrides": {"max_position_embeddings": LONGEST},
+        "dtype": "float32",
+        "enable_lora": True,
+        "max_lora_rank": 8,
+    }
     openai = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True, "served_model_name": "org/tiny"}
     files = {"model.json": json.dumps(engine), "openai.json": json.dumps(openai)}
     directory = write_model(repository, "tiny", PLACE, files)

@@ -74,6 +74,19 @@ def test_several_prompts_and_choices_have_their_indices(client: openai.OpenAI) -
     assert sorted(ends) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("model", ["words", "told"])
+def test_an_echo_without_tokens_is_the_prompt(client: openai.OpenAI, model: str) -> None:
+    asked: Any = {"model": model, "prompt": ["a", "b"], "n": 2, "echo": True, "max_tokens": 0}
+    ends = [(0, "a", "length"), (1, "a", "length"), (2, "b", "length"), (3, "b", "length")]
+    found = client.completions.create(**asked)
+    assert [(each.index, each.text, each.finish_reason) for each in found.choices] == ends
+    streamed = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert [(each.index, each.text, each.finish_reason) for each in streamed] == ends
+    for refused, named in (({"prompt": [1, 2]}, "prompts of text"), ({"logprobs": 1}, "`logprobs`")):
+        with pytest.raises(openai.BadRequestError, match=named):
+            client.completions.create(**{**asked, **refused})
+
+
 def test_a_chat_has_the_prompt_of_its_template(client: openai.OpenAI) -> None:
     found = client.chat.completions.create(model="gpt", messages=says("hello you"))
     assert found.choices[0].message.content == "hello you "

@@ -98,6 +98,13 @@ def test_refuses_with_the_name_of_the_field(more: dict[str, Any], param: str, te
     assert text in caught.value.message
 
 
+def test_a_completion_of_no_tokens_needs_echo() -> None:
+    assert completion_fields({**COMPLETION, "max_tokens": 0, "echo": True})["max_tokens"] == 0
+    with pytest.raises(RequestError, match="unless `echo` is true, got 0") as caught:
+        completion_fields({**COMPLETION, "max_tokens": 0})
+    assert caught.value.param == "max_tokens"
+
+
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
