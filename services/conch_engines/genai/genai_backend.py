@@ -26,6 +26,7 @@ from conch_engines.genai.engine_settings import EngineSettings
 from conch_engines.genai.model_on_disk import EMBED, GENERATE, SCORE, TASK, find_model, find_task
 from conch_engines.genai.vector_settings import VectorSettings
 from conch_engines.model_config import parameter_texts
+from conch_llm.contract import ADAPTERS
 from conch_llm.models.adapter import adapt
 from conch_llm.models.answer_parsers import Parsers
 
@@ -81,6 +82,11 @@ class GenAiBackend(PythonBasedBackend):
                 )
         else:
             VectorSettings.of(spec.parameters, task)
+        if ADAPTERS in spec.parameters:
+            raise InvalidArgumentError(
+                f"parameter '{ADAPTERS}': OpenVINO GenAI has one adapter for all requests of a batch, so none "
+                f"can be chosen by name: merge it into the weights, or use backend 'vllm'"
+            )
         find_model(spec.version_directory, spec.name, task)
         if spec.max_batch_size:
             raise InvalidArgumentError(

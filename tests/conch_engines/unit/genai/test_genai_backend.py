@@ -157,6 +157,15 @@ def test_a_parameter_is_refused(key: str, value: str) -> None:
         EngineSettings.of({key: value})
 
 
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    directory = random_model(tmp_path, CONCH_LLM_ADAPTERS="pirate")
+    with (
+        pytest.raises(conch.testing.ModelError, match="'CONCH_LLM_ADAPTERS': OpenVINO GenAI has one adapter"),
+        conch.testing.load(directory),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("files", "named"),
     [
