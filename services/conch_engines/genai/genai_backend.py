@@ -84,8 +84,8 @@ class GenAiBackend(PythonBasedBackend):
             VectorSettings.of(spec.parameters, task)
         if ADAPTERS in spec.parameters:
             raise InvalidArgumentError(
-                f"parameter '{ADAPTERS}': OpenVINO GenAI has one adapter for all requests of a batch, so none "
-                f"can be chosen by name: merge it into the weights, or use backend 'vllm'"
+                f"parameter '{ADAPTERS}': OpenVINO GenAI has one adapter for all requests of a batch, so "
+                f"none can be chosen by name: merge it into the weights, or use backend 'vllm'"
             )
         find_model(spec.version_directory, spec.name, task)
         if spec.max_batch_size:
