@@ -1,19 +1,26 @@
-"""Writes a random llama of 340 k parameters as a Hugging Face folder; runs where transformers is installed.
+"""Writes a random llama of 340 k parameters as a Hugging Face folder, with a LoRA adapter in `adapter`.
+
+Runs where transformers is installed.
 
 Arguments: the folder. The tokenizer is a byte-level BPE, trained on the sources of the standard library.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import sysconfig
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 2000
+HIDDEN = 64
+LAYERS = 2
+RANK = 8
 CHAT = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -41,9 +48,9 @@ def write(folder: Path) -> None:
     fast.save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=64,
+        hidden_size=HIDDEN,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=LAYERS,
         num_attention_heads=2,  # heads of 32: vLLM on a CPU takes none of 16
         num_key_value_heads=1,
         max_position_embeddings=16384,
@@ -52,6 +59,26 @@ def write(folder: Path) -> None:
         tie_word_embeddings=False,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    write_adapter(folder / "adapter")
+
+
+def write_adapter(folder: Path) -> None:
+    """Writes an adapter that changes every answer."""
+    folder.mkdir(exist_ok=True)
+    weights = {}
+    for layer in range(LAYERS):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        weights[f"{name}.lora_A.weight"] = torch.randn(RANK, HIDDEN)
+        weights[f"{name}.lora_B.weight"] = torch.randn(HIDDEN, RANK)
+    save_file(weights, folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": 16,
+        "target_modules": ["q_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
 if __name__ == "__main__":

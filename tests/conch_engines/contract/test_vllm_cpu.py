@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 from tests.support.metrics import of_model, scrape
 from tests.support.servers import ServerProcess, client_of, eventually, started, write_model
@@ -48,6 +49,9 @@ backend: "vllm"
 parameters { key: "CONCH_ENV_VLLM_CPU_KVCACHE_SPACE" value { string_value: "1" } }
 parameters { key: "CONCH_ENV_HF_HUB_OFFLINE" value { string_value: "1" } }
 """
+TWO_CORES = """
+parameters { key: "CONCH_ENV_VLLM_CPU_OMP_THREADS_BIND" value { string_value: "0|1" } }
+"""
 
 
 def project() -> str:
@@ -70,13 +74,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "max_model_len": LONGEST,
         "hf_overrides": {"max_position_embeddings": LONGEST},
         "dtype": "float32",
-        "enable_lora": True,
-        "max_lora_rank": 8,
     }
     openai = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True, "served_model_name": "org/tiny"}
-    files = {"model.json": json.dumps(engine), "openai.json": json.dumps(openai)}
-    directory = write_model(repository, "tiny", PLACE, files)
-    (directory / "pyproject.toml").write_text(project())
+    adapted = {"model.json": json.dumps({**engine, "enable_lora": True}), "openai.json": json.dumps(openai)}
+    adapted["multi_lora.json"] = json.dumps({"pirate": "weights/adapter"})
+    split = {"model.json": json.dumps({**engine, "tensor_parallel_size": 2})}
+    for name, config, files in (("tiny", PLACE, adapted), ("split", PLACE + TWO_CORES, split)):
+        directory = write_model(repository, name, config, files)
+        (directory / "pyproject.toml").write_text(project())
     return repository
 
 
@@ -92,19 +97,19 @@ def server(repository: Path) -> Iterator[ServerProcess]:
     ]
     with started(*flags, environment={"UV_FIND_LINKS": LINKS}) as server:
         server.wait_ready()
-        weights = repository / "tiny" / "1" / "weights"
-        if not (CACHE / "tiny" / "model.safetensors").is_file():
+        if not (CACHE / "tiny" / "adapter" / "adapter_config.json").is_file():
             # The first load makes the environment, and fails for lack of weights.
             with client_of(server) as client, pytest.raises(Exception, match="vLLM can't start the engine"):
                 client.load_model("tiny", client_timeout=START_S)
             (python,) = (CACHE / "environments").glob("built-*/env/bin/python")
             subprocess.run([python, WRITER, CACHE / "tiny"], check=True, capture_output=True)
-        weights.symlink_to(CACHE / "tiny")
+        for model in ("tiny", "split"):
+            (repository / model / "1" / "weights").symlink_to(CACHE / "tiny")
         with client_of(server) as client:
             client.load_model("tiny", client_timeout=START_S)
         yield server
-        code = server.stop()
-        assert code == 0, server.errors
+        if server.process.poll() is None:  # the last test kills it
+            assert server.stop() == 0, server.errors
 
 
 def native(server: ServerProcess, route: str, **body: Any) -> list[Said]:
@@ -200,6 +205,16 @@ def test_openai_client(server: ServerProcess) -> None:
         assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
         several = client.completions.create(model="tiny", prompt=["a", "b"], n=2, max_tokens=2, seed=1)
         assert [each.index for each in several.choices] == [0, 1, 2, 3]
+        adapted = client.completions.create(model="pirate", prompt="import os", max_tokens=4, temperature=0)
+        plain = client.completions.create(model="tiny", prompt="import os", max_tokens=4, temperature=0)
+        assert adapted.choices[0].text != plain.choices[0].text
+        assert listed["pirate"].model_dump()["parent"] == "tiny"
+        answered = client.responses.create(model="tiny", input="a", max_output_tokens=16, temperature=0)
+        with client.responses.stream(
+            model="tiny", input="a", max_output_tokens=16, temperature=0
+        ) as answering:
+            assert answering.get_final_response().output_text == answered.output_text
+        assert answered.output_text
         with pytest.raises(openai.BadRequestError, match=r"(?i)temperature"):
             client.chat.completions.create(model="tiny", **{**asked, "temperature": -1})
         with pytest.raises(openai.NotFoundError, match="The model `other` does not exist"):
@@ -213,20 +228,21 @@ def test_openai_client(server: ServerProcess) -> None:
 
 
 def test_a_named_tool(server: ServerProcess) -> None:
-    (said,) = native(
-        server,
-        CHAT,
-        messages=[{"role": "user", "content": "hi"}],
-        temperature=1.5,  # the most likely of the allowed tokens is white space, for ever
-        seed=1,
-        max_tokens=3000,
-        tools=[TOOL],
-        tool_choice={"type": "function", "function": {"name": "f"}},
-    )
-    assert said.parameters[STATUS] == 200, said.text
-    message = json.loads(said.text)["choices"][0]["message"]
-    (call,) = message["tool_calls"]
-    assert call["function"]["name"] == "f" and json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+    url = f"http://{server.http_address}/v1"
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "temperature": 1.5,  # the most likely of the allowed tokens is white space, for ever
+        "seed": 1,
+        "max_tokens": 3000,
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+    }
+    with closing(openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=RESPONSE_S)) as client:
+        (choice,) = client.chat.completions.create(model="tiny", **asked).choices
+    assert choice.message.tool_calls is not None
+    (call,) = choice.message.tool_calls
+    assert call.type == "function" and call.function.name == "f"
+    assert json.loads(call.function.arguments) == {"city": "Rome"}
 
 
 def running(server: ServerProcess) -> float | None:
@@ -288,20 +304,29 @@ def test_the_death_of_the_engine(server: ServerProcess) -> None:
         eventually(lambda: client.is_model_ready("tiny"), "another worker serves", START_S)
         assert engine_process(server) != engine
         assert ask(server, "tiny", text_input="a", sampling_parameters=sampled())[0].text
-    # Here, as processes that began in this test have to end in it.
-    assert server.stop() == 0, server.errors
+        # Here, as processes that began in this test have to end in it.
+        client.unload_model("tiny")
+        eventually(lambda: not engines_of(server), "the engine has ended")
+
+
+def test_the_death_of_the_server(server: ServerProcess) -> None:
+    """Two workers share a model, and all processes end with a server that is killed."""
+    with client_of(server) as client:
+        client.load_model("split", client_timeout=START_S)
+    assert ask(server, "split", text_input="a", sampling_parameters=sampled())[0].text
+    left = psutil.Process(server.process.pid).children(recursive=True)
+    assert sum(process.name().startswith("VLLM::Worker") for process in left) == 2
+    server.kill()
+    eventually(lambda: not any(process.is_running() for process in left), "they have ended")
 
 
 def engine_process(server: ServerProcess) -> int:
     """The only process of vLLM's engine below the server."""
-    table = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,comm="], check=True, capture_output=True, text=True
-    ).stdout
-    rows = [line.split(None, 2) for line in table.splitlines()]
-    below = {server.process.pid}
-    for _ in rows:
-        below |= {int(pid) for pid, parent, _ in rows if int(parent) in below}
-    (engine,) = [
-        int(pid) for pid, _, name in rows if int(pid) in below and name.startswith("VLLM::EngineCor")
-    ]
+    (engine,) = engines_of(server)
     return engine
+
+
+def engines_of(server: ServerProcess) -> list[int]:
+    """The processes of vLLM's engines."""
+    below = psutil.Process(server.process.pid).children(recursive=True)
+    return [process.pid for process in below if process.name().startswith("VLLM::EngineCor")]
