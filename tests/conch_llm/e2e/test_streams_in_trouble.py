@@ -89,8 +89,8 @@ async def clients_close_their_half(scene: Scene) -> None:
 
 
 async def a_client_reads_slowly(scene: Scene) -> None:
-    """One for each way, a byte a second; the models make more than all buffers hold."""
-    slow = [scene.stream(*way, f"slow{number}", count=200, width=1 << 16) for number, way in enumerate(WAYS)]
+    """One for each way, a byte a second: fewer words than others get, but more than all buffers hold."""
+    slow = [scene.stream(*way, f"slow{number}", count=20, width=1 << 20) for number, way in enumerate(WAYS)]
     ended = asyncio.Event()
 
     async def read_slowly(stream: TokenStream) -> None:
@@ -98,11 +98,14 @@ async def a_client_reads_slowly(scene: Scene) -> None:
         while not ended.is_set():
             await stream.read(1)
             await asyncio.wait({asyncio.ensure_future(ended.wait())}, timeout=1)
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         await stream.read_all()
 
     reading = [asyncio.ensure_future(read_slowly(stream)) for stream in slow]
+    names = {stream.name for stream in slow}
+    await asyncio.to_thread(eventually, lambda: names <= scene.running(), "they are answered")
     await scene.release()
-    assert {stream.name for stream in slow} <= scene.running(), "the models wait for them"
+    assert names <= scene.running(), "the models wait for them"
     ended.set()
     await asyncio.gather(*reading)
     scene.whole += slow
