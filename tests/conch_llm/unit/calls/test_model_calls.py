@@ -166,7 +166,7 @@ def test_native_answers_have_the_status_of_their_first_piece() -> None:
         request.respond(None)
 
     async def use(calls: ModelCalls) -> None:
-        answer = await calls.native(model, CHAT, b'{"a": 1}', "id", Caller())
+        answer = await calls.native(model, CHAT, b'{"a": 1}', "id", Caller(), {"a": 1})
         pieces = []
         while (piece := await answer.take()) is not None:
             pieces.append(piece)
