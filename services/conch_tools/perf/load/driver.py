@@ -22,6 +22,7 @@ from conch_tools.perf.load.recorder import Recorder
 _LONGEST_WAIT_NS = 100_000_000
 _RETRY_NS = 100_000_000
 _FINE_NS = 5_000_000
+_PARKED_NS = 1_000_000  # between looks at connections that take no call
 
 
 class Driver:
@@ -71,7 +72,7 @@ class Driver:
                     self._begin(slot, now)
             wait_ns = min(end_ns - now, _LONGEST_WAIT_NS)
             if self._parked:
-                wait_ns = min(wait_ns, max(self._retry_ns - now, 0))
+                wait_ns = min(wait_ns, max(self._retry_ns - now, _PARKED_NS))
             self._round(wait_ns)
         self._close()
 
@@ -114,6 +115,8 @@ class Driver:
 
     def _begin(self, slot: int, now_ns: int) -> None:
         client = self._client(slot % self._most, now_ns)
+        if client is not None and not client.can_send:
+            client = self._free(now_ns)
         if client is None or not client.can_send:
             self._parked.append(slot)
             return
@@ -190,7 +193,8 @@ class Driver:
             now = monotonic_ns()
             if events & ~select.EPOLLOUT:
                 client.read(now)
-            self._dirty[descriptor] = client
+            if not client.lost:  # of a lost one the descriptor may already be its successor's
+                self._dirty[descriptor] = client
         self._flush()
         for _, client in [each for each in self._clients.values() if each[1].lost and not each[1].in_flight]:
             self._drop(client)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ssl
 import struct
 from collections.abc import Iterable
+from time import monotonic_ns
 from urllib.parse import unquote
 
 from conch.frontends.grpc.http2.connection import Http2Connection
@@ -21,7 +22,7 @@ from conch.frontends.grpc.http2.events import (
     StreamReset,
     TrailersReceived,
 )
-from conch.frontends.grpc.http2.frames import ErrorCode
+from conch.frontends.grpc.http2.frames import MOST_STREAM_ID, ErrorCode
 from conch.frontends.grpc.http2.hpack import HeaderList
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.protocol import inference_pb2
@@ -85,7 +86,6 @@ class Http2Client:
         self, endpoint: Endpoint, path: str, bidirectional: bool, decoupled: bool, ended: Ended
     ) -> None:
         self._socket = endpoint.connect(_CONNECT_S)
-        self._socket.setblocking(False)
         self._ended = ended
         self._bidirectional = bidirectional
         self._decoupled = decoupled
@@ -104,8 +104,32 @@ class Http2Client:
         self._streams: dict[int, _Open] = {}
         self._slots: dict[int, int] = {}  # the stream of a slot
         self._unsent: list[memoryview] = []
+        self._goes_away = False
         self.in_flight = 0
         self.lost = False
+        try:
+            self._await_settings()
+        except BaseException:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+
+    def _await_settings(self) -> None:
+        """Waits for the peer's limits: streams above its number would be refused.
+
+        Raises:
+            OSError: The peer is gone, or does not speak HTTP/2.
+        """
+        connection = self._connection
+        for part in connection.take_output():
+            self._socket.sendall(part)
+        while not connection.established:
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                raise ConnectionResetError(LOST)
+            self._handle(connection.receive(data, monotonic_ns()), 0)
+            if self.lost:
+                raise ConnectionResetError("the peer speaks no HTTP/2")
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -206,13 +230,15 @@ class Http2Client:
                 if event.end_stream:
                     self._finish(event.stream_id, event.headers, now_ns)
             elif type(event) is StreamReset:
-                self._drop(event.stream_id, STREAM_ERROR, now_ns)
+                self._drop(event.stream_id, _reset_error(event.code), now_ns)
             elif type(event) is GoAwayReceived:
                 for stream_id in [each for each in self._streams if each > event.last_stream_id]:
                     self._drop(stream_id, LOST, now_ns)
-                self.lost = self.lost or not self._streams
+                self._goes_away = True
             elif type(event) is ConnectionClosed:
                 self.fail(f"protocol error: {event.text}", now_ns)
+        if (self._goes_away or self._connection.last_stream_id >= MOST_STREAM_ID) and not self._streams:
+            self.lost = True
 
     def _data(self, event: DataReceived, now_ns: int) -> None:
         size = event.end - event.start
@@ -278,6 +304,11 @@ class Http2Client:
     def _end(self, call: Call, error: str, now_ns: int) -> None:
         self.in_flight -= 1
         self._ended.call_ended(call, error, now_ns)
+
+
+def _reset_error(code: int) -> str:
+    known = code in ErrorCode.__members__.values()
+    return f"stream reset: {ErrorCode(code).name if known else code}"
 
 
 def _read_stream_response(body: bytes, decoupled: bool) -> tuple[str, bool, bool]:

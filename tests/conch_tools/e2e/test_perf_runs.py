@@ -1,0 +1,46 @@
+"""conch perf against conch: what it counts is what the server counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.servers import copy_example, serving
+
+from conch_tools import perf_command
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "flags"),
+    [
+        ("http", ["-c", "8"]),
+        ("grpc", ["-c", "8"]),
+        ("grpc", ["-c", "4", "--stream"]),
+        ("grpc", ["--rate", "50", "--distribution", "poisson"]),
+        ("http", ["--rate", "50"]),
+    ],
+    ids=["http", "grpc", "stream", "poisson", "http-rate"],
+)
+def test_counts_what_the_server_counts(
+    scheme: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_example(tmp_path, "simple")
+    with serving(tmp_path, flags=["--http-port=0"]) as server:
+        address = server.http_address if scheme == "http" else server.address
+        arguments = ["simple", "-u", f"{scheme}://{address}", "--duration", "2", "--warmup", "0", "--json"]
+        assert perf_command.run([*arguments, "--processes", "2", *flags]) == perf_command.DONE
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    slices = point["slices"]
+    answered, sent = (sum(one[name] for one in slices) for name in ("answered", "sent"))
+    assert not any(one["errors"] for one in slices)
+    # At the end of the load each slot has a request without an answer; one sent after it is not counted.
+    in_flight = 8 if "-c" in flags else 0
+    requests = point["server"]["requests"]
+    assert 0 < answered <= requests <= sent + in_flight
+    assert answered <= sent <= answered + (in_flight or sent)
+    assert point["generator"]["cpu_s"] > 0
+    if "--rate" in flags:
+        assert sent == (100 if scheme == "http" else pytest.approx(100, abs=60))
