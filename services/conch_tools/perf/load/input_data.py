@@ -140,6 +140,8 @@ def read_files(
         entries = found.get("data") if isinstance(found, dict) else None
         if not isinstance(entries, list) or not entries:
             raise DataError(f"{path}: there is no list 'data' with entries")
+        if "validation_data" in found:
+            raise DataError(f"{path}: outputs are not compared: remove 'validation_data'")
         for number, entry in enumerate(entries):
             steps = entry if isinstance(entry, list) else [entry]
             streams.append(
