@@ -51,6 +51,7 @@ class OpenAiCall:
         self.request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         self.model = ""
         self.body = b""
+        self._fields: Mapping[str, Any] = {}
         header = (b"x-request-id", self.request_id.encode())
         exchange.extra_headers = [*(exchange.extra_headers or ()), header]
 
@@ -81,6 +82,7 @@ class OpenAiCall:
             raise RequestError(f"The body is not valid JSON: {error}", None, "json_invalid") from None
         if not isinstance(found, dict):
             raise RequestError("The body must be a JSON object", None, "json_invalid")
+        self._fields = found
         return found
 
     def respond(self, status: int, headers: Headers, body: Body = b"", closes: bool = False) -> None:
@@ -95,7 +97,7 @@ class OpenAiCall:
     def fail(self, error: ConchError) -> None:
         """Sends an error, unless the response has begun."""
         if not self.exchange.began:
-            self.respond(*openai_error(error))
+            self.respond(*openai_error(error, self._fields))
 
     def counted(self, status: int) -> None:
         """Counts the response."""

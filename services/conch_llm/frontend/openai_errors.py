@@ -5,6 +5,8 @@ The `openai` client tries 408, 409, 429 and 5xx again, unless ``x-should-retry``
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import orjson
@@ -30,6 +32,7 @@ from conch.frontends.http.http_exchange import Reply
 from conch.frontends.http.json_body import JSON
 from conch_llm.calls.generation import FieldError
 
+_NAMED = re.compile(r"([a-z_]+)[a-z_.\[\]\d]*: ")  # the field that an engine's error begins with
 _RETRY_AFTER_MS = 1000  # unless the error knows better
 _TOO_LONG = "This model's maximum context length is"
 
@@ -104,8 +107,8 @@ def status_of(error: ConchError) -> int:
     return _form(error).status
 
 
-def error_object(error: ConchError) -> dict[str, Any]:
-    """The JSON object of an error, in a response or in an event."""
+def error_object(error: ConchError, fields: Container[str] = ()) -> dict[str, Any]:
+    """The JSON object of an error, in a response or in an event; `fields` are those of the request."""
     form = _form(error)
     code = form.code
     if code is None and error.message.startswith(_TOO_LONG):
@@ -113,11 +116,13 @@ def error_object(error: ConchError) -> dict[str, Any]:
     param = None
     if isinstance(error, RequestError | FieldError):
         param, code = error.param, error.error_code or code
+    elif form is _BAD_REQUEST and (named := _NAMED.match(error.message)) and named[1] in fields:
+        param = named[1]
     return {"error": {"message": error.message, "type": form.type, "param": param, "code": code}}
 
 
-def openai_error(error: ConchError) -> Reply:
-    """The response of an error."""
+def openai_error(error: ConchError, fields: Container[str] = ()) -> Reply:
+    """The response of an error; `fields` are those of the request."""
     form = _form(error)
     headers = [JSON]
     if form.status == 401:
@@ -132,7 +137,7 @@ def openai_error(error: ConchError) -> Reply:
     elif form.status == 500:
         headers.append((b"x-should-retry", b"false"))  # the model fails again
     closes = isinstance(error, ExitingError | UnreadBodyError)
-    return Reply(form.status, headers, orjson.dumps(error_object(error)), closes)
+    return Reply(form.status, headers, orjson.dumps(error_object(error, fields)), closes)
 
 
 def _form(error: ConchError) -> _Form:

@@ -48,6 +48,21 @@ def test_each_error_has_its_form(error: ConchError, status: int, kind: str, code
     assert headers.get(b"x-should-retry") == {429: b"true", 503: b"true", 500: b"false"}.get(status)
 
 
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("stop_token_ids: must be a list of tokens", "stop_token_ids"),
+        ("messages[2].tool_calls: is malformed", "messages"),
+        ("lora_name: the model has no such adapter", None),
+        ("messages must be a list", None),
+    ],
+)
+def test_an_engine_s_error_names_the_field_that_it_begins_with(message: str, param: str | None) -> None:
+    reply = openai_error(errors.InvalidArgumentError(message), {"stop_token_ids": 1, "messages": []})
+    assert isinstance(reply.body, bytes)
+    assert json.loads(reply.body)["error"]["param"] == param
+
+
 def test_the_time_to_wait_is_rounded_up_to_seconds() -> None:
     error = errors.ResourceExhaustedError("a")
     error.retry_after_ms = 1_001
