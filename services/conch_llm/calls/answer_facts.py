@@ -66,7 +66,7 @@ class AnswerFacts(Generic[T_contra]):
         self._complete()
         if self._first_ns:
             seconds = (self._first_ns - request.received_ns) / 1e9
-            found["gen_ai.latency.time_to_first_token"] = round(seconds, 6)
+            found["gen_ai.response.time_to_first_chunk"] = round(seconds, 6)
         for name, count in self._usage.items():
             found[f"gen_ai.usage.{name}"] = count
         if self._reasons:

@@ -201,4 +201,4 @@ async def _whole(call: OpenAiCall, generation: Generation, answer: WholeAnswer, 
 
 
 def _count(call: OpenAiCall, usage: Usage) -> None:
-    call.metrics.tokens(call.model, usage.prompt_tokens, usage.completion_tokens)
+    call.metrics.tokens(call.model, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

@@ -31,6 +31,9 @@ _GAP = Family(
 )
 _PROMPT = Family("conch_llm_prompt_tokens_total", "counter", "Tokens of prompts, as models count them")
 _GENERATED = Family("conch_llm_generation_tokens_total", "counter", "Tokens of answers, as models count them")
+_CACHED = Family(
+    "conch_llm_cached_tokens_total", "counter", "Tokens of prompts that were found in a prefix cache"
+)
 _CANCELLED = Family("conch_llm_cancelled_total", "counter", "Answers that ended early, by reason")
 
 DISCONNECT = "disconnect"
@@ -71,6 +74,7 @@ class LlmMetrics:
         self._cancelled: dict[tuple[str, str], int] = {}
         self._prompt: dict[str, int] = {}
         self._generated: dict[str, int] = {}
+        self._cached: dict[str, int] = {}
         self._first = _Histogram(_FIRST, _FIRST_TOKEN_S)
         self._gaps = _Histogram(_GAP, _GAPS_S)
 
@@ -87,10 +91,11 @@ class LlmMetrics:
         """Counts the time between two tokens."""
         self._gaps.add(model, seconds)
 
-    def tokens(self, model: str, prompt: int, generated: int) -> None:
+    def tokens(self, model: str, prompt: int, generated: int, cached: int) -> None:
         """Counts the tokens of an answer."""
         self._prompt[model] = self._prompt.get(model, 0) + prompt
         self._generated[model] = self._generated.get(model, 0) + generated
+        self._cached[model] = self._cached.get(model, 0) + cached
 
     def cancelled(self, model: str, reason: str) -> None:
         """Counts an answer that ended early."""
@@ -112,6 +117,7 @@ class LlmMetrics:
             self._gaps.samples(),
             (_PROMPT, _by_model(_PROMPT, self._prompt)),
             (_GENERATED, _by_model(_GENERATED, self._generated)),
+            (_CACHED, _by_model(_CACHED, self._cached)),
             (_CANCELLED, cancelled),
         ]
 

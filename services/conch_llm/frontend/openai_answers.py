@@ -86,6 +86,11 @@ class Usage:
         """Tokens of all prompts; 0 if they are not counted."""
         return self._prompt or 0
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of prompts that were found in a prefix cache; 0 if they are not counted."""
+        return self._cached or 0
+
     def add(self, delta: Delta) -> None:
         """Counts a delta."""
         self.completion_tokens += delta.tokens

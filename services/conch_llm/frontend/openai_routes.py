@@ -51,7 +51,6 @@ from conch_llm.frontend.openai_errors import (
     UnknownPathError,
     WrongMethodError,
     error_object,
-    openai_error,
 )
 from conch_llm.frontend.request_fields import MODEL
 from conch_llm.frontend.request_fields import checked as checked_fields
@@ -133,8 +132,8 @@ class OpenAiHandler:
         route = self._routes.get(path) or self._model_route(path, exchange.method)
         if route is None:
             if ours:
-                error = UnknownPathError(f"Unknown request URL: {exchange.method} {exchange.path}")
-                exchange.respond(*openai_error(error))
+                call = OpenAiCall(exchange, "unknown", self._metrics, self._api.pools, self._api.most_bytes)
+                call.fail(UnknownPathError(f"Unknown request URL: {exchange.method} {exchange.path}"))
             else:
                 exchange.respond(*NOT_FOUND)
             return None

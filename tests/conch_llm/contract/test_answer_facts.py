@@ -69,10 +69,10 @@ def test_answers_are_described_by_their_genai_attributes(tmp_path: Path) -> None
             "gen_ai.usage.cache_read.input_tokens": 1,
         }
         found = {name: value for name, value in line.items() if name.startswith("gen_ai.")}
-        assert 0 < found.pop("gen_ai.latency.time_to_first_token") < WAIT_S
+        assert 0 < found.pop("gen_ai.response.time_to_first_chunk") < WAIT_S
         assert found == expected
         assert span["gen_ai.usage.output_tokens"].int_value == 2
         reasons = span["gen_ai.response.finish_reasons"].array_value.values
         assert [each.string_value for each in reasons] == ["stop"]
-        assert span["gen_ai.latency.time_to_first_token"].double_value > 0
+        assert span["gen_ai.response.time_to_first_chunk"].double_value > 0
         assert MESSAGES[0]["content"] not in str(line)
