@@ -207,7 +207,7 @@ def test_tokens_of_a_model_with_a_tokenizer(http: httpx.Client) -> None:
     chat = {"model": "words", "messages": [{"role": "user", "content": "you"}]}
     assert http.post("/tokenize", json=chat).json()["tokens"] == [2]
     refused = http.post("/detokenize", json={"model": "words", "tokens": [9]})
-    check_error(refused, 400, "invalid_request_error", None)
+    check_error(refused, 400, "invalid_request_error", None, "tokens")
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions", "/tokenize", "/v2/rerank"])
