@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from conch.backends import backend_names
 from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
 from conch.frontends.http.http_loop import Listener, LoopThread
+from conch.frontends.http.http_pools import Pools
 from conch.frontends.thread_pool import ThreadPool
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.parts.server_part import PartContext, Port, ServerPart
@@ -59,10 +61,12 @@ class ConsolePort(Port):
             context.services.traces,
         )
         self._options = options
+        self._context = context
         self._thread = LoopThread("conch-console")
         self._lines = LogRing()
         self._reading = ThreadPool(_READING_THREADS, "conch-console-read")
         self._changing = ThreadPool(_CHANGING_THREADS, "conch-console-change")
+        self._pools = Pools()
         self._gpus = open_gpus()
         sampling = TraceSampling(traces)
         rules = Rules(context.control, context.get_backend, tuple(sorted(backend_names())))
@@ -83,6 +87,7 @@ class ConsolePort(Port):
             logs=self._lines,
             traces=context.ring,
             infer=TryRoute(core, self._reading, options.max_input_bytes),
+            chat=None,
             reading=self._reading,
             changing=self._changing,
         )
@@ -96,9 +101,10 @@ class ConsolePort(Port):
         """
         options = self._options
         tls = None if options.tls is None else options.tls.context()
+        chat = self._context.chat_route(self._pools, options.max_input_bytes)  # of a part behind this one
         self._lines.install()
         self._listener = self._thread.listen(
-            ConsoleApp(self._parts),
+            ConsoleApp(replace(self._parts, chat=chat)),
             options.address.strip("[]"),
             options.port,
             tls,
@@ -115,6 +121,7 @@ class ConsolePort(Port):
             ended, self._listener = self._listener.close(grace_s), None
         for pool in (self._reading, self._changing):
             ended = pool.close(max(end - time.monotonic(), 0.0)) and ended
+        ended = self._pools.close(lambda: max(end - time.monotonic(), 0.0)) and ended
         self._thread.stop()
         self._lines.remove()
         if self._gpus is not None:

@@ -16,7 +16,8 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from conch.access.principals import EVERY_MODEL
-from conch.core.errors import ConchError, InvalidArgumentError, as_conch_error
+from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError, as_conch_error
+from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.flow_control import UnreadBodyError
 from conch.frontends.http.http_exchange import Headers, HttpExchange, Reply
 from conch.frontends.http.http_pools import result_of
@@ -72,6 +73,7 @@ class ConsoleParts:
     logs: LogRing
     traces: TraceRing
     infer: TryRoute
+    chat: ChatRoute | None
     reading: ThreadPool
     changing: ThreadPool
 
@@ -141,6 +143,8 @@ class ConsoleRoutes:
             self._route(
                 f"{_MODEL}(?:/versions/(?P<version>[0-9]+))?/infer", Need.INFER, "infer", POST=self._infer
             ),
+            self._route("/api/chat", Need.READ, GET=self._chat_models),
+            self._route(f"{_MODEL}/chat", Need.INFER, "infer", POST=self._chat),
             self._route("/(?P<file>[a-zA-Z0-9_./-]*)", Need.NOTHING, GET=self._file, HEAD=self._file),
         ]
 
@@ -231,6 +235,15 @@ class ConsoleRoutes:
 
     async def _infer(self, exchange: HttpExchange, user: User, model: str, version: str) -> None:
         await self._parts.infer(exchange, user.grant.name, model, version)
+
+    async def _chat_models(self, exchange: HttpExchange, user: User) -> Reply:
+        chat = self._parts.chat
+        return json_reply({"models": [each._asdict() for each in chat.models()] if chat else []})
+
+    async def _chat(self, exchange: HttpExchange, user: User, model: str) -> None:
+        if self._parts.chat is None:
+            raise UnsupportedError("this server has no chats: it serves no routes of OpenAI")
+        await self._parts.chat.answer(exchange, model)
 
     async def _live(self, exchange: HttpExchange, user: User) -> None:
         """Streams to one viewer until it leaves, falls behind, may not read any more, or the server stops."""

@@ -52,11 +52,13 @@ class LlmOptions(AddOnOptions):
 
     Attributes:
         metrics: Counts what the routes do.
+        routes: Settings of the routes.
         port: Options of the further port; None for none.
         keys: Whether clients need an API key.
     """
 
     metrics: LlmMetrics
+    routes: OpenAiSettings
     port: HttpOptions | None = None
     keys: bool = False
 
@@ -181,7 +183,8 @@ class LlmSettings(AddOnSettings):
                 f"out"
             )
         metrics = LlmMetrics()
-        routes = OpenAiRoutes(self._routes(keys), metrics)
+        given = self._routes(keys)
+        routes = OpenAiRoutes(given, metrics)
         port = None
         if self.port:
             port = replace(
@@ -193,7 +196,7 @@ class LlmSettings(AddOnSettings):
             port = replace(port, restrictions={**port.restrictions, **self.restrictions})
         if options.http is not None and rest:
             options = replace(options, http=replace(options.http, further=routes))
-        added = LlmOptions(metrics, port, bool(keys))
+        added = LlmOptions(metrics, given, port, bool(keys))
         return replace(options, add_ons={**options.add_ons, "llm": added})
 
     def _keys(self) -> tuple[str, ...]:

@@ -30,8 +30,10 @@ from conch.core.backend import Backend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_state import ServerState
+from conch.frontends.http.chat_route import ChatRoute
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.http_pools import Pools
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.observability.metrics.exemplars import Exemplars
@@ -94,6 +96,11 @@ class PartContext:
         """The open ports and sockets of all parts."""
         return [each for part in self.parts for each in part.endpoints()]
 
+    def chat_route(self, pools: Pools, most_bytes: int) -> ChatRoute | None:
+        """The chats of the part that has some; None without one. Called once all parts are made."""
+        found = (part.chat_route(pools, most_bytes) for part in self.parts)
+        return next(filter(None, found), None)
+
     def url(self, service: str) -> str:
         """The address of a service for clients on this machine; empty while it is not open."""
         return next((each.url for each in self.endpoints() if each.service == service), "")
@@ -130,6 +137,18 @@ class ServerPart(ABC):
     def families(self) -> Sequence[tuple[Family, list[str]]]:
         """Its metrics and their samples."""
         return ()
+
+    def chat_route(self, pools: Pools, most_bytes: int) -> ChatRoute | None:
+        """Chats with models, for the page of another part, on that part's event loop.
+
+        Args:
+            pools: Threads of the other part.
+            most_bytes: Largest body.
+
+        Returns:
+            None if this part has no chats.
+        """
+        return None
 
     def refuse_changes(self) -> None:
         """Refuses loads and unloads from now on, as the server stops."""

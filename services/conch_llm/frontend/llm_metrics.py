@@ -1,11 +1,12 @@
 """Metrics of OpenAI's routes.
 
-Threads and locks: the event loop counts, the metrics port reads; the dicts only grow, and one copy of their
-items is atomic.
+Threads and locks: the event loops of ports count, each under the lock; the metrics port reads. The dicts only
+grow, and one copy of their items is atomic.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
@@ -70,6 +71,7 @@ class LlmMetrics:
     """Counts what OpenAI's routes do."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._requests: dict[tuple[str, str, int], int] = {}
         self._cancelled: dict[tuple[str, str], int] = {}
         self._prompt: dict[str, int] = {}
@@ -81,25 +83,30 @@ class LlmMetrics:
     def answered(self, route: str, model: str, status: int) -> None:
         """Counts a request; `model` is empty for a name that no model has."""
         key = (route, model, status)
-        self._requests[key] = self._requests.get(key, 0) + 1
+        with self._lock:
+            self._requests[key] = self._requests.get(key, 0) + 1
 
     def first_token(self, model: str, seconds: float) -> None:
         """Counts an answer's first token."""
-        self._first.add(model, seconds)
+        with self._lock:
+            self._first.add(model, seconds)
 
     def gap(self, model: str, seconds: float) -> None:
         """Counts the time between two tokens."""
-        self._gaps.add(model, seconds)
+        with self._lock:
+            self._gaps.add(model, seconds)
 
     def tokens(self, model: str, prompt: int, generated: int, cached: int) -> None:
         """Counts the tokens of an answer."""
-        self._prompt[model] = self._prompt.get(model, 0) + prompt
-        self._generated[model] = self._generated.get(model, 0) + generated
-        self._cached[model] = self._cached.get(model, 0) + cached
+        with self._lock:
+            self._prompt[model] = self._prompt.get(model, 0) + prompt
+            self._generated[model] = self._generated.get(model, 0) + generated
+            self._cached[model] = self._cached.get(model, 0) + cached
 
     def cancelled(self, model: str, reason: str) -> None:
         """Counts an answer that ended early."""
-        self._cancelled[model, reason] = self._cancelled.get((model, reason), 0) + 1
+        with self._lock:
+            self._cancelled[model, reason] = self._cancelled.get((model, reason), 0) + 1
 
     def families(self) -> Sequence[tuple[Family, list[str]]]:
         """All families and their samples."""

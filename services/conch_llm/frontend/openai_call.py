@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import orjson
 
-from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.frontends.http.flow_control import MOST_CHUNKS, Body, TooManyChunksError
-from conch.frontends.http.http_exchange import Headers, HttpExchange
+from conch.frontends.http.http_exchange import ClientDisconnectError, Headers, HttpExchange
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.json_body import JSON, parsed
 from conch_llm.frontend.llm_metrics import LlmMetrics
 from conch_llm.frontend.openai_answers import encoded
 from conch_llm.frontend.openai_errors import RequestError, TooLargeError, openai_error
+
+log = logging.getLogger(__name__)
 
 _QUICK_BYTES = 256 << 10  # parsed on the event loop, in less than a millisecond
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -54,6 +57,19 @@ class OpenAiCall:
         self._fields: Mapping[str, Any] = {}
         header = (b"x-request-id", self.request_id.encode())
         exchange.extra_headers = [*(exchange.extra_headers or ()), header]
+
+    async def run(self, work: Awaitable[None]) -> None:
+        """Waits for what answers the request; sends its error if there is one."""
+        try:
+            await work
+        except ClientDisconnectError:
+            pass
+        except ConchError as error:
+            self.fail(error)
+        except Exception as error:  # boundary: a handler
+            exchange = self.exchange
+            log.error("%s %s could not be answered", exchange.method, exchange.path, exc_info=error)
+            self.fail(InternalError("the request could not be answered"))
 
     async def read(self) -> Mapping[str, Any]:
         """The body as a JSON object.

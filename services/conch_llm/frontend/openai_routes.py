@@ -8,8 +8,6 @@ Threads and locks: event loop only.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +15,15 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from conch.access.principals import ANY, CONTROLS, INFERS, OPEN, Roles
-from conch.core.errors import ConchError, InternalError, PermissionDeniedError, UnavailableError
+from conch.core.errors import ConchError, PermissionDeniedError, UnavailableError
 from conch.frontends.http.cors import cross_origin_reason
-from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange
+from conch.frontends.http.http_exchange import HttpExchange
 from conch.frontends.http.http_pools import result_of
 from conch.frontends.http.http_routing import NOT_FOUND
 from conch.frontends.http.route_provider import Answering, RestApi
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.checked_operations import checked
 from conch.frontends.operations.operation_handlers import LoadRequest, UnloadRequest
-from conch_llm.calls.model_calls import ModelCalls, NativeAnswer
 from conch_llm.contract import (
     CHAT,
     COMPLETIONS,
@@ -38,37 +35,25 @@ from conch_llm.contract import (
     SCORE,
     TOKENIZE,
 )
-from conch_llm.frontend.answer_times import AnswerTimes
-from conch_llm.frontend.event_stream import EventStream, NativeParts, OpenStreams
-from conch_llm.frontend.generation_routes import GenerationRoutes
-from conch_llm.frontend.llm_metrics import DISCONNECT, LlmMetrics
-from conch_llm.frontend.model_names import ModelNames, NamedModel
+from conch_llm.frontend.inference_routes import InferenceRoutes
+from conch_llm.frontend.llm_metrics import LlmMetrics
+from conch_llm.frontend.model_names import ModelNames
 from conch_llm.frontend.openai_access import OpenAiAccess
-from conch_llm.frontend.openai_answers import error_events
 from conch_llm.frontend.openai_call import OpenAiCall
 from conch_llm.frontend.openai_errors import (
     RequestError,
     UnknownPathError,
     WrongMethodError,
-    error_object,
 )
 from conch_llm.frontend.request_fields import MODEL
 from conch_llm.frontend.request_fields import checked as checked_fields
-from conch_llm.frontend.text_models import TextModels
-from conch_llm.frontend.token_routes import TokenRoutes
-from conch_llm.frontend.vector_routes import VectorRoutes
 from conch_llm.openai_settings import OpenAiSettings
-
-log = logging.getLogger(__name__)
 
 _KSERVE = "/openai"
 _MODELS = "/v1/models"
 _LOAD, _UNLOAD = "/load", "/unload"
-_FINISHED = (RESPONSES, TOKENIZE, DETOKENIZE)
-"""Routes whose answer a model that takes the body makes itself."""
 
 Work = Callable[[OpenAiCall], Awaitable[None]]
-ModelWork = Callable[[OpenAiCall, NamedModel, Mapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +99,8 @@ class OpenAiHandler:
             for category, (key, value) in settings.restrictions.items()
         }
         self._access = OpenAiAccess(api.access, {**api.guard.restricted, **own}, settings.keys, self._names)
-        texts = TextModels(core.registry, api.pools, settings.texts)
-        self._calls = ModelCalls(core, api.admission, api.clock, texts.counter)
-        self._streams = OpenStreams()
-        self._routes = self._table(
-            GenerationRoutes(self._calls, texts, self._streams, settings.default_max_tokens),
-            VectorRoutes(self._calls, texts),
-            TokenRoutes(texts),
-        )
+        self._inference = InferenceRoutes(core, api.admission, api.clock, api.pools, settings)
+        self._routes = self._table()
 
     def __call__(self, exchange: HttpExchange) -> Answering:
         """Answers a request, or returns a coroutine that does."""
@@ -146,7 +125,7 @@ class OpenAiHandler:
         except ConchError as error:
             call.fail(error)
             return None
-        return self._answer(call, route)
+        return call.run(self._answer(call, route))
 
     def _check(self, exchange: HttpExchange, route: _Route) -> None:
         if exchange.method != route.method:
@@ -158,33 +137,21 @@ class OpenAiHandler:
                 raise PermissionDeniedError(f"a web page of another origin may not ask for this: {page}")
 
     async def _answer(self, call: OpenAiCall, route: _Route) -> None:
-        exchange = call.exchange
-        try:
-            if route.category == "inference":
-                self._api.admission.check_open()
-                self._api.core.check_running()
-            await route.work(call)
-        except ClientDisconnectError:
-            pass
-        except ConchError as error:
-            call.fail(error)
-        except Exception as error:  # boundary: a handler
-            log.error("%s %s could not be answered", exchange.method, exchange.path, exc_info=error)
-            call.fail(InternalError("the request could not be answered"))
+        if route.category == "inference":
+            self._inference.check_open()
+        await route.work(call)
 
     # The list of routes
 
-    def _table(
-        self, generation: GenerationRoutes, vectors: VectorRoutes, tokens: TokenRoutes
-    ) -> Mapping[str, _Route]:
+    def _table(self) -> Mapping[str, _Route]:
         found: dict[str, _Route] = {}
 
         def get(path: str, category: str, roles: Roles, work: Work, action: str) -> None:
             found[path] = _Route(path, "GET", category, roles, work, action)
 
-        def post(work: ModelWork | None, route: str, *aliases: str) -> None:
+        def post(route: str, *aliases: str) -> None:
             for path in (route, *aliases):
-                answer = partial(self._infer, route, work)
+                answer = partial(self._infer, route)
                 found[path] = _Route(path, "POST", "inference", INFERS, answer)
 
         get(_MODELS, "model-repository", ANY, self._list, "list_models")
@@ -193,14 +160,10 @@ class OpenAiHandler:
         get("/health/live", "health", OPEN, self._alias(table.SERVER_LIVE.paths[0]), "")
         get("/health/ready", "health", OPEN, self._alias(table.SERVER_READY.paths[0]), "")
         get("/version", "metadata", ANY, self._version, "server_metadata")
-        post(generation.chat, CHAT)
-        post(generation.completion, COMPLETIONS)
-        post(vectors.embeddings, EMBEDDINGS)
-        post(None, RESPONSES)
-        post(vectors.score, SCORE, "/score")
-        post(vectors.rerank, RERANK, "/rerank", "/v2/rerank")
-        post(tokens.tokenize, TOKENIZE)
-        post(tokens.detokenize, DETOKENIZE)
+        for route in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, TOKENIZE, DETOKENIZE):
+            post(route)
+        post(SCORE, "/score")
+        post(RERANK, "/rerank", "/v2/rerank")
         return found
 
     def _model_route(self, path: str, method: str) -> _Route | None:
@@ -282,67 +245,9 @@ class OpenAiHandler:
 
     # Routes of inference
 
-    async def _infer(self, route: str, work: ModelWork | None, call: OpenAiCall) -> None:
-        """Finds the model of a request, and answers it by what the model can do."""
+    async def _infer(self, route: str, call: OpenAiCall) -> None:
+        """Finds the model of a request, and answers it."""
         body = await call.read()
         name = checked_fields(body, MODEL, ("model",))["model"]
         model = self._access.model(call.exchange, name)
-        call.model = model.own_name
-        # A disconnect ends whatever the handler waits for.
-        task = asyncio.current_task()
-        assert task is not None, "handlers are tasks"
-        call.exchange.on_disconnect = task.cancel
-        if model.capability.takes_body(route) and (model.capability.native or route in _FINISHED):
-            await self._native(call, model, route, body)
-        elif work is not None:
-            await work(call, model, body)
-        else:
-            raise RequestError(f"The model `{model.name}` does not answer {route}", "model")
-
-    async def _native(
-        self, call: OpenAiCall, model: NamedModel, route: str, fields: Mapping[str, Any]
-    ) -> None:
-        """Sends on what a model answers to the body."""
-        exchange = call.exchange
-        times = AnswerTimes(call)
-        try:
-            answer = await self._calls.native(
-                model.servable, route, call.body, call.request_id, exchange, fields
-            )
-            try:
-                await self._send_on(call, answer, times)
-            finally:
-                answer.close()
-        except asyncio.CancelledError:
-            if exchange.lost:
-                call.metrics.cancelled(call.model, DISCONNECT)
-            raise
-
-    async def _send_on(self, call: OpenAiCall, answer: NativeAnswer, times: AnswerTimes) -> None:
-        kind = answer.content_type
-        headers = [(b"content-type", kind.encode())]
-        if not kind.startswith("text/event-stream"):
-            call.respond(answer.status, headers, await _whole(answer))
-            return
-        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        parts = NativeParts(answer)
-        pieces = await parts.take()
-        stream = EventStream(call.exchange, parts, self._streams)
-        call.counted(answer.status)
-        stream.begin(answer.status, headers)
-        try:
-            while pieces is not None:
-                times.add(pieces)
-                pieces = await stream.send(pieces)
-            await stream.end()
-        except ConchError as error:
-            await stream.fail(error_events(error_object(error)))
-        finally:
-            stream.close()
-
-
-async def _whole(answer: NativeAnswer) -> bytes:
-    pieces = []
-    while (piece := await answer.take()) is not None:
-        pieces.append(piece)
-    return b"".join(pieces)
+        await self._inference.answer(call, route, model, body)

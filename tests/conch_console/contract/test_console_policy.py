@@ -97,6 +97,7 @@ ALLOWED = {("GET", path): "reads controls" for path in READING} | {
     ("POST", "/api/settings/trace"): "controls",
     ("POST", "/api/drain"): "controls",
     ("POST", "/api/models/probe/infer"): "infers",
+    ("POST", "/api/models/probe/chat"): "infers",
     ("POST", "/api/models/other/versions/1/infer"): "others",
     ("GET", "/"): "all",
     ("GET", "/api/session"): "all",

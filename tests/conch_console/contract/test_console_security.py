@@ -27,6 +27,7 @@ UNSAFE = [
     ("POST", "/api/models/probe/load"),
     ("POST", "/api/models/probe/unload"),
     ("POST", "/api/models/probe/infer"),
+    ("POST", "/api/models/probe/chat"),
     ("POST", "/api/drain"),
     ("POST", "/api/settings/log"),
     ("POST", "/api/settings/trace"),
@@ -40,6 +41,7 @@ READING = [
     "/api/models/probe",
     "/api/models/probe/config",
     "/api/models/probe/history",
+    "/api/chat",
     "/api/traces",
     "/api/logs",
     "/api/settings",
@@ -113,8 +115,9 @@ def test_viewers_read_and_admins_do_what_is_allowed(token_server: LocalServer) -
             assert refused.status_code == 403 and "'viewer' may not" in refused.json()["error"], path
         assert admin.get("/api/settings").status_code == 200
         assert admin.post("/api/models/probe/sample", {"count": 1}).status_code == 200
-        infer = admin.post("/api/models/probe/infer", {})
-        assert infer.status_code == 403 and "--console-allow-infer" in infer.json()["error"]
+        for way in ("infer", "chat"):
+            sent = admin.post(f"/api/models/probe/{way}", {})
+            assert sent.status_code == 403 and "--console-allow-infer" in sent.json()["error"]
         assert admin.get("/api/models", host="console.example:8004").status_code == 200
         admin.client.request("DELETE", "/api/session")
         assert admin.get("/api/models").status_code == 401

@@ -1,0 +1,46 @@
+"""The seam for chats with models that a part answers for pages of other parts.
+
+`ServerPart.chat_route` returns one; the console is its user. The caller has an event loop of its own, and
+checks who may send what before it passes a request on.
+
+Threads and locks: event loop of the caller only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from conch.frontends.http.http_exchange import HttpExchange
+
+
+class ChatModel(NamedTuple):
+    """A model that can chat.
+
+    Attributes:
+        id: A name that requests give as `model`: the model's own, an alias, or an adapter.
+        model: The model's own name, by which access is checked.
+    """
+
+    id: str
+    model: str
+
+
+class ChatRoute(ABC):
+    """Answers OpenAI's chat requests."""
+
+    @abstractmethod
+    def models(self) -> Sequence[ChatModel]:
+        """The loaded models that can chat, by all their names."""
+
+    @abstractmethod
+    async def answer(self, exchange: HttpExchange, model: str) -> None:
+        """Answers a chat completion of one model, errors too.
+
+        Args:
+            exchange: The request, as ``POST /v1/chat/completions`` takes it; its caller may use the model. A
+                disconnect cancels the request to the model.
+            model: The model's own name. The body's `model` must be a name of it.
+        """

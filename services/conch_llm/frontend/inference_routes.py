@@ -1,0 +1,151 @@
+"""Inference by OpenAI's routes: what answers each, by what the model of the request can do.
+
+Threads and locks: event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from conch.core.admission import Admission
+from conch.core.clock import Clock
+from conch.core.errors import ConchError
+from conch.core.server_state import ServerState
+from conch.frontends.http.http_pools import Pools
+from conch_llm.calls.model_calls import ModelCalls, NativeAnswer
+from conch_llm.contract import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    RERANK,
+    RESPONSES,
+    SCORE,
+    TOKENIZE,
+)
+from conch_llm.frontend.answer_times import AnswerTimes
+from conch_llm.frontend.event_stream import EventStream, NativeParts, OpenStreams
+from conch_llm.frontend.generation_routes import GenerationRoutes
+from conch_llm.frontend.llm_metrics import DISCONNECT
+from conch_llm.frontend.model_names import NamedModel
+from conch_llm.frontend.openai_answers import error_events
+from conch_llm.frontend.openai_call import OpenAiCall
+from conch_llm.frontend.openai_errors import RequestError, error_object
+from conch_llm.frontend.text_models import TextModels
+from conch_llm.frontend.token_routes import TokenRoutes
+from conch_llm.frontend.vector_routes import VectorRoutes
+from conch_llm.openai_settings import OpenAiSettings
+
+_FINISHED = (RESPONSES, TOKENIZE, DETOKENIZE)
+"""Routes whose answer a model that takes the body makes itself."""
+
+ModelWork = Callable[[OpenAiCall, NamedModel, Mapping[str, Any]], Awaitable[None]]
+
+
+class InferenceRoutes:
+    """Answers requests to models on one event loop.
+
+    Args:
+        core: The server core.
+        admission: Admission of the port.
+        clock: Monotonic time in nanoseconds.
+        pools: Threads of the port.
+        settings: What flags say.
+    """
+
+    def __init__(
+        self,
+        core: ServerState,
+        admission: Admission,
+        clock: Clock,
+        pools: Pools,
+        settings: OpenAiSettings,
+    ) -> None:
+        self._core = core
+        self._admission = admission
+        texts = TextModels(core.registry, pools, settings.texts)
+        self._calls = ModelCalls(core, admission, clock, texts.counter)
+        self._streams = OpenStreams()
+        generation = GenerationRoutes(self._calls, texts, self._streams, settings.default_max_tokens)
+        vectors = VectorRoutes(self._calls, texts)
+        tokens = TokenRoutes(texts)
+        self._works: Mapping[str, ModelWork | None] = {
+            CHAT: generation.chat,
+            COMPLETIONS: generation.completion,
+            EMBEDDINGS: vectors.embeddings,
+            RESPONSES: None,
+            SCORE: vectors.score,
+            RERANK: vectors.rerank,
+            TOKENIZE: tokens.tokenize,
+            DETOKENIZE: tokens.detokenize,
+        }
+
+    def check_open(self) -> None:
+        """Raises UnavailableError: the port, or the server, takes no requests to models."""
+        self._admission.check_open()
+        self._core.check_running()
+
+    async def answer(self, call: OpenAiCall, route: str, model: NamedModel, body: Mapping[str, Any]) -> None:
+        """Answers a request whose caller may use the model. Raises ConchError: it is wrong, or fails."""
+        call.model = model.own_name
+        # A disconnect ends whatever the handler waits for.
+        task = asyncio.current_task()
+        assert task is not None, "handlers are tasks"
+        call.exchange.on_disconnect = task.cancel
+        work = self._works[route]
+        if model.capability.takes_body(route) and (model.capability.native or route in _FINISHED):
+            await self._native(call, model, route, body)
+        elif work is not None:
+            await work(call, model, body)
+        else:
+            raise RequestError(f"The model `{model.name}` does not answer {route}", "model")
+
+    async def _native(
+        self, call: OpenAiCall, model: NamedModel, route: str, fields: Mapping[str, Any]
+    ) -> None:
+        """Sends on what a model answers to the body."""
+        exchange = call.exchange
+        times = AnswerTimes(call)
+        try:
+            answer = await self._calls.native(
+                model.servable, route, call.body, call.request_id, exchange, fields
+            )
+            try:
+                await self._send_on(call, answer, times)
+            finally:
+                answer.close()
+        except asyncio.CancelledError:
+            if exchange.lost:
+                call.metrics.cancelled(call.model, DISCONNECT)
+            raise
+
+    async def _send_on(self, call: OpenAiCall, answer: NativeAnswer, times: AnswerTimes) -> None:
+        kind = answer.content_type
+        headers = [(b"content-type", kind.encode())]
+        if not kind.startswith("text/event-stream"):
+            call.respond(answer.status, headers, await _whole(answer))
+            return
+        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        parts = NativeParts(answer)
+        pieces = await parts.take()
+        stream = EventStream(call.exchange, parts, self._streams)
+        call.counted(answer.status)
+        stream.begin(answer.status, headers)
+        try:
+            while pieces is not None:
+                times.add(pieces)
+                pieces = await stream.send(pieces)
+            await stream.end()
+        except ConchError as error:
+            await stream.fail(error_events(error_object(error)))
+        finally:
+            stream.close()
+
+
+async def _whole(answer: NativeAnswer) -> bytes:
+    pieces = []
+    while (piece := await answer.take()) is not None:
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,79 @@
+"""Chats of pages of other parts, as the console's, on their event loop.
+
+Threads and locks: event loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conch.core.clock import monotonic_ns
+from conch.core.server_state import ServerState
+from conch.frontends.http.chat_route import ChatModel, ChatRoute
+from conch.frontends.http.http_exchange import HttpExchange
+from conch.frontends.http.http_pools import Pools
+from conch_llm.contract import CHAT
+from conch_llm.frontend.inference_routes import InferenceRoutes
+from conch_llm.frontend.llm_metrics import LlmMetrics
+from conch_llm.frontend.model_names import ModelNames, NamedModel
+from conch_llm.frontend.openai_call import OpenAiCall
+from conch_llm.frontend.openai_errors import RequestError
+from conch_llm.frontend.request_fields import MODEL, checked
+from conch_llm.openai_settings import OpenAiSettings
+
+_PROTOCOL = "http"
+"""Of the requests in access log and traces."""
+
+
+class PageChats(ChatRoute):
+    """Answers chats on one event loop.
+
+    Args:
+        core: The server core.
+        settings: What flags say; its keys and restrictions are for other ports.
+        metrics: Counts the requests with those of OpenAI's routes.
+        pools: Threads that parse large bodies and render templates.
+        most_bytes: Largest body.
+    """
+
+    def __init__(
+        self,
+        core: ServerState,
+        settings: OpenAiSettings,
+        metrics: LlmMetrics,
+        pools: Pools,
+        most_bytes: int,
+    ) -> None:
+        self._names = ModelNames(core.registry, settings.lora_separator)
+        self._inference = InferenceRoutes(core, core.admission(_PROTOCOL), monotonic_ns, pools, settings)
+        self._metrics = metrics
+        self._pools = pools
+        self._most_bytes = most_bytes
+
+    def models(self) -> Sequence[ChatModel]:
+        """The models that can chat."""
+        found = (ChatModel(each.name, each.own_name) for each in self._names.all() if _chats(each))
+        return sorted(found)
+
+    async def answer(self, exchange: HttpExchange, model: str) -> None:
+        """Answers a chat completion."""
+        call = OpenAiCall(exchange, CHAT, self._metrics, self._pools, self._most_bytes)
+        await call.run(self._answer(call, model))
+
+    async def _answer(self, call: OpenAiCall, model: str) -> None:
+        self._inference.check_open()
+        body = await call.read()
+        name = checked(body, MODEL, ("model",))["model"]
+        await self._inference.answer(call, CHAT, self._find(name, model), body)
+
+    def _find(self, name: str, model: str) -> NamedModel:
+        """The model by one of its names; of others nothing is told."""
+        self._names.find(model, lambda each: each == model)
+        for each in self._names.all():
+            if each.name == name and each.own_name == model:
+                return each
+        raise RequestError(f"`{name}` is no name of the model `{model}`", "model")
+
+
+def _chats(model: NamedModel) -> bool:
+    return model.capability.takes_body(CHAT) or model.capability.takes_text(CHAT)
