@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ from PIL import Image, ImageDraw
 from tests.support.browser import Visit, chromium
 from tests.support.console import BROKEN, SCRIPT, open_console
 from tests.support.contract_server import REPEATER, REPEATER_CONFIG
+from tests.support.llm_models import running, write_told, write_words
 from tests.support.servers import (
     EXAMPLES,
     LocalServer,
     client_of,
     copy_example,
+    eventually,
     free_port,
     serving,
     simple_inputs,
@@ -28,6 +31,14 @@ from tests.support.servers import (
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
+# Deltas that a model answers with.
+TOLD = json.dumps(
+    [
+        [{"reasoning": "let me think"}],
+        [{"text": SCRIPT}],
+        [{"tool_calls": [{"index": 0, "id": "1", "function": {"name": "look", "arguments": '{"at": 1}'}}]}],
+    ]
+)
 PAGES = {
     "overview": "",
     "models": "models",
@@ -37,6 +48,7 @@ PAGES = {
     "versions": "models/simple/versions",
     "model-traces": "models/simple/traces",
     "model-logs": "models/simple/logs",
+    "chat": "chat",
     "traces": "traces",
     "logs": "logs",
     "settings": "settings",
@@ -56,14 +68,22 @@ def write_models(repository: Path) -> None:
     write_probe(repository, SCRIPT)
     write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
     write_model(repository, "broken", BROKEN)
+    write_words(repository)
+    write_told(repository)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A server whose console allows everything."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models of the server."""
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
-    with open_console(repository) as server:
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[LocalServer]:
+    """A server whose console allows everything."""
+    with open_console(models) as server:
         yield server
 
 
@@ -149,6 +169,43 @@ def test_a_stream_grows_as_it_comes(visit: Visit) -> None:
     page.get_by_text("5 responses").wait_for()
     page.get_by_role("slider").fill("2")
     assert page.get_by_role("group", name="OUT").inner_text() == "4"
+
+
+def test_a_chat(visit: Visit, models: Path) -> None:
+    page = visit.open("chat")
+    message = page.get_by_label("Message")
+    page.get_by_role("combobox", name="Model", exact=True).select_option("words")
+    page.get_by_label("temperature").fill("warm")
+    message.fill("one two three")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("alert").get_by_text("is no number").wait_for()
+    page.get_by_label("temperature").fill("")
+    message.press("Enter")
+    page.get_by_text("ended by").wait_for()
+    assert page.locator(".answer").inner_text().split() == ["one", "two", "three"]
+    assert re.search(r"first token\s*\S.*\stokens\s*3\s", page.locator(".turn").inner_text(), re.DOTALL)
+    page.get_by_role("button", name="Python (openai)").click()
+    assert "import openai" in page.locator(".snippet pre").inner_text()
+    message.fill("endless")
+    message.press("Enter")
+    page.locator(".answer", has_text="tick").wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_text("ended by").nth(1).wait_for()
+    eventually(lambda: running(models) == 0, "the model ends the answer")
+    message.fill("break")
+    message.press("Enter")
+    page.get_by_role("alert").get_by_text("the engine is on fire").wait_for()
+    visit.picture("chat-answers")
+    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("combobox", name="Model", exact=True).select_option("told")
+    message.fill(TOLD)
+    message.press("Enter")
+    page.get_by_text("ended by").wait_for()
+    assert page.locator(".answer").inner_text() == SCRIPT
+    assert not page.get_by_text("let me think", exact=True).is_visible()
+    page.get_by_text("Reasoning", exact=True).click()
+    assert page.get_by_text("let me think", exact=True).is_visible()
+    assert page.locator(".call").inner_text() == 'calls look({"at": 1})'
 
 
 def test_random_values_and_files(visit: Visit) -> None:

@@ -11,6 +11,7 @@ const tensors = await load("tensors.js");
 const { fieldsOf, parametersOf, shapeProblem, tensorOf, tensorsOf } = await load("form.js");
 const { imageLayout, pixelsToValues, valuesToPixels } = await load("image.js");
 const copy = await load("copy_as.js");
+const chat = await load("chat.js");
 const { EventReader, backOff } = await load("api.js");
 
 test("buckets are added and taken out again", () => {
@@ -125,4 +126,37 @@ test("events are read however the text is cut", () => {
 test("waits grow and stay bounded", () => {
   const waits = Array.from({ length: 12 }, (_, tries) => backOff(tries, () => 0.5));
   assert.ok(waits.every((wait, index) => !index || wait >= waits[index - 1]) && waits[11] === 15000);
+});
+
+test("a conversation goes on without answers that failed", () => {
+  const settings = { system: "s", temperature: " 0.5 ", maxTokens: "", topP: "", stop: "a\n\nb c" };
+  const turns = [
+    { text: "one", answer: { ...chat.newAnswer(), text: "1" } },
+    { text: "two", answer: { ...chat.newAnswer(), error: "no" } },
+  ];
+  const body = chat.chatBody("m", settings, turns, "three");
+  assert.deepEqual(body.messages.map((each) => each.content), ["s", "one", "1", "three"]);
+  assert.deepEqual([body.temperature, body.stop, "top_p" in body], [0.5, ["a", "b c"], false]);
+  assert.throws(() => chat.chatBody("m", { ...settings, topP: "much" }, [], "x"), /top_p: “much” is no number/);
+  assert.match(chat.chatCurl("http://h", { messages: [{ content: "it's" }] }), /it'\\''s/);
+  assert.match(chat.openaiClient("http://h", body), /messages=\[\{"role": "system", "content": "s"\}/);
+});
+
+test("an answer grows by events", () => {
+  const chunk = (delta, finish_reason = null, usage = null) => ({ choices: [{ delta, finish_reason }], usage });
+  const call = (name, text) => chunk({ tool_calls: [{ index: 0, function: { name, arguments: text } }] });
+  const events = [chunk({ role: "assistant" }), chunk({ reasoning: "hm" }), chunk({ content: "a" }), call("f", "{"), call("", "}"), chunk({}, "stop"), { choices: [], usage: { completion_tokens: 5 } }];
+  const answer = events.reduce((before, event, index) => chat.withEvent(before, event, 100 * index), chat.newAnswer());
+  assert.deepEqual([answer.text, answer.reasoning, answer.finish], ["a", "hm", "stop"]);
+  assert.deepEqual(answer.calls, [{ name: "f", arguments: "{}" }]);
+  assert.deepEqual([answer.first, answer.last], [100, 400]);
+  assert.equal(Math.round(chat.tokenRate(answer)), 13);
+  assert.equal(chat.tokenRate(chat.newAnswer()), null);
+  assert.equal(chat.withEvent(answer, { error: { message: "broken" } }, 9).error, "broken");
+});
+
+test("the end of OpenAI's streams is no event", () => {
+  const found = [];
+  new EventReader((name, content) => found.push(content)).feed('data: {"a":1}\n\ndata: [DONE]\n\n');
+  assert.deepEqual(found, [{ a: 1 }]);
 });

@@ -67,7 +67,7 @@ def test_the_first_load_is_small() -> None:
     assert sum(len(files.files[name].packed) for name in everything) <= FIRST_LOAD_BYTES
     # Pages that are read later are few bytes more.
     whole = {"index.html"}.union(*(imports(files, name, lazy=True) for name in named))
-    own = sum(len(files.files[name].packed) for name in whole if not name.startswith("vendor/"))
+    own = sum(len(files.files[name].packed) for name in whole if name.startswith("js/"))
     assert own <= OWN_BYTES
     assert whole == set(files.files)  # nothing is shipped that no page asks for
 

@@ -2,7 +2,7 @@
 
 export class ApiError extends Error {
   constructor(status, content) {
-    super(content.error || `the server answered ${status}`);
+    super(content.error?.message || content.error || `the server answered ${status}`);
     this.status = status;
     this.code = content.code || "";
     this.findings = content.findings || [];
@@ -54,7 +54,7 @@ export class EventReader {
         if (line.startsWith("event: ")) name = line.slice(7);
         else if (line.startsWith("data: ")) data += line.slice(6);
       }
-      if (data) this.take(name, JSON.parse(data));
+      if (data && data !== "[DONE]") this.take(name, JSON.parse(data));
     }
   }
 }
@@ -77,6 +77,12 @@ export function infer(name, version, { body, headLength }, signal, take) {
   const path = modelPath(name, `${version ? `/versions/${version}` : ""}/infer`);
   const headers = { ...OWN, "Content-Type": "application/octet-stream", "Inference-Header-Content-Length": String(headLength) };
   return stream(path, { method: "POST", headers, body, signal }, take);
+}
+
+/** Sends a chat to a model; calls `take` for each event. */
+export function chat(name, content, signal, take) {
+  const body = JSON.stringify({ ...content, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } });
+  return stream(modelPath(name, "/chat"), { method: "POST", headers: { ...OWN, "Content-Type": "application/json" }, body, signal }, take);
 }
 
 /** How long to wait before the next try of a connection: doubles up to 15 s, with some chance. */

@@ -14,10 +14,11 @@ import { link, useRoute } from "./router.js";
 import { store } from "./store.js";
 import { T } from "./text.js";
 
-const PAGES = ["overview", "models", "traces", "logs", "settings"];
+const PAGES = ["overview", "models", "chat", "traces", "logs", "settings"];
 const ICONS = {
   overview: "M2 9h5V2H2v7Zm0 5h5v-3H2v3Zm7 0h5V7H9v7Zm0-12v3h5V2H9Z",
   models: "M8 1 2 4.5v7L8 15l6-3.500v-7L8 1Zm0 2.300 3.600 2.100L8 7.500 4.400 5.400 8 3.300ZM4 7.100l3 1.750v3.200l-3-1.750V7.100Zm5 4.950v-3.200l3-1.750v3.200l-3 1.750Z",
+  chat: "M2 2h12v9H7l-4 3v-3H2V2Zm2 2v5h1v1l1.500-1H12V4H4Z",
   traces: "M2 3h7v2H2V3Zm3 4h7v2H5V7Zm2 4h7v2H7v-2Z",
   logs: "M2 2h12v2H2V2Zm0 4h9v2H2V6Zm0 4h12v2H2v-2Zm0 4h6v1H2v-1Z",
   settings: "M7 1h2l.4 1.900 1.500.700 1.700-1 1.300 1.400-1 1.700.600 1.500L15 7.600v1.900l-1.900.400-.600 1.500 1 1.700-1.400 1.300-1.700-1-1.500.600L8.500 16h-1l-.400-1.900-1.500-.600-1.700 1-1.300-1.400 1-1.700L3 9.900 1 9.500V7.600l2-.300.600-1.500-1-1.700L4 2.700l1.700 1L7.200 3 7 1Zm1 4.500a3 3 0 1 0 0 6 3 3 0 0 0 0-6Z",
@@ -72,8 +73,9 @@ function App() {
   }, [place]);
   if (!store.session.read) return html`<${Login} onDone=${() => store.run()} />`;
   const content =
-    page === "models" && first ? html`<${LazyModelPage} key=${first} name=${first} tab=${second} />`
+    page === "models" && first ? html`<${LazyPage} key=${first} read=${readModelPage} heading=${first} name=${first} tab=${second} />`
     : page === "models" ? html`<${Models} />`
+    : page === "chat" ? html`<${LazyPage} key="chat" read=${readChat} heading=${T.chat.title} />`
     : page === "traces" ? html`<${Traces} chosen=${first} />`
     : page === "logs" ? html`<${Logs} />`
     : page === "settings" ? html`<${Settings} />`
@@ -81,13 +83,16 @@ function App() {
   return html`<${Frame} page=${PAGES.includes(page) ? page : "overview"}>${content}<//>`;
 }
 
-/** The page of a model, which is read when it is first opened: it has most of the code. */
-function LazyModelPage(props) {
+const readModelPage = () => import("./pages/model.js").then((module) => module.ModelPage);
+const readChat = () => import("./pages/chat.js").then((module) => module.Chat);
+
+/** A page that is read when it is first opened: these have most of the code. */
+function LazyPage({ read, heading, ...props }) {
   const [page, setPage] = useState(null);
   useEffect(() => {
-    import("./pages/model.js").then((module) => setPage(() => module.ModelPage));
+    read().then((found) => setPage(() => found));
   }, []);
-  return page ? html`<${page} ...${props} />` : html`<h1 tabindex="-1">${props.name}</h1>`;
+  return page ? html`<${page} ...${props} />` : html`<h1 tabindex="-1">${heading}</h1>`;
 }
 
 /** Reads the session, however often it takes, and shows the page. */

@@ -3,7 +3,7 @@
 export const T = {
   app: "conch",
   skip: "Skip to content",
-  nav: { label: "Pages", overview: "Overview", models: "Models", traces: "Traces", logs: "Logs", settings: "Settings" },
+  nav: { label: "Pages", overview: "Overview", models: "Models", chat: "Chat", traces: "Traces", logs: "Logs", settings: "Settings" },
   connection: {
     connecting: "Connecting",
     live: "Live",
@@ -108,10 +108,19 @@ export const T = {
     stages: { receive: "receive", queue: "queue", input: "input", infer: "infer", output: "output", respond: "respond" },
     views: { table: "Values", bars: "Classes", image: "Image", text: "Text" },
     more: (n) => `${n} more`, summary: (n) => `${n} elements, too many to show`,
-    copy: "Copy as", copied: "Copied", curl: "curl", triton: "Python (tritonclient)", conch: "Python (conch)",
+    copy: "Copy as", copied: "Copied", curl: "curl", triton: "Python (tritonclient)", conch: "Python (conch)", openai: "Python (openai)",
     index: "Index", value: "Value", label: "Label",
     wrong: "Mend this first:",
     oneRow: "row",
+  },
+  chat: {
+    title: "Chat",
+    none: "No loaded model can chat: load one that takes and returns text, and leave --allow-openai on.",
+    empty: "Write a message; answers appear here as they come.",
+    conversation: "Conversation", you: "You", message: "Message", keys: "Enter sends, Shift+Enter begins a line", clear: "Clear", stop: "Stop",
+    model: "Model", system: "System prompt", stops: "Stop at, one a line",
+    waiting: "Waiting for the first token …", reasoning: "Reasoning", call: "calls",
+    first: "first token", tokens: "tokens", rate: "tokens/s", prompt: "prompt tokens", finish: "ended by", stopped: "you",
   },
   config: {
     effective: "Effective", file: "File", findings: "Findings", none: "No problems are found.",

@@ -3,6 +3,7 @@
 import { html, useEffect, useRef, useState } from "../../vendor/preact-htm.module.js";
 import { infer } from "../api.js";
 import { Empty, Field, Panel } from "../components/basics.js";
+import { addressOf, CopyAs } from "../components/copy.js";
 import { Outputs } from "../components/outputs.js";
 import { Timing } from "../components/timing.js";
 import { conchClient, curl, tritonclient } from "../copy_as.js";
@@ -105,25 +106,12 @@ function Parameters({ options, change, signature }) {
   </details>`;
 }
 
-function CopyAs({ request }) {
-  const [shown, setShown] = useState("");
-  const [copied, setCopied] = useState(false);
-  if (!request) return null;
-  const address = (service) => store.about?.endpoints.find((each) => each.service === service)?.url || (service === "gRPC" ? "127.0.0.1:8001" : "http://127.0.0.1:8000");
-  const { model, version, tensors, parameters, stream } = request;
-  const code = {
-    curl: () => curl(address("HTTP"), model, version, tensors, parameters, stream),
-    triton: () => tritonclient(address("gRPC"), model, version, tensors, parameters, stream),
-    conch: () => conchClient(address("gRPC"), model, version, tensors, parameters, stream),
+function codeOf({ model, version, tensors, parameters, stream }) {
+  return {
+    curl: () => curl(addressOf("HTTP"), model, version, tensors, parameters, stream),
+    triton: () => tritonclient(addressOf("gRPC"), model, version, tensors, parameters, stream),
+    conch: () => conchClient(addressOf("gRPC"), model, version, tensors, parameters, stream),
   };
-  const text = shown ? code[shown]() : "";
-  const copy = async () => {
-    await navigator.clipboard.writeText(text);
-    setCopied(true);
-    setTimeout(() => setCopied(false), 2000);
-  };
-  return html`<div class="copy"><div class="segments" role="group" aria-label=${T.try.copy}><span class="hint">${T.try.copy}</span>${Object.keys(code).map((key) => html`<button type="button" key=${key} aria-pressed=${shown === key} onClick=${() => setShown(shown === key ? "" : key)}>${T.try[key]}</button>`)}</div>
-    ${shown && html`<div class="snippet"><pre tabindex="0">${text}</pre><button type="button" class="small" onClick=${copy}>${copied ? T.try.copied : "Copy"}</button></div>`}</div>`;
 }
 
 const NO_OPTIONS = { priority: "", timeout: "", sequenceId: "", sequenceStart: true, sequenceEnd: true, custom: "", classes: false };
@@ -206,6 +194,6 @@ export function TryTab({ name, model, about }) {
       ${run && run.count > 0 && html`<p class="hint">${T.try.responses(run.count)}</p>`}
       ${run && run.responses.length > 0 && html`<${Outputs} responses=${run.responses} running=${run.running} />`}
       ${run?.timing && html`<${Timing} timing=${run.timing} round=${run.round} first=${run.request.stream ? run.responses[0]?.at_us : null} />`}
-    </div><${CopyAs} request=${run?.request} /><//>
+    </div>${run && html`<${CopyAs} code=${codeOf(run.request)} />`}<//>
   </div>`;
 }
