@@ -30,7 +30,7 @@ export function chatBody(model, settings, turns, text) {
 }
 
 /** An answer before its first event. */
-export const newAnswer = () => ({ text: "", reasoning: "", calls: [], finish: "", usage: null, error: "", first: null, last: null });
+export const newAnswer = () => ({ text: "", reasoning: "", calls: [], finish: "", usage: null, error: "", pieces: 0, first: null, last: null });
 
 /** The answer with one more event, which comes `at` milliseconds after the request. */
 export function withEvent(answer, event, at) {
@@ -45,6 +45,7 @@ export function withEvent(answer, event, at) {
   if (content || reasoning || thought || calls?.length) {
     found.first ??= at;
     found.last = at;
+    found.pieces += 1;
   }
   found.finish = choice.finish_reason || found.finish;
   return found;
@@ -59,11 +60,11 @@ function withCalls(before, added) {
   return calls;
 }
 
-/** Tokens a second between the first and the last one; null where there are too few. */
+/** Tokens a second between the first and the last one, or pieces if the model counts no tokens; null for too few. */
 export function tokenRate(answer) {
-  const tokens = answer.usage?.completion_tokens;
+  const count = answer.usage ? answer.usage.completion_tokens : answer.pieces;
   const elapsed = answer.last - answer.first;
-  return tokens > 1 && elapsed > 0 ? (1000 * (tokens - 1)) / elapsed : null;
+  return count > 1 && elapsed > 0 ? (1000 * (count - 1)) / elapsed : null;
 }
 
 /** A curl command for OpenAI's route. */

@@ -120,7 +120,7 @@ export const T = {
     conversation: "Conversation", you: "You", message: "Message", keys: "Enter sends, Shift+Enter begins a line", clear: "Clear", stop: "Stop",
     model: "Model", system: "System prompt", stops: "Stop at, one a line",
     waiting: "Waiting for the first token …", reasoning: "Reasoning", call: "calls",
-    first: "first token", tokens: "tokens", rate: "tokens/s", prompt: "prompt tokens", finish: "ended by", stopped: "you",
+    first: "first token", tokens: "tokens", rate: "tokens/s", pieces: "pieces", pieceRate: "pieces/s", prompt: "prompt tokens", finish: "ended by", stopped: "you",
   },
   config: {
     effective: "Effective", file: "File", findings: "Findings", none: "No problems are found.",

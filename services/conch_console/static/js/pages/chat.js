@@ -14,10 +14,12 @@ const SETTINGS = { system: "", temperature: "", maxTokens: "", topP: "", stop: "
 
 function Figures({ answer }) {
   const { usage } = answer;
+  const [count, rate] = usage ? [T.chat.tokens, T.chat.rate] : [T.chat.pieces, T.chat.pieceRate];
+  const perSecond = tokenRate(answer);
   const facts = [
     [T.chat.first, answer.first === null ? null : format.duration(answer.first * 1000)],
-    [T.chat.tokens, usage && format.short(usage.completion_tokens)],
-    [T.chat.rate, usage && format.rate(tokenRate(answer))],
+    [count, answer.pieces > 0 && format.short(usage ? usage.completion_tokens : answer.pieces)],
+    [rate, perSecond && format.rate(perSecond)],
     [T.chat.prompt, usage && format.short(usage.prompt_tokens)],
     [T.chat.finish, answer.stopped ? T.chat.stopped : answer.finish],
   ];
