@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.support.console import Page
-from tests.support.llm_models import running, write_told, write_words
+from tests.support.llm_models import running, write_native, write_told, write_words
 from tests.support.metrics import get, samples
 from tests.support.servers import LocalServer, eventually, free_port, serving
 
@@ -30,7 +30,7 @@ ROUTE = "/v1/chat/completions"
 
 
 class Place(NamedTuple):
-    """A server with two models that chat, and a policy by which one principal may use one of them."""
+    """A server with models that chat, and a policy by which one principal may use `words` only."""
 
     server: LocalServer
     models: Path
@@ -55,6 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     models = directory / "models"
     write_words(models, served_model_name="gpt")
     write_told(models)
+    write_native(models)
     for name in ("all", "words"):
         (directory / name).write_text(f"the-key-of-{name}-1")
     (directory / "access.toml").write_text(POLICY)
@@ -78,6 +79,7 @@ def test_an_answer_is_streamed_and_counted_once(place: Place) -> None:
             ("words", "words"),
             ("gpt", "words"),
             ("told", "told"),
+            ("native", "native"),
         }
         before = place.counted("words", 200)
         asked = body("a b c", "gpt", stream=True, stream_options={"include_usage": True})
@@ -124,3 +126,19 @@ def test_failures_are_in_openais_shape(place: Place) -> None:
         assert "the engine is on fire" in failed.json()["error"]["message"]
         wrong = page.post("/api/models/words/chat", body("a", temperature="hot"))
         assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "temperature"
+
+
+def test_without_openais_routes_there_is_no_chat(place: Place) -> None:
+    flags = [f"--console-port={free_port()}", "--console-allow-infer", "--allow-openai=false"]
+    with serving(place.models, flags=flags) as server, Page(server.console_url) as page:
+        assert page.get("/api/chat").json() == {"models": []}
+        refused = page.post("/api/models/words/chat", body("a"))
+        assert refused.status_code == 501 and "no routes of OpenAI" in refused.json()["error"]
+
+
+def test_a_model_that_takes_bodies_answers_by_itself(place: Place) -> None:
+    pieces = ['data: {"choices": []}\n\n', "data: [DONE]\n\n"]
+    asked = body("a", "native", type="text/event-stream", pieces=pieces)
+    with place.page("all") as page:
+        answer = page.post("/api/models/native/chat", asked)
+    assert answer.text.removeprefix(":\n\n") == "".join(pieces)

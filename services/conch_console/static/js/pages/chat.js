@@ -12,6 +12,9 @@ import { T } from "../text.js";
 
 const SETTINGS = { system: "", temperature: "", maxTokens: "", topP: "", stop: "" };
 
+/** The port with OpenAI's routes: one of their own, or the REST port. */
+const address = () => addressOf(store.about?.endpoints.some((each) => each.service === "OpenAI") ? "OpenAI" : "HTTP");
+
 function Figures({ answer }) {
   const { usage } = answer;
   const [count, rate] = usage ? [T.chat.tokens, T.chat.rate] : [T.chat.pieces, T.chat.pieceRate];
@@ -114,7 +117,7 @@ export function Chat() {
         ${last && html`<button type="button" onClick=${clear}>${T.chat.clear}</button>`}
         ${running ? html`<button type="button" class="danger" onClick=${() => abort.current?.abort()}>${T.chat.stop}</button>` : html`<button class="primary">${T.try.send}</button>`}
       </footer>
-      ${last && html`<${CopyAs} code=${{ curl: () => chatCurl(addressOf("HTTP"), last.body), openai: () => openaiClient(addressOf("HTTP"), last.body) }} />`}
+      ${last && html`<${CopyAs} code=${{ curl: () => chatCurl(address(), last.body), openai: () => openaiClient(address(), last.body) }} />`}
     <//>
     <${Panel} title=${T.try.parameters}><div class="fields">
       <${Field} label=${T.chat.model}><select value=${model.id} disabled=${running} onChange=${(event) => setChosen(event.target.value)}>${models.map((each) => html`<option key=${each.id} value=${each.id}>${each.id}</option>`)}</select><//>
