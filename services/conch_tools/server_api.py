@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 from urllib.parse import quote
@@ -31,16 +30,42 @@ class AskError(Exception):
         self.reached = reached
 
 
+def open_channel(endpoint: Endpoint) -> grpc.Channel:
+    """A gRPC channel for messages of any size."""
+    target = f"unix:{endpoint.path}" if endpoint.path else endpoint.authority
+    options: list[tuple[str, int | str]] = [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+    ]
+    tls = endpoint.tls
+    if tls is None:
+        return grpc.insecure_channel(target, options)
+    files = [
+        None if file is None else file.read_bytes()
+        for file in (tls.root_cert, tls.client_key, tls.client_cert)
+    ]
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(*files), options)
+
+
 class ServerApi:
     """A server's answers as plain objects, the same over gRPC and HTTP."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
+    def metadata(self, model: str, version: str) -> dict[str, Any]:
+        """Name, versions, platform, inputs and outputs of a model. Raises AskError."""
+        if self._endpoint.protocol == "http":
+            return self._get(model_path(model, version))
+        request = inference_pb2.ModelMetadataRequest(name=model, version=version)
+        return self._call("ModelMetadata", request, inference_pb2.ModelMetadataResponse)
+
     def config(self, model: str, version: str) -> dict[str, Any]:
         """The model's config. Raises AskError."""
         if self._endpoint.protocol == "http":
-            return self._get(f"{_path(model, version)}/config")
+            return self._get(f"{model_path(model, version)}/config")
         request = inference_pb2.ModelConfigRequest(name=model, version=version)
         found = self._call("ModelConfig", request, inference_pb2.ModelConfigResponse)
         config = found["config"]
@@ -50,7 +75,7 @@ class ServerApi:
     def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
         """The statistics of a model's versions. Raises AskError."""
         if self._endpoint.protocol == "http":
-            found = self._get(f"{_path(model, version)}/stats")
+            found = self._get(f"{model_path(model, version)}/stats")
         else:
             request = inference_pb2.ModelStatisticsRequest(name=model, version=version)
             found = self._call("ModelStatistics", request, inference_pb2.ModelStatisticsResponse)
@@ -62,9 +87,8 @@ class ServerApi:
 
     def _call(self, method: str, request: Any, answer: Any) -> dict[str, Any]:
         endpoint = self._endpoint
-        target = f"unix:{endpoint.path}" if endpoint.path else endpoint.authority
         try:
-            with self._channel(target) as channel:
+            with open_channel(endpoint) as channel:
                 send = channel.unary_unary(
                     f"{_SERVICE}{method}",
                     request_serializer=type(request).SerializeToString,
@@ -78,23 +102,12 @@ class ServerApi:
             found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
 
-    def _channel(self, target: str) -> grpc.Channel:
-        tls = self._endpoint.tls
-        if tls is None:
-            return grpc.insecure_channel(target)
-        files = [
-            None if file is None else file.read_bytes()
-            for file in (tls.root_cert, tls.client_key, tls.client_cert)
-        ]
-        options = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else None
-        return grpc.secure_channel(target, grpc.ssl_channel_credentials(*files), options)
-
     def _get(self, path: str) -> dict[str, Any]:
         endpoint = self._endpoint
         try:
             with closing(http.client.HTTPConnection(endpoint.host, endpoint.port)) as connection:
                 connection.sock = endpoint.connect(_TIMEOUT_S)
-                connection.request("GET", path, headers=_headers(endpoint.headers))
+                connection.request("GET", path, headers=dict(endpoint.headers))
                 response = connection.getresponse()
                 body = response.read()
         except (TimeoutError, OSError, http.client.HTTPException) as error:
@@ -109,10 +122,7 @@ class ServerApi:
         return found
 
 
-def _path(model: str, version: str) -> str:
+def model_path(model: str, version: str) -> str:
+    """The path of a model over HTTP."""
     path = f"/v2/models/{quote(model, safe='')}"
     return f"{path}/versions/{version}" if version else path
-
-
-def _headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return dict(headers)
