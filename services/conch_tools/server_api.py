@@ -15,6 +15,7 @@ from conch.protocol import inference_pb2
 from conch_tools.connection import Endpoint
 
 _TIMEOUT_S = 30.0
+_FROM_SERVER = "received from peer"
 _SERVICE = "/inference.GRPCInferenceService/"
 
 
@@ -47,6 +48,11 @@ def open_channel(endpoint: Endpoint) -> grpc.Channel:
     if tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
     return grpc.secure_channel(target, grpc.ssl_channel_credentials(*files), options)
+
+
+def is_reached(error: grpc.RpcError) -> bool:
+    """Whether a server has answered a call with this error, not the channel without one."""
+    return error.code() is not grpc.StatusCode.UNAVAILABLE or _FROM_SERVER in error.debug_error_string()
 
 
 class ServerApi:
@@ -96,8 +102,7 @@ class ServerApi:
                 )
                 found = send(request, timeout=_TIMEOUT_S, metadata=tuple(endpoint.headers.items()))
         except grpc.RpcError as error:
-            code = error.code()
-            raise AskError(error.details() or code.name, code is not grpc.StatusCode.UNAVAILABLE) from None
+            raise AskError(error.details() or error.code().name, is_reached(error)) from None
         return MessageToDict(
             found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
