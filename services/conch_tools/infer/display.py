@@ -18,6 +18,8 @@ from conch_tools.infer.client import InferResponse
 _MOST_VALUES = 24
 _MOST_TEXT = 300
 _WIDTH = 100
+_USUAL = ("triton_final_response",)
+_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
 def array_of(tensor: Tensor) -> Array:
@@ -35,7 +37,8 @@ def as_text(response: InferResponse, classes: int = 0) -> str:
             continue
         values = _values(array_of(tensor))
         lines += [f"{head}\n{values}" if "\n" in values else f"{head}: {values}"]
-    others = [f"{name}={value}" for name, value in response.parameters.items()]
+    hidden = _USUAL if response.parameters.get("sequence_id") else (*_USUAL, *_SEQUENCE)
+    others = [f"{name}={value}" for name, value in response.parameters.items() if name not in hidden]
     if others:
         lines.append(printable(f"parameters: {', '.join(others)}"))
     return "\n".join(lines)

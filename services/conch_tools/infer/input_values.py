@@ -50,10 +50,8 @@ def make_tensors(
             )
     missing = [rule.name for rule in signature.inputs if not rule.optional and rule.name not in values]
     if missing:
-        names = " and ".join(f"'{name}'" for name in missing)
-        raise InputError(
-            f"a value is missing for input {names}; model '{signature.name}' has {signature.inputs_text}"
-        )
+        names = ", ".join(missing)
+        raise InputError(f"no value for {names}; model '{signature.name}' has {signature.inputs_text}")
     return [
         _tensor(signature, rule, values[rule.name], None if shapes is None else shapes.get(rule.name))
         for rule in signature.inputs
