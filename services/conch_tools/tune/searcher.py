@@ -1,8 +1,8 @@
 """Searches a space of variants by successive halving and local moves; without a clock or a server of its own.
 
 Phase 1 spends 40 % of the budget on short windows of random variants, phase 2 measures the best fifth of them
-at full length, phase 3 measures neighbours of the best and repeats whatever becomes the best. A quarter-length
-window has twice the noise and still ranks well.
+at full length, phase 3 measures neighbours of the best and repeats whatever becomes the best. A window of a
+quarter of the length has twice the noise and still ranks well.
 
 What is asked depends on the seed and the scores told so far, nothing else: a search continues when they are
 told again, in their order.

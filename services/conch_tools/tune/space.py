@@ -30,13 +30,14 @@ class Field:
 
 
 def make_space(
-    config: ModelConfig, asked: Mapping[str, Sequence[Any]], cores: int = os.cpu_count() or 1
+    config: ModelConfig, asked: Mapping[str, Sequence[Any]], rows: int = 1, cores: int = os.cpu_count() or 1
 ) -> dict[str, Field]:
     """The fields of a model that can be searched.
 
     Args:
         config: Today's, completed by the server.
         asked: Values that the user gives, by field; an empty list leaves the field as it is.
+        rows: Of a request; no batch may be smaller.
         cores: Of the machine.
 
     Raises:
@@ -49,13 +50,15 @@ def make_space(
         found["instances"] = Field(tuple(counts), "batches run at the same time")
     batched = config.max_batch_size > 1 and not config.HasField("sequence_batching")
     if batched and not config.HasField("ensemble_scheduling"):
-        sizes = [0, *(1 << power for power in range(1, 8) if 1 << power <= config.max_batch_size)]
+        sizes = [0, *(1 << power for power in range(1, 8) if rows <= 1 << power <= config.max_batch_size)]
         if config.max_batch_size not in sizes:
             sizes.append(config.max_batch_size)
-        found["batch"] = Field(tuple(sizes), "rows that the dynamic batcher joins; 0 turns it off")
+        found["batch"] = Field(tuple(sizes), "rows of a batch; larger requests are refused; 0: no batcher")
         found["delay_us"] = Field(_DELAYS_US, "how long the batcher waits for more rows")
     if config.backend == "python":
-        found["placement"] = Field(("in_process", "worker"), "threads of the server, or processes of their own")
+        found["placement"] = Field(
+            ("in_process", "worker"), "threads of the server, or processes of their own"
+        )
     if config.backend == "onnxruntime":
         threads = [each for each in (1, 2, 4, 8, 16) if each <= cores]
         found["threads"] = Field(tuple(threads), "threads of ONNX Runtime in each instance")
@@ -88,7 +91,7 @@ def today_of(config: ModelConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
         "instances": config.instance_group[0].count if config.instance_group else 1,
         "batch": 0 if batching is None else config.max_batch_size,
         "delay_us": 0 if batching is None else batching.max_queue_delay_microseconds,
-        "placement": parameters.get(_PLACEMENT, "in_process"),
+        "placement": parameters.get(_PLACEMENT, "worker"),
         "threads": int(threads) if threads.isdecimal() else 0,
     }
     return {name: whole[name] for name in fields}
@@ -114,6 +117,6 @@ def apply_variant(config: ModelConfig, variant: Mapping[str, Any]) -> ModelConfi
         made.dynamic_batching.max_queue_delay_microseconds = variant["delay_us"]
     if "placement" in variant:
         made.parameters[_PLACEMENT].string_value = variant["placement"]
-    if "threads" in variant and variant["threads"]:
+    if variant.get("threads"):
         made.parameters[_THREADS].string_value = str(variant["threads"])
     return made
