@@ -138,6 +138,8 @@ class _Tuner:
             "objective": settings.objective,
             "constraints": [limit.text for limit in settings.limits],
             "load": {"mode": "concurrency", "value": settings.concurrency, "batch": settings.batch},
+            "data": [str(each) for each in settings.data],
+            "shapes": {name: list(dims) for name, dims in settings.shapes.items()},
             "budget_s": settings.budget_s,
             "window_s": settings.window_s,
             "pairs": settings.pairs,
@@ -170,7 +172,9 @@ class _Tuner:
             variant = dict(zip(self._space, asked[0], strict=True))
             one = self._measure(variant, "search", asked[1])
             if one.failed and variant == self._today:
-                raise NotTunedError(f"today's configuration cannot be measured: {one.failed}")
+                raise NotTunedError(
+                    f"today's configuration cannot be measured: {one.failed}; --restart tries again"
+                )
             searcher.tell(*asked, score(one, settings.objective, settings.limits))
         spent = searcher.spent + 1 > settings.budget_s / (settings.window_s + settings.warm_up_s)
         self._file.stopped_by = "budget" if spent else "converged"
@@ -233,7 +237,7 @@ class _Tuner:
         settings = self._settings
         seconds = settings.window_s if window == 1 else _SHORT_S
         load = Load("concurrency", settings.concurrency)
-        head = {
+        head: dict[str, Any] = {
             "variant": variant,
             "purpose": purpose,
             "window": window,

@@ -1,8 +1,9 @@
-"""The search reaches the recorded share of the optimum on simulated servers, and continues where it stopped."""
+"""The search reaches a recorded share of the optimum on simulated servers, and goes on where it stopped."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from statistics import fmean
 
@@ -34,7 +35,7 @@ class Surface:
         self._best = max(rate for rate, latency in self._true.values() if latency <= self._limit)
 
     def score(self, variant: Variant, window: float) -> float:
-        scale = 1 / window**0.5
+        scale = math.sqrt(1 / window)
         rate, latency = self._true[variant]
         rate *= 1 + 0.05 * scale * self._noise.gauss(0, 1)
         latency *= 1 + 0.08 * scale * self._noise.gauss(0, 1)
