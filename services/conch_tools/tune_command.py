@@ -119,7 +119,7 @@ def _tune(settings: TuneSettings, as_json: bool) -> int:
     file = run_tune(settings, _progress)
     write_reports(file, settings.folder)
     _print(file, as_json)
-    return REFUSED if file.result["sentence"].startswith("None meets") else DONE
+    return DONE if file.result["met"] else REFUSED
 
 
 def _show(path: Path, as_json: bool) -> int:

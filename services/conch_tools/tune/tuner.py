@@ -185,7 +185,7 @@ class _Tuner:
         limits = self._settings.limits
         full = [one for one in self._file.measurements if one.variant == best and one.window == 1]
         if min(excess(one, limits) for one in full) > 1:
-            self._file.result = _result_without_winner(_nearest(self._file, limits))
+            self._file.result = _result_without_winner(_nearest(self._file, limits), met=False)
             return
         if best == self._today:
             self._file.result = _result_without_winner("No variant is better than today's.")
@@ -206,7 +206,7 @@ class _Tuner:
         middle = news[len(news) // 2]
         olds = sorted((old for old, _ in pairs), key=lambda one: excess(one, limits))
         if excess(middle, limits) > 1:
-            return _result_without_winner(_nearest(self._file, limits))
+            return _result_without_winner(_nearest(self._file, limits), met=False)
         gain = paired_gain([(value_of(old, objective), value_of(new, objective)) for old, new in pairs])
         if gain is None:
             return _result_without_winner("Too few windows were measured to compare.")
@@ -218,7 +218,7 @@ class _Tuner:
         why = "; unlike today's it meets the limits" if helps else ""
         sentence = f"{describe(changed(best, self._today))} is better than today's: {text}{why}."
         diff = config_diff(self._server.written, best, self._today, self._space)
-        return {"winner": best, "gain": asdict(gain), "sentence": sentence, "diff": diff}
+        return {"met": True, "winner": best, "gain": asdict(gain), "sentence": sentence, "diff": diff}
 
     def _measure(self, variant: dict[str, Any], purpose: str, window: float) -> Measurement:
         """The next measurement, from the file while it has one."""
@@ -295,8 +295,8 @@ def _numbers(point: Point, batch: int) -> dict[str, Any]:
     }
 
 
-def _result_without_winner(sentence: str) -> dict[str, Any]:
-    return {"winner": None, "gain": None, "sentence": sentence, "diff": ""}
+def _result_without_winner(sentence: str, met: bool = True) -> dict[str, Any]:
+    return {"met": met, "winner": None, "gain": None, "sentence": sentence, "diff": ""}
 
 
 def _nearest(file: TuneFile, limits: Sequence[Most]) -> str:
