@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +148,11 @@ def run(arguments: Sequence[str]) -> int:
     return DONE if any(point.answered for point in result.points) else REFUSED
 
 
+def perf_analyzer() -> int:
+    """Runs the process's arguments as those of `perf_analyzer`."""
+    return run(["--as", "perf_analyzer", *sys.argv[1:]])
+
+
 def _measured(asked: Translation) -> Measured:
     """Measures what perf_analyzer's flags ask for."""
     from conch_tools.perf.load.coordinator import LoadError
@@ -159,6 +165,12 @@ def _measured(asked: Translation) -> Measured:
         raise MeasureError("--profile-export-file is not there yet: -f writes the table as CSV")
     try:
         settings = _settings(make_parser().parse_args(asked.arguments), asked.arguments)
+        settings = replace(
+            settings,
+            end_rule=asked.windows,
+            metrics_url=asked.metrics_url,
+            metrics_interval_s=asked.metrics_interval_s,
+        )
         return Measured(run_perf(settings))
     except PerfInterrupted as found:
         return Measured(found.result)

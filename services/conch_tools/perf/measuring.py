@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from conch_tools.connection import Endpoint
+from conch_tools.perf.gpu_metrics import GpuMetrics
 from conch_tools.perf.load.coordinator import run_load
 from conch_tools.perf.load.input_data import DataError, made_up, read_files, rules_of
 from conch_tools.perf.load.load_process import Plan
@@ -59,6 +61,19 @@ class PerfInterrupted(Exception):
         self.result = result
 
 
+class EndRule(Protocol):
+    """When a load is over before its time, and which of its seconds count; without those of the warm-up."""
+
+    def enough(self, slices: Sequence[Slice]) -> bool:
+        """Whether the load is over."""
+
+    def counted(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
+        """The seconds that count."""
+
+    def ends_walk(self, point: Point) -> bool:
+        """Whether no further load is measured."""
+
+
 @dataclass(frozen=True)
 class PerfSettings:
     """What is measured.
@@ -84,6 +99,9 @@ class PerfSettings:
         most_outstanding: Requests of a rate that may be unanswered; others are shed.
         gaps_us: Of a trace, in microseconds.
         seed: Of all that is random.
+        end_rule: None if each load takes ``seconds``, which are the most otherwise.
+        metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
+        metrics_interval_s: Between two reads.
         arguments: The command line, for the report.
     """
 
@@ -107,6 +125,9 @@ class PerfSettings:
     most_outstanding: int = 10_000
     gaps_us: Sequence[float] = ()
     seed: int = 0
+    end_rule: EndRule | None = None
+    metrics_url: str = ""
+    metrics_interval_s: float = 1.0
     arguments: Sequence[str] = ()
 
 
@@ -147,17 +168,24 @@ def run_perf(
         plan = _plan(settings, load, requests, decoupled)
         share = processes if load.mode == "rate" else min(processes, int(load.value))
         before = _statistics(api, settings, config)
-        outcome = run_load(plan, share, partial(progress, load))
+        rule = settings.end_rule
+        enough = None if rule is None else partial(_enough, rule, settings.warm_up)
+        gpus = GpuMetrics(settings.metrics_url, settings.metrics_interval_s) if settings.metrics_url else None
+        with gpus or nullcontext():
+            outcome = run_load(plan, share, partial(progress, load), enough)
         times = _difference(before, _statistics(api, settings, config))
         slices = tuple(outcome.slices[settings.warm_up :])
+        if rule is not None:
+            slices = rule.counted(slices)
         own = times.pop(settings.model, None)
-        point = Point(load, slices, len(slices), plan.connections, outcome.generator, own, times)
+        metrics = {} if gpus is None else gpus.found()
+        point = Point(load, slices, len(slices), plan.connections, outcome.generator, own, times, metrics)
         points.append(point)
         done(point)
         if search is not None:
             search.tell(point)
         interrupted = outcome.interrupted
-        if interrupted:
+        if interrupted or (rule is not None and rule.ends_walk(point)):
             break
     result = PerfResult(
         model=settings.model,
@@ -174,6 +202,10 @@ def run_perf(
     if interrupted:
         raise PerfInterrupted(result)
     return result
+
+
+def _enough(rule: EndRule, warm_up: int, slices: Sequence[Slice]) -> bool:
+    return rule.enough(slices[warm_up:])
 
 
 def _searched(search: RateSearch, distribution: str) -> Iterator[Load]:

@@ -29,6 +29,10 @@ class Measured:
     experiments: Sequence[Experiment] = ()
 
 
+# Verdicts that perf_analyzer's rule knows nothing of.
+_SAID = (Verdict.FAILING, Verdict.GENERATOR_TOO_SLOW, Verdict.SATURATED)
+
+
 class MeasureError(Exception):
     """The run failed, with one sentence for the user."""
 
@@ -54,6 +58,8 @@ def main(arguments: Sequence[str], measure: Measure, version: str) -> int:
         print(f"perf_analyzer: no effect: {text}", file=sys.stderr)
     try:
         measured = measure(asked)
+        if asked.metrics_url and not any(point.metrics for point in measured.result.points):
+            print(f"perf_analyzer: no GPU metrics at {asked.metrics_url}", file=sys.stderr)
         print(as_text(measured.result, asked.percentile), end="")
         _write(asked, measured, version)
     except (MeasureError, OSError) as error:
@@ -78,8 +84,23 @@ def _write(asked: Translation, measured: Measured, version: str) -> None:
 def _exit_code(asked: Translation, result: PerfResult) -> int:
     if not all(point.answered for point in result.points):
         return USAGE
-    unsteady = [point for point in result.points if judge(point).verdict is not Verdict.STABLE]
-    for point in unsteady:
+    good = True
+    for point in result.points:
         found = judge(point)
-        print(f"[WARNING] {point.load} is {found.verdict}: {found.reason}", file=sys.stderr)
-    return UNSTABLE if unsteady and asked.loads == 1 else OK
+        if found.verdict in _SAID:
+            print(f"[WARNING] {point.load} is {found.verdict}: {found.reason}", file=sys.stderr)
+        # Model Analyzer takes longer windows where it reads this sentence.
+        if not asked.windows.stable(point.slices):
+            print(
+                f"Failed to obtain stable measurement within {asked.windows.most} measurement windows for "
+                f"{point.load}. Please try to increase the {_longer(asked)}.",
+                file=sys.stderr,
+            )
+            good = False
+        elif found.verdict is Verdict.FAILING:
+            good = False
+    return OK if good or asked.loads > 1 else UNSTABLE
+
+
+def _longer(asked: Translation) -> str:
+    return "--measurement-request-count" if asked.windows.requests else "--measurement-interval"
