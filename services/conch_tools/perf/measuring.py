@@ -99,6 +99,7 @@ class PerfSettings:
         most_outstanding: Requests of a rate that may be unanswered; others are shed.
         gaps_us: Of a trace, in microseconds.
         seed: Of all that is random.
+        calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
         end_rule: None if each load takes ``seconds``, which are the most otherwise.
         metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
         metrics_interval_s: Between two reads.
@@ -125,6 +126,7 @@ class PerfSettings:
     most_outstanding: int = 10_000
     gaps_us: Sequence[float] = ()
     seed: int = 0
+    calls: int = 0
     end_rule: EndRule | None = None
     metrics_url: str = ""
     metrics_interval_s: float = 1.0
@@ -174,12 +176,15 @@ def run_perf(
         with gpus or nullcontext():
             outcome = run_load(plan, share, partial(progress, load), enough)
         times = _difference(before, _statistics(api, settings, config))
-        slices = tuple(outcome.slices[settings.warm_up :])
+        slices, length_s = tuple(outcome.slices[settings.warm_up :]), outcome.length_s - settings.warm_up
         if rule is not None:
             slices = rule.counted(slices)
+            length_s = len(slices)
         own = times.pop(settings.model, None)
         metrics = {} if gpus is None else gpus.found()
-        point = Point(load, slices, len(slices), plan.connections, outcome.generator, own, times, metrics)
+        point = Point(
+            load, slices, max(length_s, 0), plan.connections, outcome.generator, own, times, metrics
+        )
         points.append(point)
         done(point)
         if search is not None:
@@ -232,6 +237,7 @@ def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], 
         settings.most_outstanding,
         settings.gaps_us,
         settings.seed,
+        settings.calls,
     )
 
 

@@ -44,3 +44,37 @@ def test_counts_what_the_server_counts(
     assert point["generator"]["cpu_s"] > 0
     if "--rate" in flags:
         assert sent == (100 if scheme == "http" else pytest.approx(100, abs=60))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--concurrency-range", "4"],
+        ["--request-rate-range", "200"],
+        ["--concurrency-range", "4", "--streaming"],
+    ],
+    ids=["concurrency", "rate", "streaming"],
+)
+def test_as_perf_analyzer_sends_the_requests_that_are_asked_for(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_example(tmp_path, "simple")
+    with serving(tmp_path) as server:
+        arguments = ["-m", "simple", "-i", "grpc", "-u", server.address, "--request-count", "37", *flags]
+        assert perf_command.run(["--as", "perf_analyzer", *arguments]) == perf_command.DONE
+    text = capsys.readouterr().out
+    assert "    Request count: 37\n" in text
+    assert "    Successful request count: 37\n" in text
+
+
+def test_as_perf_analyzer_ends_the_walk_at_the_latency_threshold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_example(tmp_path, "simple")
+    with serving(tmp_path) as server:
+        arguments = ["-m", "simple", "-i", "grpc", "-u", server.address, "--concurrency-range", "1:3"]
+        windows = ["-p", "800", "-s", "10000", "-l", "0.001"]
+        assert perf_command.run(["--as", "perf_analyzer", *arguments, *windows]) == perf_command.DONE
+    text = capsys.readouterr().out
+    assert "Request concurrency: 1" in text
+    assert "Request concurrency: 2" not in text

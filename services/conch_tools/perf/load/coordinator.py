@@ -29,11 +29,13 @@ class LoadOutcome:
 
     Attributes:
         slices: The counts by second.
+        length_s: How long it was.
         generator: What it cost.
         interrupted: Whether it ended early, by KeyboardInterrupt; only whole seconds are counted then.
     """
 
     slices: Sequence[Slice]
+    length_s: float
     generator: Generator
     interrupted: bool
 
@@ -137,7 +139,9 @@ def _collect(
     generator = Generator(len(ends), round(cpu_s, 6), round(wall_s, 6))
     if not stopped:
         stopped = min(int(wall_s), plan.seconds) if interrupted else plan.seconds
-    return LoadOutcome(_in_order(seconds, stopped), generator, interrupted)
+    if plan.calls and wall_s < stopped:
+        return LoadOutcome(_in_order(seconds, max(seconds, default=-1) + 1), wall_s, generator, interrupted)
+    return LoadOutcome(_in_order(seconds, stopped), stopped, generator, interrupted)
 
 
 def _stop(ends: Sequence[Connection]) -> None:

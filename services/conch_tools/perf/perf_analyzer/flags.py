@@ -35,7 +35,6 @@ _UNSUPPORTED = {
     "--sequence-length": "use conch perf for requests without sequences",
     "--sequence-length-variation": "use conch perf for requests without sequences",
     "--sequence-id-range": "use conch perf for requests without sequences",
-    "--request-count": "use --measurement-mode count_windows",
     "--warmup-request-count": "use conch perf --warmup",
     "--string-data": "give the text in a file with --input-data FILE.json",
     "--input-tensor-format": "conch perf chooses it",
@@ -78,7 +77,8 @@ class Translation:
         arguments: The arguments of ``conch perf``.
         loads: How many points.
         percentile: The percentile that is listed too.
-        windows: When a measurement is over.
+        windows: When a measurement is over; None with a number of requests.
+        request_count: Requests of each measurement; 0 for windows.
         metrics_url: Where the server's GPU metrics are; empty if they are not asked for.
         without_effect: A sentence for each flag that is accepted and changes nothing.
     """
@@ -89,7 +89,8 @@ class Translation:
     verbose_csv: bool
     profile_export: Path | None
     percentile: int | None
-    windows: Windows
+    windows: Windows | None
+    request_count: int
     metrics_url: str
     metrics_interval_s: float
     without_effect: tuple[str, ...]
@@ -113,10 +114,15 @@ def translate(arguments: Sequence[str]) -> Translation:
         raise FlagError("--percentile takes 1 to 99")
     load, loads = _load(values)
     windows = _windows(values)
-    duration = _LONGEST if windows.requests else windows.seconds * windows.most
+    by_count = bool(windows.requests or values.request_count)
+    duration = _LONGEST if by_count else windows.seconds * windows.most
     found = [values.model, *load, "--duration", str(duration), "-b", str(values.batch)]
     if values.version:
         found += ["-x", values.version]
+    if values.request_count:
+        if values.latency_threshold:
+            raise FlagError("--latency-threshold needs windows: leave out --request-count")
+        found += ["--warmup", "0"]
     found += _data(values)
     found += _connection(values)
     if values.streaming:
@@ -128,7 +134,8 @@ def translate(arguments: Sequence[str]) -> Translation:
         values.verbose_csv,
         values.profile_export_file,
         values.percentile,
-        windows,
+        None if values.request_count else windows,
+        values.request_count,
         values.metrics_url if values.collect_metrics else "",
         values.metrics_interval / 1000,
         tuple(text for name, text in _WITHOUT_EFFECT.items() if getattr(values, name)),
@@ -157,6 +164,7 @@ def _parser() -> _Parser:
     add("-s", "--stability-percentage", type=float, default=10.0)
     add("--percentile", type=int)
     add("-r", "--max-trials", type=int, default=10)
+    add("--request-count", type=int, default=0)
     add("-l", "--latency-threshold", type=float, default=0.0)
     add("--collect-metrics", action="store_true")
     add("--metrics-url", default="http://localhost:8002/metrics")
@@ -216,6 +224,7 @@ def _windows(values: argparse.Namespace) -> Windows:
     for flag, value, least in (
         ("--measurement-interval", values.measurement_interval, 1),
         ("--measurement-request-count", values.measurement_request_count, 1),
+        ("--request-count", values.request_count, 0),
         ("--metrics-interval", values.metrics_interval, 1),
         ("--max-trials", values.max_trials, JUDGED),
         ("--latency-threshold", values.latency_threshold, 0),

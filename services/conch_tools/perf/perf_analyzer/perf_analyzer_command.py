@@ -12,6 +12,7 @@ from conch_tools.perf.measure.verdicts import Verdict, judge
 from conch_tools.perf.perf_analyzer.flags import FlagError, Translation, translate
 from conch_tools.perf.perf_analyzer.profile_export import Experiment, as_json
 from conch_tools.perf.perf_analyzer.summary import as_csv, as_text, composing_csv
+from conch_tools.perf.perf_analyzer.windows import Windows
 
 OK, UNSTABLE, USAGE, FAILED = 0, 2, 3, 99
 """Exit codes, as perf_analyzer's."""
@@ -89,11 +90,14 @@ def _exit_code(asked: Translation, result: PerfResult) -> int:
         found = judge(point)
         if found.verdict in _SAID:
             print(f"[WARNING] {point.load} is {found.verdict}: {found.reason}", file=sys.stderr)
+        if asked.windows is None:
+            good = good and found.verdict is not Verdict.FAILING
+            continue
         # Model Analyzer takes longer windows where it reads this sentence.
         if not asked.windows.stable(point.slices):
             print(
                 f"Failed to obtain stable measurement within {asked.windows.most} measurement windows for "
-                f"{point.load}. Please try to increase the {_longer(asked)}.",
+                f"{point.load}. Please try to increase the {_longer(asked.windows)}.",
                 file=sys.stderr,
             )
             good = False
@@ -102,5 +106,5 @@ def _exit_code(asked: Translation, result: PerfResult) -> int:
     return OK if good or asked.loads > 1 else UNSTABLE
 
 
-def _longer(asked: Translation) -> str:
-    return "--measurement-request-count" if asked.windows.requests else "--measurement-interval"
+def _longer(windows: Windows) -> str:
+    return "--measurement-request-count" if windows.requests else "--measurement-interval"
