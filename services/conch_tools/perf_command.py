@@ -167,6 +167,7 @@ def _measured(asked: Translation) -> Measured:
         settings = _settings(make_parser().parse_args(asked.arguments), asked.arguments)
         settings = replace(
             settings,
+            composing=asked.composing,
             calls=asked.request_count,
             end_rule=asked.windows,
             metrics_url=asked.metrics_url,

@@ -99,6 +99,7 @@ class PerfSettings:
         most_outstanding: Requests of a rate that may be unanswered; others are shed.
         gaps_us: Of a trace, in microseconds.
         seed: Of all that is random.
+        composing: Models that a BLS model calls, with their versions, whose statistics are read too.
         calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
         end_rule: None if each load takes ``seconds``, which are the most otherwise.
         metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
@@ -126,6 +127,7 @@ class PerfSettings:
     most_outstanding: int = 10_000
     gaps_us: Sequence[float] = ()
     seed: int = 0
+    composing: Mapping[str, str] = field(default_factory=dict)
     calls: int = 0
     end_rule: EndRule | None = None
     metrics_url: str = ""
@@ -270,18 +272,21 @@ def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool
 def _statistics(
     api: ServerApi, settings: PerfSettings, config: Mapping[str, Any]
 ) -> dict[str, ServerStatistics]:
-    """Counts of the model and of those it consists of, by name; none where the server has none."""
+    """Counts of the model by name, and of those it consists of by ``name:version``, if the server has any."""
     steps = config.get("ensemble_scheduling", {}).get("step", ())
-    names = [settings.model, *dict.fromkeys(step["model_name"] for step in steps)]
+    names = {step["model_name"]: "" for step in steps} | dict(settings.composing)
     found = {}
-    for name in names:
+    for name, version in {settings.model: settings.version, **names}.items():
         try:
-            versions = api.statistics(name, settings.version if name == settings.model else "")
+            versions = api.statistics(name, version)
         except AskError as error:
             if not error.reached:
                 raise
             continue
-        found[name] = _sum(versions)
+        if name == settings.model:
+            found[name] = _sum(versions)
+        else:
+            found |= {f"{name}:{each.get('version', '')}": _sum([each]) for each in versions}
     return found
 
 

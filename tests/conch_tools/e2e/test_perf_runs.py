@@ -6,9 +6,24 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.support.servers import copy_example, serving
+from tests.support.servers import copy_example, serving, write_model
 
 from conch_tools import perf_command
+
+_ENSEMBLE = """
+    platform: "ensemble"
+    max_batch_size: 8
+    input { name: "INPUT0" data_type: TYPE_INT32 dims: [ 16 ] }
+    input { name: "INPUT1" data_type: TYPE_INT32 dims: [ 16 ] }
+    output { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] }
+    ensemble_scheduling { step {
+        model_name: "simple"
+        model_version: -1
+        input_map { key: "INPUT0" value: "INPUT0" }
+        input_map { key: "INPUT1" value: "INPUT1" }
+        output_map { key: "OUTPUT0" value: "OUTPUT0" }
+    } }
+"""
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -78,3 +93,33 @@ def test_as_perf_analyzer_ends_the_walk_at_the_latency_threshold(
     text = capsys.readouterr().out
     assert "Request concurrency: 1" in text
     assert "Request concurrency: 2" not in text
+
+
+@pytest.mark.parametrize("model", ["sums", "simple"])
+def test_as_perf_analyzer_reports_composing_models(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_example(tmp_path, "simple")
+    copy_example(tmp_path, "simple", "other")
+    write_model(tmp_path, "sums", _ENSEMBLE)
+    report = tmp_path / "out.csv"
+    with serving(tmp_path) as server:
+        arguments = [
+            "-m",
+            model,
+            "-i",
+            "grpc",
+            "-u",
+            server.address,
+            "--request-count",
+            "20",
+            "-f",
+            str(report),
+        ]
+        arguments += ["--bls-composing-models", "other:1"]
+        assert perf_command.run(["--as", "perf_analyzer", *arguments]) == perf_command.DONE
+    text = capsys.readouterr().out
+    assert text.count("Successful request count: 20") == (2 if model == "sums" else 1)
+    assert "    other, version: 1\n        Inference count: 0\n" in text
+    files = {each.name for each in tmp_path.glob("*.csv")}
+    assert files == {"out.csv", "other_v1.out.csv"} | ({"simple_v1.out.csv"} if model == "sums" else set())

@@ -19,6 +19,7 @@ from conch_tools.perf.perf_analyzer import perf_analyzer_command
 from conch_tools.perf.perf_analyzer.flags import FlagError, Translation, translate
 from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
 from conch_tools.perf.perf_analyzer.profile_export import Experiment
+from conch_tools.perf.perf_analyzer.windows import Windows
 
 MS = 1_000_000
 
@@ -180,6 +181,28 @@ def test_translates(flags: str, translated: str) -> None:
     assert " ".join(translate(["-m", "m", *flags.split()]).arguments) == translated
 
 
+def test_translates_what_model_analyzer_runs() -> None:
+    line = (
+        "-m simple -b 2 -u localhost:8001 -i grpc -f simple-results.csv --verbose-csv --concurrency-range 4 "
+        "--stability-percentage 50 --measurement-mode count_windows --measurement-request-count 100 "
+        "--collect-metrics --metrics-url http://localhost:8002/metrics --metrics-interval 500"
+    )
+    found = translate(line.split())
+    assert (
+        " ".join(found.arguments) == "simple -c 4 --duration 3600 -b 2 --reuse-data -u grpc://localhost:8001"
+    )
+    assert found.windows == Windows(5000, 100, 0.5)
+    assert (found.csv, found.verbose_csv) == (Path("simple-results.csv"), True)
+    assert (found.metrics_url, found.metrics_interval_s) == ("http://localhost:8002/metrics", 0.5)
+    assert not found.without_effect
+
+
+def test_a_number_of_requests_has_no_windows() -> None:
+    found = translate(["-m", "m", "--request-count", "7"])
+    assert (found.windows, found.request_count) == (None, 7)
+    assert " ".join(found.arguments).startswith("m -c 1 --duration 3600 -b 1 --warmup 0 ")
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
@@ -187,6 +210,7 @@ def test_translates(flags: str, translated: str) -> None:
         ("--service-kind=openai", "--service-kind isn't supported"),
         ("--binary-search", "--rate auto"),
         ("-l -1", "--latency-threshold is at least 0"),
+        ("--bls-composing-models :1", "--bls-composing-models takes"),
         ("-r 2", "--max-trials is at least 3"),
         ("-s 0", "--stability-percentage is above 0"),
         ("--concurrency-range 4:1", "end must be at least the start"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +17,6 @@ _LONGEST = 3600
 _PORTS = {"grpc": 8001, "http": 8000}
 
 _UNSUPPORTED = {
-    "--bls-composing-models": "the statistics of an ensemble's models are read without it",
     "--service-kind": "conch perf measures servers that speak Triton's protocols",
     "--triton-server-directory": "start the server and give its address with -u",
     "--model-repository": "start the server and give its address with -u",
@@ -79,6 +78,7 @@ class Translation:
         percentile: The percentile that is listed too.
         windows: When a measurement is over; None with a number of requests.
         request_count: Requests of each measurement; 0 for windows.
+        composing: Models that a BLS model calls, with their versions.
         metrics_url: Where the server's GPU metrics are; empty if they are not asked for.
         without_effect: A sentence for each flag that is accepted and changes nothing.
     """
@@ -91,6 +91,7 @@ class Translation:
     percentile: int | None
     windows: Windows | None
     request_count: int
+    composing: Mapping[str, str]
     metrics_url: str
     metrics_interval_s: float
     without_effect: tuple[str, ...]
@@ -136,6 +137,7 @@ def translate(arguments: Sequence[str]) -> Translation:
         values.percentile,
         None if values.request_count else windows,
         values.request_count,
+        _composing(values.bls_composing_models),
         values.metrics_url if values.collect_metrics else "",
         values.metrics_interval / 1000,
         tuple(text for name, text in _WITHOUT_EFFECT.items() if getattr(values, name)),
@@ -148,6 +150,7 @@ def _parser() -> _Parser:
     add("-m", dest="model", required=True)
     add("-x", dest="version", default="")
     add("-b", dest="batch", type=int, default=1)
+    add("--bls-composing-models", default="")
     add("--shape", action="append", default=[])
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--concurrency-range")
@@ -218,6 +221,16 @@ def _load(values: argparse.Namespace) -> tuple[list[str], int]:
     if any(count != int(count) for count in counts):
         raise FlagError("--concurrency-range takes integers")
     return ["-c", ",".join(str(int(count)) for count in counts)], len(counts)
+
+
+def _composing(text: str) -> dict[str, str]:
+    found = {}
+    for each in filter(None, text.split(",")):
+        name, _, version = each.strip().partition(":")
+        if not name:
+            raise FlagError(f"--bls-composing-models takes NAME:VERSION,NAME, not '{text}'")
+        found[name] = version
+    return found
 
 
 def _windows(values: argparse.Namespace) -> Windows:
