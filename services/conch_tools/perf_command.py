@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conch import __version__
+from conch.cli import main
 from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def perf_analyzer() -> int:
     """Runs the process's arguments as those of `perf_analyzer`."""
-    return run(["--as", "perf_analyzer", *sys.argv[1:]])
+    return main(["perf", "--as", "perf_analyzer", *sys.argv[1:]])
 
 
 def _measured(asked: Translation) -> Measured:

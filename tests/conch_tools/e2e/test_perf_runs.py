@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,8 @@ def test_as_perf_analyzer_sends_the_requests_that_are_asked_for(
         assert perf_command.run(["--as", "perf_analyzer", *arguments]) == perf_command.DONE
     text = capsys.readouterr().out
     assert "    Request count: 37\n" in text
+    throughput = re.search(r"Throughput: (\S+) infer/sec", text)
+    assert throughput and float(throughput[1]) > 0
     assert "    Successful request count: 37\n" in text
 
 

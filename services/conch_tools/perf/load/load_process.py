@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from time import monotonic_ns, process_time
+from time import monotonic_ns, process_time, sleep
 
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load import schedules
@@ -73,6 +73,7 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
         driver = Driver(lambda ended: _connect(plan, ended), connections, next_request, recorder, stop, calls)
         gc.freeze()
         gc.disable()
+        sleep(max(begin_ns - monotonic_ns(), 0) / 1e9)
         before_s = process_time()
         end_ns = begin_ns + plan.seconds * 1_000_000_000
         if plan.load.mode == "concurrency":
