@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from time import monotonic_ns, process_time, sleep
+from time import monotonic_ns, process_time
 
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load import schedules
@@ -73,7 +73,7 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
         driver = Driver(lambda ended: _connect(plan, ended), connections, next_request, recorder, stop, calls)
         gc.freeze()
         gc.disable()
-        sleep(max(begin_ns - monotonic_ns(), 0) / 1e9)
+        parent.poll(max(begin_ns - monotonic_ns(), 0) / 1e9)  # waits for the time, or to be stopped
         before_s = process_time()
         end_ns = begin_ns + plan.seconds * 1_000_000_000
         if plan.load.mode == "concurrency":
