@@ -59,7 +59,8 @@ def test_counts_what_the_server_counts(
     assert answered <= sent <= answered + (in_flight or sent)
     assert point["generator"]["cpu_s"] > 0
     if "--rate" in flags:
-        assert sent == (100 if scheme == "http" else pytest.approx(100, abs=60))
+        # A busy machine leaves some unsent at the end; a random schedule has more or fewer.
+        assert sent == pytest.approx(100, abs=60)
 
 
 @pytest.mark.parametrize(
