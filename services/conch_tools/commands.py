@@ -30,3 +30,10 @@ OPTIMIZE = Command(
     True,
     after="new",
 )
+TUNE = Command(
+    "conch_tools.tune_command",
+    "MODEL",
+    "search the settings that serve a model best, on a server of its own",
+    True,
+    after="perf",
+)

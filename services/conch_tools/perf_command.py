@@ -6,10 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conch import __version__
+from conch.cli import main
 from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
 
 if TYPE_CHECKING:
@@ -147,6 +149,11 @@ def run(arguments: Sequence[str]) -> int:
     return DONE if any(point.answered for point in result.points) else REFUSED
 
 
+def perf_analyzer() -> int:
+    """Runs the process's arguments as those of `perf_analyzer`."""
+    return main(["perf", "--as", "perf_analyzer", *sys.argv[1:]])
+
+
 def _measured(asked: Translation) -> Measured:
     """Measures what perf_analyzer's flags ask for."""
     from conch_tools.perf.load.coordinator import LoadError
@@ -159,6 +166,14 @@ def _measured(asked: Translation) -> Measured:
         raise MeasureError("--profile-export-file is not there yet: -f writes the table as CSV")
     try:
         settings = _settings(make_parser().parse_args(asked.arguments), asked.arguments)
+        settings = replace(
+            settings,
+            composing=asked.composing,
+            calls=asked.request_count,
+            end_rule=asked.windows,
+            metrics_url=asked.metrics_url,
+            metrics_interval_s=asked.metrics_interval_s,
+        )
         return Measured(run_perf(settings))
     except PerfInterrupted as found:
         return Measured(found.result)

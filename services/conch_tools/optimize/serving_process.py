@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     """Runs a job; writes ``answers.json`` with `load_s`, `errors` and `profile`, or `load_error`."""
     file = Path(arguments[0])
     job = json.loads(file.read_text())
-    end_with_parent(job["parent"])
+    end_with_parent(signal.SIGKILL, job["parent"])
     folder = file.parent
     inputs = _inputs(job)
     before = _resident()

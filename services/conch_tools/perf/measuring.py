@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from conch_tools.connection import Endpoint
+from conch_tools.perf.gpu_metrics import GpuMetrics
 from conch_tools.perf.load.coordinator import run_load
 from conch_tools.perf.load.input_data import DataError, made_up, read_files, rules_of
 from conch_tools.perf.load.load_process import Plan
@@ -59,6 +61,19 @@ class PerfInterrupted(Exception):
         self.result = result
 
 
+class EndRule(Protocol):
+    """When a load is over before its time, and which of its seconds count; without those of the warm-up."""
+
+    def enough(self, slices: Sequence[Slice]) -> bool:
+        """Whether the load is over."""
+
+    def counted(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
+        """The seconds that count."""
+
+    def ends_walk(self, point: Point) -> bool:
+        """Whether no further load is measured."""
+
+
 @dataclass(frozen=True)
 class PerfSettings:
     """What is measured.
@@ -84,6 +99,11 @@ class PerfSettings:
         most_outstanding: Requests of a rate that may be unanswered; others are shed.
         gaps_us: Of a trace, in microseconds.
         seed: Of all that is random.
+        composing: Models that a BLS model calls, with their versions, whose statistics are read too.
+        calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
+        end_rule: None if each load takes ``seconds``, which are the most otherwise.
+        metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
+        metrics_interval_s: Between two reads.
         arguments: The command line, for the report.
     """
 
@@ -107,6 +127,11 @@ class PerfSettings:
     most_outstanding: int = 10_000
     gaps_us: Sequence[float] = ()
     seed: int = 0
+    composing: Mapping[str, str] = field(default_factory=dict)
+    calls: int = 0
+    end_rule: EndRule | None = None
+    metrics_url: str = ""
+    metrics_interval_s: float = 1.0
     arguments: Sequence[str] = ()
 
 
@@ -147,17 +172,27 @@ def run_perf(
         plan = _plan(settings, load, requests, decoupled)
         share = processes if load.mode == "rate" else min(processes, int(load.value))
         before = _statistics(api, settings, config)
-        outcome = run_load(plan, share, partial(progress, load))
+        rule = settings.end_rule
+        enough = None if rule is None else partial(_enough, rule, settings.warm_up)
+        gpus = GpuMetrics(settings.metrics_url, settings.metrics_interval_s) if settings.metrics_url else None
+        with gpus or nullcontext():
+            outcome = run_load(plan, share, partial(progress, load), enough)
         times = _difference(before, _statistics(api, settings, config))
-        slices = tuple(outcome.slices[settings.warm_up :])
+        slices, length_s = tuple(outcome.slices[settings.warm_up :]), outcome.length_s - settings.warm_up
+        if rule is not None:
+            slices = rule.counted(slices)
+            length_s = len(slices)
         own = times.pop(settings.model, None)
-        point = Point(load, slices, len(slices), plan.connections, outcome.generator, own, times)
+        metrics = {} if gpus is None else gpus.found()
+        point = Point(
+            load, slices, max(length_s, 0), plan.connections, outcome.generator, own, times, metrics
+        )
         points.append(point)
         done(point)
         if search is not None:
             search.tell(point)
         interrupted = outcome.interrupted
-        if interrupted:
+        if interrupted or (rule is not None and rule.ends_walk(point)):
             break
     result = PerfResult(
         model=settings.model,
@@ -174,6 +209,10 @@ def run_perf(
     if interrupted:
         raise PerfInterrupted(result)
     return result
+
+
+def _enough(rule: EndRule, warm_up: int, slices: Sequence[Slice]) -> bool:
+    return rule.enough(slices[warm_up:])
 
 
 def _searched(search: RateSearch, distribution: str) -> Iterator[Load]:
@@ -200,6 +239,7 @@ def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], 
         settings.most_outstanding,
         settings.gaps_us,
         settings.seed,
+        settings.calls,
     )
 
 
@@ -232,18 +272,21 @@ def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool
 def _statistics(
     api: ServerApi, settings: PerfSettings, config: Mapping[str, Any]
 ) -> dict[str, ServerStatistics]:
-    """Counts of the model and of those it consists of, by name; none where the server has none."""
+    """Counts of the model by name, and of those it consists of by ``name:version``, if the server has any."""
     steps = config.get("ensemble_scheduling", {}).get("step", ())
-    names = [settings.model, *dict.fromkeys(step["model_name"] for step in steps)]
+    names = {step["model_name"]: "" for step in steps} | dict(settings.composing)
     found = {}
-    for name in names:
+    for name, version in {settings.model: settings.version, **names}.items():
         try:
-            versions = api.statistics(name, settings.version if name == settings.model else "")
+            versions = api.statistics(name, version)
         except AskError as error:
             if not error.reached:
                 raise
             continue
-        found[name] = _sum(versions)
+        if name == settings.model:
+            found[name] = _sum(versions)
+        else:
+            found |= {f"{name}:{each.get('version', '')}": _sum([each]) for each in versions}
     return found
 
 

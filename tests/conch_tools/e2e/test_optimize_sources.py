@@ -32,7 +32,8 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def optimized(source: Path | str, folder: Path, **more: Any) -> dict[str, Mapping[str, Any]]:
     """Candidates by their last step; all that could be made have passed, and the repository is in order."""
-    result = optimize(str(source), folder, OptimizeOptions(measure_s=0.05, offline=OFFLINE, **more))
+    options = {"measure_s": 0.05, "offline": OFFLINE, **more}
+    result = optimize(str(source), folder, OptimizeOptions(**options))
     check(result)
     return {each["chain"][-1]: each for each in result.candidates}
 

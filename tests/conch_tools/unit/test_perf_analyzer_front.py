@@ -19,6 +19,7 @@ from conch_tools.perf.perf_analyzer import perf_analyzer_command
 from conch_tools.perf.perf_analyzer.flags import FlagError, Translation, translate
 from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
 from conch_tools.perf.perf_analyzer.profile_export import Experiment
+from conch_tools.perf.perf_analyzer.windows import Windows
 
 MS = 1_000_000
 
@@ -51,7 +52,10 @@ RESULT = PerfResult("m", "1", "grpc", "grpc", 2, 200, (), {}, "2026", points=(_p
 
 
 def _run(*arguments: str, result: PerfResult = RESULT, experiments: tuple[Experiment, ...] = ()) -> int:
-    return perf_analyzer_command.main(["-m", "m", *arguments], lambda _: Measured(result, experiments), "1.0")
+    # Windows of one second, as the results have.
+    return perf_analyzer_command.main(
+        ["-m", "m", "-p", "800", *arguments], lambda _: Measured(result, experiments), "1.0"
+    )
 
 
 def test_csv_by_column_names(tmp_path: Path) -> None:
@@ -140,7 +144,8 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run("--concurrency-range", "1:2", result=replace(RESULT, points=(unsteady, unsteady))) == 0
     silent = Point(Load("rate", 1), (Slice(0, 1, errors=Counter(UNAVAILABLE=1)),), 1.0, 1, Generator(1, 0, 1))
     assert _run(result=replace(RESULT, points=(silent,))) == 3
-    assert "concurrency 1 is noisy: There are 2 whole seconds" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "Failed to obtain stable measurement within 10 measurement windows for concurrency 1." in err
 
     def fails(_: Translation) -> Measured:
         raise MeasureError("no server")
@@ -152,28 +157,50 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "translated"),
     [
-        ("", "m -c 1 --duration 18 -b 1 --reuse-data -u http://localhost:8000"),
+        ("", "m -c 1 --duration 60 -b 1 --reuse-data -u http://localhost:8000"),
         (
             "-i grpc --concurrency-range 1:7:2 -p 1000 -b 4 -x 3",
-            "m -c 1,3,5,7 --duration 4 -b 4 -x 3 --reuse-data -u grpc://localhost:8001",
+            "m -c 1,3,5,7 --duration 20 -b 4 -x 3 --reuse-data -u grpc://localhost:8001",
         ),
         (
             "-i grpc --request-rate-range 0.5:1.5:0.5 --request-distribution poisson "
             "--ssl-grpc-use-ssl -u h:1",
-            "m --rate 0.5,1,1.5 --distribution poisson --duration 18 -b 1 --reuse-data -u grpcs://h:1",
+            "m --rate 0.5,1,1.5 --distribution poisson --duration 60 -b 1 --reuse-data -u grpcs://h:1",
         ),
         (
             "--request-intervals f --input-data d.json --shape IN:1,2 -u https://h:1 -H A:b",
-            "m --distribution trace:f --duration 18 -b 1 --shape IN:1,2 --data d.json -u https://h:1 -H A:b",
+            "m --distribution trace:f --duration 60 -b 1 --shape IN:1,2 --data d.json -u https://h:1 -H A:b",
         ),
         (
             "--request-parameter n:3:int --request-parameter s:x:y:string",
-            'm -c 1 --duration 18 -b 1 --reuse-data --parameter n=3 --parameter s="x:y" -u http://localhost:8000',
+            'm -c 1 --duration 60 -b 1 --reuse-data --parameter n=3 --parameter s="x:y" -u http://localhost:8000',
         ),
     ],
 )
 def test_translates(flags: str, translated: str) -> None:
     assert " ".join(translate(["-m", "m", *flags.split()]).arguments) == translated
+
+
+def test_translates_what_model_analyzer_runs() -> None:
+    line = (
+        "-m simple -b 2 -u localhost:8001 -i grpc -f simple-results.csv --verbose-csv --concurrency-range 4 "
+        "--stability-percentage 50 --measurement-mode count_windows --measurement-request-count 100 "
+        "--collect-metrics --metrics-url http://localhost:8002/metrics --metrics-interval 500"
+    )
+    found = translate(line.split())
+    assert (
+        " ".join(found.arguments) == "simple -c 4 --duration 3600 -b 2 --reuse-data -u grpc://localhost:8001"
+    )
+    assert found.windows == Windows(5000, 100, 0.5)
+    assert (found.csv, found.verbose_csv) == (Path("simple-results.csv"), True)
+    assert (found.metrics_url, found.metrics_interval_s) == ("http://localhost:8002/metrics", 0.5)
+    assert not found.without_effect
+
+
+def test_a_number_of_requests_has_no_windows() -> None:
+    found = translate(["-m", "m", "--request-count", "7"])
+    assert (found.windows, found.request_count) == (None, 7)
+    assert " ".join(found.arguments).startswith("m -c 1 --duration 3600 -b 1 --warmup 0 ")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +209,10 @@ def test_translates(flags: str, translated: str) -> None:
         ("--shared-memory system", "--shared-memory isn't supported"),
         ("--service-kind=openai", "--service-kind isn't supported"),
         ("--binary-search", "--rate auto"),
-        ("-l 100", "-l isn't supported"),
+        ("-l -1", "--latency-threshold is at least 0"),
+        ("--bls-composing-models :1", "--bls-composing-models takes"),
+        ("-r 2", "--max-trials is at least 3"),
+        ("-s 0", "--stability-percentage is above 0"),
         ("--concurrency-range 4:1", "end must be at least the start"),
         ("--concurrency-range 1:2:3:4", "START:END:STEP"),
         ("--concurrency-range 1.5", "integers"),
@@ -199,7 +229,7 @@ def test_refuses_by_name(flags: str, reason: str) -> None:
 
 
 def test_names_flags_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    _run("--async", "--measurement-mode", "count_windows")
+    _run("--async", "-v")
     err = capsys.readouterr().err
     assert "no effect: -a" in err
-    assert "no effect: --measurement-mode" in err
+    assert "no effect: -v" in err

@@ -56,9 +56,11 @@ class WorkerInstance(BackendInstance):
         launch = Launch(spec, placement, settings, environment, calls, waiter, families, monitor, group.notes)
         instance = cls(launch, group)
         instance.supervisor.open()
-        alone = spec.sequence is not None or any(group.resources for group in spec.instance_groups)
+        # Batches are formed of what waits meanwhile; the others name their instance, or need its resources.
+        waits = spec.batching is not None or spec.sequence is not None
+        waits = waits or any(group.resources for group in spec.instance_groups)
         link = instance.supervisor.link
-        if link is not None and link.starts_requests and not alone:
+        if link is not None and link.starts_requests and not waits:
             instance.most_batches = _MOST_BATCHES
         return instance
 

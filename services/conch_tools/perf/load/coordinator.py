@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from time import monotonic_ns
@@ -28,22 +29,30 @@ class LoadOutcome:
 
     Attributes:
         slices: The counts by second.
+        length_s: How long it was.
         generator: What it cost.
         interrupted: Whether it ended early, by KeyboardInterrupt; only whole seconds are counted then.
     """
 
     slices: Sequence[Slice]
+    length_s: float
     generator: Generator
     interrupted: bool
 
 
-def run_load(plan: Plan, processes: int, progress: Callable[[Slice], object]) -> LoadOutcome:
+def run_load(
+    plan: Plan,
+    processes: int,
+    progress: Callable[[Slice], object],
+    enough: Callable[[Sequence[Slice]], bool] | None = None,
+) -> LoadOutcome:
     """Runs a load.
 
     Args:
         plan: What is to be done.
         processes: How many do it.
         progress: Gets each second's counts once all processes have sent them.
+        enough: Whether the load ends before its time; gets the counts of all whole seconds so far.
 
     Raises:
         LoadError: A process has died.
@@ -66,7 +75,7 @@ def run_load(plan: Plan, processes: int, progress: Callable[[Slice], object]) ->
         begin_ns = monotonic_ns() + _HEAD_START_NS
         for end in ends:
             end.send(begin_ns)
-        return _collect(plan, ends, begin_ns, progress)
+        return _collect(plan, ends, begin_ns, progress, enough)
     finally:
         for end in ends:
             end.close()
@@ -79,12 +88,19 @@ def run_load(plan: Plan, processes: int, progress: Callable[[Slice], object]) ->
 
 
 def _collect(
-    plan: Plan, ends: list[Connection], begin_ns: int, progress: Callable[[Slice], object]
+    plan: Plan,
+    ends: list[Connection],
+    begin_ns: int,
+    progress: Callable[[Slice], object],
+    enough: Callable[[Sequence[Slice]], bool] | None,
 ) -> LoadOutcome:
     seconds: dict[int, Slice] = {}
+    # A process sends nothing for a second without events; its next counts say that the second is over.
+    complete = dict.fromkeys(ends, 0)
+    whole = 0
     shares: dict[int, int] = {}
     open_ends = list(ends)
-    cpu_s, interrupted = 0.0, False
+    cpu_s, interrupted, stopped = 0.0, False, 0
     over_ns = begin_ns + int((plan.seconds + _GRACE_S) * 1e9)
     while open_ends:
         try:
@@ -108,15 +124,34 @@ def _collect(
                 shares[found.second] = shares.get(found.second, 0) + 1
                 if shares[found.second] == len(ends):
                     progress(seconds[found.second])
+                complete[end] = found.second + 1
+                if enough is None or min(complete.values()) <= whole:
+                    continue
+                whole = min(complete.values())
+                if enough(_in_order(seconds, whole)):
+                    enough = None
+                    stopped = whole
+                    _stop(open_ends)
         except KeyboardInterrupt:
             interrupted = True
-            for end in open_ends:
-                end.send("stop")
+            _stop(open_ends)
     wall_s = (monotonic_ns() - begin_ns) / 1e9
     generator = Generator(len(ends), round(cpu_s, 6), round(wall_s, 6))
-    whole = min(int(wall_s), plan.seconds) if interrupted else plan.seconds
-    slices = [seconds.get(number) or Slice(number) for number in range(whole)]
-    return LoadOutcome(slices, generator, interrupted)
+    if not stopped:
+        stopped = min(int(wall_s), plan.seconds) if interrupted else plan.seconds
+    if plan.calls and wall_s < stopped:
+        return LoadOutcome(_in_order(seconds, max(seconds, default=-1) + 1), wall_s, generator, interrupted)
+    return LoadOutcome(_in_order(seconds, stopped), stopped, generator, interrupted)
+
+
+def _stop(ends: Sequence[Connection]) -> None:
+    for end in ends:
+        with suppress(BrokenPipeError):  # it has just ended
+            end.send("stop")
+
+
+def _in_order(seconds: Mapping[int, Slice], count: int) -> list[Slice]:
+    return [seconds.get(number) or Slice(number) for number in range(count)]
 
 
 def _receive(end: Connection) -> object:

@@ -11,8 +11,10 @@ late then.
 from __future__ import annotations
 
 import select
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from time import monotonic_ns
 
 from conch_tools.perf.load.calls import Call, Client
@@ -34,6 +36,7 @@ class Driver:
         next_request: The next request of a slot; of -1 in an open loop.
         recorder: Counts.
         stops: Whether to stop; called now and then.
+        calls: How many calls are made; the load ends with the last one.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class Driver:
         next_request: Callable[[int], ReadyRequest],
         recorder: Recorder,
         stops: Callable[[], bool],
+        calls: int = sys.maxsize,
     ) -> None:
         self._connect = connect
         self._most = connections
         self._next_request = next_request
         self._recorder = recorder
         self._stops = stops
+        self._left = calls
         self._poll = select.epoll()
         self._places: list[Client | None] = []
         self._clients: dict[int, tuple[int, Client]] = {}
@@ -65,7 +70,7 @@ class Driver:
         """Keeps a call in flight for each slot until a time, then waits for none."""
         self._closed_loop = True
         self._parked = list(slots)
-        while (now := monotonic_ns()) < end_ns and not self._stops():
+        while (now := monotonic_ns()) < end_ns and not self._stops() and (self._left or self._outstanding):
             if self._parked and now >= self._retry_ns:
                 parked, self._parked = self._parked, []
                 for slot in parked:
@@ -78,8 +83,11 @@ class Driver:
 
     def run_open(self, times: Iterator[int], end_ns: int, most: int) -> None:
         """Sends at times (monotonic ns) until one, with at most so many outstanding."""
+        times = islice(times, self._left)
         due_ns = next(times, end_ns)
         while (now := monotonic_ns()) < end_ns and not self._stops():
+            if due_ns >= end_ns and not self._outstanding:
+                break
             while due_ns <= now and due_ns < end_ns:
                 if self._outstanding >= most:
                     self._recorder.shed(now)
@@ -114,6 +122,8 @@ class Driver:
     # --- sending -------------------------------------------------------------------------------------------
 
     def _begin(self, slot: int, now_ns: int) -> None:
+        if not self._left:
+            return
         client = self._client(slot % self._most, now_ns)
         if client is not None and not client.can_send:
             client = self._free(now_ns)
@@ -121,6 +131,7 @@ class Driver:
             self._parked.append(slot)
             return
         self._outstanding += 1
+        self._left -= 1
         self._send(client, Call(self._next_request(slot), now_ns, slot), now_ns)
 
     def _send_waiting(self, now_ns: int) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from conch_tools.perf.load.ready_requests import InputTensor, array_data, dtype_of, texts_data
 
 _TEXT = b"abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ 0123456789"
+_SCHEDULING = ("timestamp", "delay", "session_id")
 
 
 class DataError(Exception):
@@ -156,9 +157,12 @@ def _read_entry(
     if not isinstance(entry, dict):
         raise DataError(f"{where} is no object with inputs")
     known = {rule.name for rule in rules}
-    unknown = [
-        name for name in entry if name not in known and name not in ("timestamp", "delay", "session_id")
-    ]
+    unknown = [name for name in entry if name not in known]
+    if unknown and unknown[0] in _SCHEDULING:
+        raise DataError(
+            f"{where} has '{unknown[0]}', which conch perf does not follow: remove it, and give times by "
+            "--distribution trace:FILE"
+        )
     if unknown:
         raise DataError(f"{where} has '{unknown[0]}', but the model has inputs {', '.join(sorted(known))}")
     tensors = []

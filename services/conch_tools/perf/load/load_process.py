@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -37,6 +38,7 @@ class Plan:
         most_outstanding: Of an open loop, of all processes.
         gaps_us: Of a trace; empty for none.
         seed: Of random times.
+        calls: Of all processes, which end with the last one; 0 for as many as there is time for.
     """
 
     endpoint: Endpoint
@@ -50,6 +52,7 @@ class Plan:
     most_outstanding: int = 10_000
     gaps_us: Sequence[float] = ()
     seed: int = 0
+    calls: int = 0
 
 
 def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None:
@@ -66,9 +69,11 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
         recorder = Recorder(begin_ns, parent.send)
         next_request = _in_turn(plan.requests, share)
         connections = max(1, plan.connections // shares)
-        driver = Driver(lambda ended: _connect(plan, ended), connections, next_request, recorder, stop)
+        calls = len(range(share, plan.calls, shares)) if plan.calls else sys.maxsize
+        driver = Driver(lambda ended: _connect(plan, ended), connections, next_request, recorder, stop, calls)
         gc.freeze()
         gc.disable()
+        parent.poll(max(begin_ns - monotonic_ns(), 0) / 1e9)  # waits for the time, or to be stopped
         before_s = process_time()
         end_ns = begin_ns + plan.seconds * 1_000_000_000
         if plan.load.mode == "concurrency":

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-# perf_analyzer judges three windows, each 1.2 times as long as asked.
-_WINDOWS = 3 * 1.2
+from conch_tools.perf.perf_analyzer.windows import JUDGED, Windows
+
+# The longest measurement by count, in seconds.
+_LONGEST = 3600
 _PORTS = {"grpc": 8001, "http": 8000}
 
 _UNSUPPORTED = {
-    "--bls-composing-models": "the statistics of an ensemble's models are read without it",
     "--service-kind": "conch perf measures servers that speak Triton's protocols",
     "--triton-server-directory": "start the server and give its address with -u",
     "--model-repository": "start the server and give its address with -u",
@@ -28,14 +29,11 @@ _UNSUPPORTED = {
     "--fixed-schedule": "use --request-intervals FILE",
     "--session-concurrency": "use --concurrency-range",
     "--binary-search": "use conch perf --rate auto --slo p99=20ms",
-    "--latency-threshold": "use conch perf --rate auto --slo p99=20ms",
-    "-l": "use conch perf --rate auto --slo p99=20ms",
     "--num-of-sequences": "use conch perf for requests without sequences",
     "--serial-sequences": "use conch perf for requests without sequences",
     "--sequence-length": "use conch perf for requests without sequences",
     "--sequence-length-variation": "use conch perf for requests without sequences",
     "--sequence-id-range": "use conch perf for requests without sequences",
-    "--request-count": "use --measurement-interval",
     "--warmup-request-count": "use conch perf --warmup",
     "--string-data": "give the text in a file with --input-data FILE.json",
     "--input-tensor-format": "conch perf chooses it",
@@ -47,9 +45,6 @@ _UNSUPPORTED = {
     "--ssl-https-verify-host": "leave it out; use conch perf --server-name for another name",
     "--ssl-https-client-certificate-type": "give PEM files",
     "--ssl-https-private-key-type": "give PEM files",
-    "--collect-metrics": "read the server's /metrics beside the run",
-    "--metrics-url": "read the server's /metrics beside the run",
-    "--metrics-interval": "read the server's /metrics beside the run",
     "--trace-level": "use conch trace",
     "--trace-rate": "use conch trace",
     "--trace-count": "use conch trace",
@@ -65,11 +60,7 @@ _WITHOUT_EFFECT = {
     "asynchronous": "-a: all requests are sent asynchronously",
     "synchronous": "--sync: all requests are sent asynchronously",
     "max_threads": "--max-threads: the load is made by processes",
-    "stability_percentage": "-s: stability is judged by confidence intervals",
-    "max_trials": "-r: each load is measured once",
     "verbose": "-v: the report always has all lines",
-    "measurement_mode": "--measurement-mode: a measurement has a length in time",
-    "measurement_request_count": "--measurement-request-count: a measurement has a length in time",
 }
 
 
@@ -85,6 +76,10 @@ class Translation:
         arguments: The arguments of ``conch perf``.
         loads: How many points.
         percentile: The percentile that is listed too.
+        windows: When a measurement is over; None with a number of requests.
+        request_count: Requests of each measurement; 0 for windows.
+        composing: Models that a BLS model calls, with their versions.
+        metrics_url: Where the server's GPU metrics are; empty if they are not asked for.
         without_effect: A sentence for each flag that is accepted and changes nothing.
     """
 
@@ -94,6 +89,11 @@ class Translation:
     verbose_csv: bool
     profile_export: Path | None
     percentile: int | None
+    windows: Windows | None
+    request_count: int
+    composing: Mapping[str, str]
+    metrics_url: str
+    metrics_interval_s: float
     without_effect: tuple[str, ...]
 
 
@@ -114,12 +114,16 @@ def translate(arguments: Sequence[str]) -> Translation:
     if values.percentile is not None and not 1 <= values.percentile <= 99:
         raise FlagError("--percentile takes 1 to 99")
     load, loads = _load(values)
-    if values.measurement_interval < 1:
-        raise FlagError("--measurement-interval takes milliseconds, at least 1")
-    duration = math.ceil(values.measurement_interval * _WINDOWS / 1000)
+    windows = _windows(values)
+    by_count = bool(windows.requests or values.request_count)
+    duration = _LONGEST if by_count else windows.seconds * windows.most
     found = [values.model, *load, "--duration", str(duration), "-b", str(values.batch)]
     if values.version:
         found += ["-x", values.version]
+    if values.request_count:
+        if values.latency_threshold:
+            raise FlagError("--latency-threshold needs windows: leave out --request-count")
+        found += ["--warmup", "0"]
     found += _data(values)
     found += _connection(values)
     if values.streaming:
@@ -131,6 +135,11 @@ def translate(arguments: Sequence[str]) -> Translation:
         values.verbose_csv,
         values.profile_export_file,
         values.percentile,
+        None if values.request_count else windows,
+        values.request_count,
+        _composing(values.bls_composing_models),
+        values.metrics_url if values.collect_metrics else "",
+        values.metrics_interval / 1000,
         tuple(text for name, text in _WITHOUT_EFFECT.items() if getattr(values, name)),
     )
 
@@ -141,6 +150,7 @@ def _parser() -> _Parser:
     add("-m", dest="model", required=True)
     add("-x", dest="version", default="")
     add("-b", dest="batch", type=int, default=1)
+    add("--bls-composing-models", default="")
     add("--shape", action="append", default=[])
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--concurrency-range")
@@ -153,10 +163,15 @@ def _parser() -> _Parser:
     add("--streaming", action="store_true")
     add("--measurement-mode", choices=("time_windows", "count_windows"))
     add("-p", "--measurement-interval", type=int, default=5000)
-    add("--measurement-request-count", type=int)
-    add("-s", "--stability-percentage", type=float)
+    add("--measurement-request-count", type=int, default=50)
+    add("-s", "--stability-percentage", type=float, default=10.0)
     add("--percentile", type=int)
-    add("-r", "--max-trials", type=int)
+    add("-r", "--max-trials", type=int, default=10)
+    add("--request-count", type=int, default=0)
+    add("-l", "--latency-threshold", type=float, default=0.0)
+    add("--collect-metrics", action="store_true")
+    add("--metrics-url", default="http://localhost:8002/metrics")
+    add("--metrics-interval", type=int, default=1000)
     add("--input-data", action="append", default=[])
     add("--string-length", type=int)
     add("--request-parameter", action="append", default=[])
@@ -206,6 +221,40 @@ def _load(values: argparse.Namespace) -> tuple[list[str], int]:
     if any(count != int(count) for count in counts):
         raise FlagError("--concurrency-range takes integers")
     return ["-c", ",".join(str(int(count)) for count in counts)], len(counts)
+
+
+def _composing(text: str) -> dict[str, str]:
+    found = {}
+    for each in filter(None, text.split(",")):
+        name, _, version = each.strip().partition(":")
+        if not name:
+            raise FlagError(f"--bls-composing-models takes NAME:VERSION,NAME, not '{text}'")
+        found[name] = version
+    return found
+
+
+def _windows(values: argparse.Namespace) -> Windows:
+    for flag, value, least in (
+        ("--measurement-interval", values.measurement_interval, 1),
+        ("--measurement-request-count", values.measurement_request_count, 1),
+        ("--request-count", values.request_count, 0),
+        ("--metrics-interval", values.metrics_interval, 1),
+        ("--max-trials", values.max_trials, JUDGED),
+        ("--latency-threshold", values.latency_threshold, 0),
+    ):
+        if value < least:
+            raise FlagError(f"{flag} is at least {least}, not {value}")
+    if not values.stability_percentage > 0:
+        raise FlagError("--stability-percentage is above 0")
+    by_count = values.measurement_mode == "count_windows"
+    return Windows(
+        values.measurement_interval,
+        values.measurement_request_count if by_count else 0,
+        values.stability_percentage / 100,
+        values.max_trials,
+        values.percentile,
+        values.latency_threshold,
+    )
 
 
 def _range(flag: str, text: str) -> list[float]:

@@ -12,6 +12,7 @@ from conch_tools.perf.measure.verdicts import Verdict, judge
 from conch_tools.perf.perf_analyzer.flags import FlagError, Translation, translate
 from conch_tools.perf.perf_analyzer.profile_export import Experiment, as_json
 from conch_tools.perf.perf_analyzer.summary import as_csv, as_text, composing_csv
+from conch_tools.perf.perf_analyzer.windows import Windows
 
 OK, UNSTABLE, USAGE, FAILED = 0, 2, 3, 99
 """Exit codes, as perf_analyzer's."""
@@ -27,6 +28,10 @@ class Measured:
 
     result: PerfResult
     experiments: Sequence[Experiment] = ()
+
+
+# Verdicts that perf_analyzer's rule knows nothing of.
+_SAID = (Verdict.FAILING, Verdict.GENERATOR_TOO_SLOW, Verdict.SATURATED)
 
 
 class MeasureError(Exception):
@@ -54,6 +59,8 @@ def main(arguments: Sequence[str], measure: Measure, version: str) -> int:
         print(f"perf_analyzer: no effect: {text}", file=sys.stderr)
     try:
         measured = measure(asked)
+        if asked.metrics_url and not any(point.metrics for point in measured.result.points):
+            print(f"perf_analyzer: no GPU metrics at {asked.metrics_url}", file=sys.stderr)
         print(as_text(measured.result, asked.percentile), end="")
         _write(asked, measured, version)
     except (MeasureError, OSError) as error:
@@ -78,8 +85,26 @@ def _write(asked: Translation, measured: Measured, version: str) -> None:
 def _exit_code(asked: Translation, result: PerfResult) -> int:
     if not all(point.answered for point in result.points):
         return USAGE
-    unsteady = [point for point in result.points if judge(point).verdict is not Verdict.STABLE]
-    for point in unsteady:
+    good = True
+    for point in result.points:
         found = judge(point)
-        print(f"[WARNING] {point.load} is {found.verdict}: {found.reason}", file=sys.stderr)
-    return UNSTABLE if unsteady and asked.loads == 1 else OK
+        if found.verdict in _SAID:
+            print(f"[WARNING] {point.load} is {found.verdict}: {found.reason}", file=sys.stderr)
+        if asked.windows is None:
+            good = good and found.verdict is not Verdict.FAILING
+            continue
+        # Model Analyzer takes longer windows where it reads this sentence.
+        if not asked.windows.stable(point.slices):
+            print(
+                f"Failed to obtain stable measurement within {asked.windows.most} measurement windows for "
+                f"{point.load}. Please try to increase the {_longer(asked.windows)}.",
+                file=sys.stderr,
+            )
+            good = False
+        elif found.verdict is Verdict.FAILING:
+            good = False
+    return OK if good or asked.loads > 1 else UNSTABLE
+
+
+def _longer(windows: Windows) -> str:
+    return "--measurement-request-count" if windows.requests else "--measurement-interval"

@@ -25,7 +25,7 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.execution.warmup import Warmup
 from conch.core.request import InferenceRequest
-from conch.core.spec import ModelSpec, TensorSpec, WarmupInput, WarmupSample
+from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec, WarmupInput, WarmupSample
 from conch.workers.environments import server_environment
 from conch.workers.protocol import blocks
 from conch.workers.supervision import supervisor
@@ -139,6 +139,12 @@ def test_a_worker_that_only_starts_requests_gets_several_batches(
     limits = {"CONCH_MAX_INFLIGHT": limit} if limit else {}
     with _instance(_spec(tmp_path, source, decoupled, **limits)) as instance:
         assert (instance.most_batches > 1) is several
+
+
+def test_a_worker_whose_model_batches_gets_one_batch_at_a_time(tmp_path: Path) -> None:
+    spec = dataclasses.replace(_spec(tmp_path, STREAM, True), max_batch_size=4, batching=DynamicBatching())
+    with _instance(spec) as instance:
+        assert instance.most_batches == 1
 
 
 def _pid(instance: WorkerInstance) -> int | None:

@@ -1,0 +1,1 @@
+"""`conch tune`: searches the settings of a model's config that serve it best."""

@@ -1,0 +1,162 @@
+"""Reports of a search: the page, the table as CSV, and the texts of the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from conch_tools.reports.html_page import Figure, Table, page
+from conch_tools.reports.svg_chart import Axis, Chart
+from conch_tools.tune.tune_file import Measurement, Most, TuneFile, excess, score, value_of
+
+_TOP = 10
+_COLUMNS = ("p99 (ms)", "p50 (ms)", "requests/s", "memory (MB)", "meets the limits", "windows")
+
+
+def write_reports(file: TuneFile, folder: Path) -> None:
+    """Writes ``tune.html``, ``tune.csv`` and, with a winner, ``config.pbtxt.diff``."""
+    (folder / "tune.html").write_text(as_html(file))
+    (folder / "tune.csv").write_text(as_csv(file))
+    diff = folder / "config.pbtxt.diff"
+    diff.unlink(missing_ok=True)
+    if file.result.get("diff"):
+        diff.write_text(file.result["diff"])
+
+
+def as_text(file: TuneFile) -> str:
+    """The best variants, the sentence of the result, and the diff."""
+    lines = [top_table(file).markdown(), "", file.result.get("sentence") or "The search has not ended yet."]
+    if file.result.get("diff"):
+        lines += ["", file.result["diff"].rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(file: TuneFile) -> str:
+    """A row for each variant at full length, with Model Analyzer's columns and the fields of the search."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    fields = list(file.identity["space"])
+    head = ("model_name", "batch_size", "concurrency", "model_config_path")
+    numbers = ("satisfies_constraints", "perf_throughput", "perf_latency_p99", "cpu_used_ram")
+    rows.writerow((*head, *fields, *numbers))
+    load = file.identity["load"]
+    for number, one in enumerate(_variants(file)):
+        name = file.identity["model"]["name"]
+        path = f"{name}_config_{'default' if one.variant == file.identity['today'] else number}"
+        met = excess(one, _limits(file)) <= 1
+        p99, memory = one.latency_us["p99"] / 1e3, one.host_bytes / 1e6
+        values = (met, round(one.throughput, 3), round(p99, 3), round(memory, 1))
+        rows.writerow((name, load["batch"], load["value"], path, *one.variant.values(), *values))
+    return text.getvalue()
+
+
+def as_html(file: TuneFile) -> str:
+    """The page."""
+    parts: list[Figure | Table] = [top_table(file)]
+    variants = _variants(file)
+    if variants:
+        parts.append(_trade_offs(file, variants))
+        parts.extend(_effects(file, name) for name in file.identity["space"])
+    if file.result.get("diff"):
+        lines = file.result["diff"].splitlines()
+        parts.append(Table("The change of config.pbtxt", ("line",), tuple((line,) for line in lines)))
+    failed = {str(one.variant): one for one in file.measurements if one.failed}
+    if failed:
+        rows = tuple((_short(one.variant), one.failed) for one in failed.values())
+        parts.append(Table("Variants that could not be measured", ("variant", "why"), rows))
+    sentence = file.result.get("sentence") or "The search has not ended yet."
+    count = len({str(one.variant) for one in file.measurements})
+    lead = f"{sentence} {len(file.measurements)} measurements of {count} variants; " + (
+        f"stopped by: {file.stopped_by}." if file.stopped_by else "it goes on."
+    )
+    return page(f"Tuning of {file.identity['model']['name']}", lead, parts)
+
+
+def top_table(file: TuneFile) -> Table:
+    """Today's configuration, then the best variants."""
+    objective, limits, today = file.identity["objective"], _limits(file), file.identity["today"]
+    ranked = sorted(_variants(file), key=lambda one: -score(one, objective, limits))
+    first = [one for one in ranked if one.variant == today]
+    best = [one for one in ranked if one.variant != today][:_TOP]
+    rows = []
+    for one in (*first, *best):
+        name = "today's" if one.variant == today else _short(one.variant)
+        met = "yes" if excess(one, limits) <= 1 else "no"
+        times = (one.latency_us["p99"] / 1e3, one.latency_us["p50"] / 1e3)
+        windows = sum(each.variant == one.variant and each.window == 1 for each in file.measurements)
+        rows.append((name, *times, one.throughput, one.host_bytes / 1e6, met, windows))
+    return Table(f"Best by {objective}, by medians of full windows", ("variant", *_COLUMNS), tuple(rows))
+
+
+def front(variants: Sequence[Measurement]) -> list[Measurement]:
+    """Those that no other one beats in both throughput and p99, by throughput."""
+    found: list[Measurement] = []
+    for one in sorted(variants, key=lambda each: (-each.throughput, each.latency_us["p99"])):
+        if not found or one.latency_us["p99"] < found[-1].latency_us["p99"]:
+            found.append(one)
+    return found[::-1]
+
+
+def _trade_offs(file: TuneFile, variants: Sequence[Measurement]) -> Figure:
+    def place(one: Measurement) -> tuple[float, float]:
+        return (one.throughput, one.latency_us["p99"] / 1e3)
+
+    today = [one for one in variants if one.variant == file.identity["today"]]
+    best = front(variants)
+    chart = Chart(
+        "Throughput and p99",
+        Axis.over("requests/s", [one.throughput for one in variants]),
+        Axis.over("p99 (ms)", [one.latency_us["p99"] / 1e3 for one in variants]),
+    )
+    chart.line([place(one) for one in best], 1, "front")
+    chart.points([place(one) for one in variants], 0, [_short(one.variant) for one in variants])
+    for one in today:
+        chart.mark(*place(one), "today's")
+    rows = tuple((_short(one.variant), *place(one), "yes" if one in best else "no") for one in variants)
+    table = Table("All variants", ("variant", "requests/s", "p99 (ms)", "on the front"), rows)
+    note = "Each point is a variant. The line joins those that no other one beats in both."
+    return Figure("Trade-offs", note, chart.svg(), table)
+
+
+def _effects(file: TuneFile, name: str) -> Figure:
+    objective = file.identity["objective"]
+    found = []
+    for value in file.identity["space"][name]:
+        values = [
+            value_of(one, objective)
+            for one in file.measurements
+            if one.purpose == "search" and not one.failed and one.variant[name] == value
+        ]
+        if values:
+            found.append((value, median(values), len(values)))
+    unit = "requests/s" if objective == "throughput" else f"1 / {objective} (1/s)"
+    chart = Chart(
+        f"Effect of {name}",
+        Axis.of_names(name, [str(value) for value, _, _ in found]),
+        Axis.over(unit, [middle for _, middle, _ in found]),
+    )
+    for index, (_, middle, _) in enumerate(found):
+        chart.bar(index, 0, middle)
+    table = Table(f"Medians by {name}", (name, unit, "windows"), tuple(found))
+    return Figure(f"Effect of {name}", "Medians over all windows with the value.", chart.svg(), table)
+
+
+def _variants(file: TuneFile) -> list[Measurement]:
+    """One measurement for each variant with full windows: that of the median throughput."""
+    found: dict[str, list[Measurement]] = {}
+    for one in file.measurements:
+        if one.window == 1 and not one.failed:
+            found.setdefault(str(one.variant), []).append(one)
+    return [sorted(each, key=lambda one: one.throughput)[len(each) // 2] for each in found.values()]
+
+
+def _limits(file: TuneFile) -> list[Most]:
+    return [Most.parse(text) for text in file.identity["constraints"]]
+
+
+def _short(variant: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in variant.items())
