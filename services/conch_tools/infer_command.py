@@ -39,7 +39,6 @@ _SINGLE = (
     ("stream", "--stream"),
     ("save", "--save"),
     ("json", "--json"),
-    ("sequence_id", "--sequence-id"),
     ("image_scaling", "--image-scaling"),
 )
 _BULK = (("out", "-o"), ("workers", "--workers"), ("retries", "--retries"))
@@ -89,15 +88,15 @@ def make_parser() -> CommandParser:
     request.add_argument("--top", type=_count, metavar="K", help="return the K best classes, with labels")
     request.add_argument("--id", default="", help="the request's id")
     request.add_argument(
-        "--parameter", action="append", default=[], metavar="NAME=VALUE", help="JSON or text; repeatable"
+        "--parameter",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="JSON or text, such as priority=1 or sequence_id=7; repeatable",
     )
-    request.add_argument("--priority", type=_number, metavar="N", help="of the request; 1 is the highest")
     request.add_argument(
         "--timeout", type=_seconds, metavar="SECONDS", help="of a request; also its time limit in the queue"
     )
-    request.add_argument("--sequence-id", metavar="ID", help="of the sequence: a number or a text")
-    request.add_argument("--sequence-start", action="store_true", help="it begins with this request")
-    request.add_argument("--sequence-end", action="store_true", help="it ends with this request")
     request.add_argument(
         "--traceparent", metavar="VALUE", help="W3C's trace context to go on with, or 'new' for one"
     )
@@ -146,14 +145,16 @@ def run(arguments: Sequence[str]) -> int:
     except (FlagsError, InputError) as error:
         return _failed(error, USAGE)
     except AskError as error:
-        return _failed(error, REFUSED if error.reached else UNREACHED)
+        if error.reached:
+            return _failed(error, REFUSED)
+        return _failed(f"{error}; --url or CONCH_URL names the server", UNREACHED)
     except SaveError as error:
         return _failed(error, REFUSED)
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _failed(error: Exception, code: int) -> int:
+def _failed(error: Exception | str, code: int) -> int:
     print(f"conch infer: {error}", file=sys.stderr)
     return code
 
@@ -167,8 +168,6 @@ def _check(options: argparse.Namespace) -> None:
         for name, flag in _SINGLE:
             if getattr(options, name):
                 raise FlagsError(f"{flag} is of one request, and each line of --jsonl has its own")
-    if (options.sequence_start or options.sequence_end) and not options.sequence_id:
-        raise FlagsError("--sequence-start and --sequence-end need --sequence-id")
     if options.text is not None and options.top is not None:
         raise FlagsError("--text prints text, and --top classes: give one of them")
     if options.text is not None and options.save is not None:
@@ -191,7 +190,7 @@ def _endpoint(options: argparse.Namespace) -> Endpoint:
 
 
 def _parameters(options: argparse.Namespace) -> dict[str, Any]:
-    """Request parameters, those with flags of their own among them."""
+    """Request parameters, the time limit among them."""
     found: dict[str, Any] = {}
     for text in options.parameter:
         name, equals, value = text.partition("=")
@@ -202,15 +201,8 @@ def _parameters(options: argparse.Namespace) -> dict[str, Any]:
         except ValueError:
             given = value
         found[name] = given if isinstance(given, (bool, int, float, str)) else value
-    if options.priority is not None:
-        found["priority"] = options.priority
     if options.timeout is not None:
         found["timeout"] = round(options.timeout * 1e6)
-    if options.sequence_id:
-        number = options.sequence_id.isdecimal() and options.sequence_id.isascii()
-        found["sequence_id"] = int(options.sequence_id) if number else options.sequence_id
-        found["sequence_start"] = options.sequence_start
-        found["sequence_end"] = options.sequence_end
     return found
 
 
@@ -225,6 +217,10 @@ def _single(model: RemoteModel, parameters: Mapping[str, Any], options: argparse
         stream = next((each for each in signature.inputs if each.name == "stream"), None)
         if stream is not None and stream.datatype == "BOOL" and (options.stream or signature.decoupled):
             values.setdefault(stream.name, True)
+    missing = [rule.name for rule in signature.inputs if not rule.optional and rule.name not in values]
+    if missing:
+        flags = " ".join(f"-i {name}=VALUE" for name in missing)
+        raise FlagsError(f"give {flags}; model '{signature.name}' has {signature.inputs_text}")
     request = model.request(
         values,
         shapes=dict(_shape(text) for text in options.shape),

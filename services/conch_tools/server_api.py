@@ -55,6 +55,13 @@ def is_reached(error: grpc.RpcError) -> bool:
     return error.code() is not grpc.StatusCode.UNAVAILABLE or _FROM_SERVER in error.debug_error_string()
 
 
+def ask_error(endpoint: Endpoint, error: grpc.RpcError) -> AskError:
+    """The error of a call that failed."""
+    reached = is_reached(error)
+    text = error.details() or error.code().name
+    return AskError(text if reached else f"{endpoint.url}: {text}", reached)
+
+
 class ServerApi:
     """A server's answers as plain objects, the same over gRPC and HTTP."""
 
@@ -102,7 +109,7 @@ class ServerApi:
                 )
                 found = send(request, timeout=_TIMEOUT_S, metadata=tuple(endpoint.headers.items()))
         except grpc.RpcError as error:
-            raise AskError(error.details() or error.code().name, is_reached(error)) from None
+            raise ask_error(endpoint, error) from None
         return MessageToDict(
             found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )

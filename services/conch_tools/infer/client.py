@@ -15,11 +15,11 @@ import grpc
 import numpy as np
 
 from conch.core.errors import ConchError
-from conch.core.tensor import NUMPY_DTYPES, Tensor
+from conch.core.tensor import NUMPY_DTYPES, Array, Tensor, float_array
 from conch.protocol import inference_pb2
 from conch_tools.connection import Endpoint
 from conch_tools.infer.signature import ModelSignature
-from conch_tools.server_api import AskError, is_reached, model_path, open_channel
+from conch_tools.server_api import AskError, ask_error, model_path, open_channel
 
 T = TypeVar("T")
 
@@ -84,13 +84,31 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """A response of a model."""
+    """A response of a model.
+
+    Attributes:
+        model: The model's name.
+        version: The version that has answered.
+        id: The request's id.
+        parameters: Of the response.
+        outputs: Its tensors.
+    """
 
     model: str
     version: str
     id: str
     parameters: Mapping[str, Any]
     outputs: Sequence[Tensor]
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The values by output; BF16 as float32."""
+        return {tensor.name: array_of(tensor) for tensor in self.outputs}
+
+
+def array_of(tensor: Tensor) -> Array:
+    """The values of a tensor; BF16 as float32."""
+    return float_array(tensor.data, tensor.shape) if tensor.datatype == "BF16" else tensor.numpy()
 
 
 class InferClient(Protocol):
@@ -118,6 +136,7 @@ class GrpcClient:
     """A channel, for any number of threads."""
 
     def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._channel = open_channel(endpoint)
         self._metadata = tuple(endpoint.headers.items())
         self._infer = self._channel.unary_unary(
@@ -136,7 +155,7 @@ class GrpcClient:
         try:
             found = self._infer(grpc_message(request), timeout=request.timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _grpc_error(error) from None
+            raise self._error(error) from None
         except ValueError as error:
             raise CallError(str(error), True, False) from None  # the channel is closed
         return grpc_response(found)
@@ -154,7 +173,7 @@ class GrpcClient:
             finally:
                 call.cancel()
         except grpc.RpcError as error:
-            raise _grpc_error(error) from None
+            raise self._error(error) from None
         except ValueError as error:
             raise CallError(str(error), True, False) from None  # the channel is closed
 
@@ -162,13 +181,10 @@ class GrpcClient:
         """Closes the channel, which cancels calls."""
         self._channel.close()
 
-
-def _grpc_error(error: grpc.RpcError) -> CallError:
-    code = error.code()
-    text = error.details() or code.name
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        text = f"no answer in time ({text})"
-    return CallError(text, is_reached(error), code in _PASSING)
+    def _error(self, error: grpc.RpcError) -> CallError:
+        code, asked = error.code(), ask_error(self._endpoint, error)
+        text = f"no answer in time ({asked})" if code is grpc.StatusCode.DEADLINE_EXCEEDED else str(asked)
+        return CallError(text, asked.reached, code in _PASSING)
 
 
 def grpc_message(request: InferRequest) -> inference_pb2.ModelInferRequest:

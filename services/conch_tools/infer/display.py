@@ -11,20 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from conch.core.tensor import Array, Tensor, float_array
+from conch.core.tensor import Array, Tensor
 from conch.observability.tracing.waterfall import printable
-from conch_tools.infer.client import InferResponse
+from conch_tools.infer.client import InferResponse, array_of
 
 _MOST_VALUES = 24
 _MOST_TEXT = 300
 _WIDTH = 100
 _USUAL = ("triton_final_response",)
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-
-
-def array_of(tensor: Tensor) -> Array:
-    """The values of a tensor; BF16 as float32."""
-    return float_array(tensor.data, tensor.shape) if tensor.datatype == "BF16" else tensor.numpy()
 
 
 def as_text(response: InferResponse, classes: int = 0) -> str:

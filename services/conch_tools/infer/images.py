@@ -11,8 +11,6 @@ from conch.core.tensor import Array
 from conch_tools.infer.signature import TensorRule
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-SCALINGS = ("none", "unit", "inception", "imagenet")
-"""Of pixels: 0 to 255, 0 to 1, -1 to 1, or less the mean of ImageNet's and by their deviation."""
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA", -1: "RGB"}
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -30,7 +28,8 @@ def image_array(content: bytes, rule: TensorRule, batched: bool, scaling: str) -
         content: The image file.
         rule: The input.
         batched: Whether its first dimension is the batch's.
-        scaling: One of `SCALINGS`.
+        scaling: ``none`` for pixels from 0 to 255, ``unit`` for 0 to 1, ``inception`` for -1 to 1, or
+            ``imagenet`` for less the mean of ImageNet's and by their deviation.
 
     Raises:
         ImageError: It is no image, or the input takes none.

@@ -7,28 +7,50 @@ from types import TracebackType
 from typing import Any
 
 from conch.core.tensor import Tensor
-from conch_tools.connection import Endpoint
+from conch_tools.connection import Endpoint, parse_url
 from conch_tools.infer.client import InferClient, InferRequest, InferResponse, open_client
 from conch_tools.infer.input_values import InputError, make_tensors
 from conch_tools.infer.signature import read_signature
 from conch_tools.server_api import ServerApi
 
 
+def infer(
+    endpoint: Endpoint | str, model: str, inputs: Mapping[str, Any], *, version: str = "", **request: Any
+) -> InferResponse:
+    """The response of a model to one request, on a connection of its own.
+
+    Args:
+        endpoint: The server's data port, or its URL.
+        model: The model's name.
+        inputs: Values by input.
+        version: The model's version; the server's choice if empty.
+        request: Keywords of `RemoteModel.request`.
+
+    Raises:
+        UrlError: The URL is wrong.
+        InputError: A value or a name does not fit the model.
+        AskError: The server can't be reached, or refuses; `CallError` if the request failed.
+    """
+    with RemoteModel(endpoint, model, version) as remote:
+        return remote.infer(remote.request(inputs, **request))
+
+
 class RemoteModel:
     """A model of a server.
 
     Args:
-        endpoint: The server's data port.
+        endpoint: The server's data port, or its URL.
         name: The model's name.
         version: Its version; the server's choice if empty.
 
     Raises:
+        UrlError: The URL is wrong.
         AskError: The server can't be reached, or has no such model.
     """
 
-    def __init__(self, endpoint: Endpoint, name: str, version: str = "") -> None:
-        self.endpoint = endpoint
-        self.signature = read_signature(ServerApi(endpoint), name, version)
+    def __init__(self, endpoint: Endpoint | str, name: str, version: str = "") -> None:
+        self.endpoint = parse_url(endpoint) if isinstance(endpoint, str) else endpoint
+        self.signature = read_signature(ServerApi(self.endpoint), name, version)
         self._name = name
         self._version = version
         self._client: InferClient | None = None

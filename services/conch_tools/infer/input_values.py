@@ -170,7 +170,8 @@ def _array(rule: TensorRule, value: Any) -> tuple[Array, bool]:
     made = np.empty(len(elements), _dtype(rule))
     convert = _CONVERSIONS[_dtype(rule).kind]
     try:
-        made[:] = [convert(rule, each) for each in elements]
+        with np.errstate(over="ignore"):  # `_finite` looks for what became infinite
+            made[:] = [convert(rule, each) for each in elements]
     except OverflowError:
         raise InputError(f"input '{rule.name}' has a value out of the range of {rule.datatype}") from None
     return _finite(rule, made, elements).reshape(objects.shape), objects.ndim < 2

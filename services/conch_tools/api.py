@@ -1,0 +1,40 @@
+"""The tools in a program: each command as a function, with its settings and its result."""
+
+from __future__ import annotations
+
+from conch_tools.connection import Endpoint, Tls, UrlError, parse_url
+from conch_tools.infer.client import CallError, InferRequest, InferResponse
+from conch_tools.infer.inference import RemoteModel, infer
+from conch_tools.infer.input_values import InputError
+from conch_tools.optimize import OptimizeOptions, OptimizeResult, optimize
+from conch_tools.perf.measure.results import Load, PerfResult
+from conch_tools.perf.measuring import PerfSettings
+from conch_tools.perf.measuring import run_perf as perf
+from conch_tools.server_api import AskError
+from conch_tools.tune.tune_file import TuneFile
+from conch_tools.tune.tuner import TuneSettings
+from conch_tools.tune.tuner import run_tune as tune
+
+__all__ = [
+    "AskError",
+    "CallError",
+    "Endpoint",
+    "InferRequest",
+    "InferResponse",
+    "InputError",
+    "Load",
+    "OptimizeOptions",
+    "OptimizeResult",
+    "PerfResult",
+    "PerfSettings",
+    "RemoteModel",
+    "Tls",
+    "TuneFile",
+    "TuneSettings",
+    "UrlError",
+    "infer",
+    "optimize",
+    "parse_url",
+    "perf",
+    "tune",
+]
