@@ -11,6 +11,8 @@ from conch_tools.perf.measure.results import Load, PerfResult
 from conch_tools.perf.measuring import PerfSettings
 from conch_tools.perf.measuring import run_perf as perf
 from conch_tools.server_api import AskError
+from conch_tools.top.views import GpuView, ModelView, ServerView
+from conch_tools.top.watching import TopView, top
 from conch_tools.tune.tune_file import TuneFile
 from conch_tools.tune.tuner import TuneSettings
 from conch_tools.tune.tuner import run_tune as tune
@@ -19,16 +21,20 @@ __all__ = [
     "AskError",
     "CallError",
     "Endpoint",
+    "GpuView",
     "InferRequest",
     "InferResponse",
     "InputError",
     "Load",
+    "ModelView",
     "OptimizeOptions",
     "OptimizeResult",
     "PerfResult",
     "PerfSettings",
     "RemoteModel",
+    "ServerView",
     "Tls",
+    "TopView",
     "TuneFile",
     "TuneSettings",
     "UrlError",
@@ -36,5 +42,6 @@ __all__ = [
     "optimize",
     "parse_url",
     "perf",
+    "top",
     "tune",
 ]

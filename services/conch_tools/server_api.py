@@ -115,23 +115,27 @@ class ServerApi:
         )
 
     def _get(self, path: str) -> dict[str, Any]:
-        endpoint = self._endpoint
-        try:
-            with closing(http.client.HTTPConnection(endpoint.host, endpoint.port)) as connection:
-                connection.sock = endpoint.connect(_TIMEOUT_S)
-                connection.request("GET", path, headers=dict(endpoint.headers))
-                response = connection.getresponse()
-                body = response.read()
-        except (TimeoutError, OSError, http.client.HTTPException) as error:
-            raise AskError(f"{endpoint.url}: {error}", False) from None
+        status, body = http_get(self._endpoint, path, _TIMEOUT_S)
         try:
             found = json.loads(body)
         except ValueError:
             found = {}
-        if response.status != http.HTTPStatus.OK or not isinstance(found, dict):
+        if status != http.HTTPStatus.OK or not isinstance(found, dict):
             text = found.get("error") if isinstance(found, dict) else None
-            raise AskError(str(text or f"HTTP {response.status}"), True)
+            raise AskError(str(text or f"HTTP {status}"), True)
         return found
+
+
+def http_get(endpoint: Endpoint, path: str, timeout_s: float) -> tuple[int, bytes]:
+    """Status and body of an answer; AskError if there is no server."""
+    try:
+        with closing(http.client.HTTPConnection(endpoint.host, endpoint.port)) as connection:
+            connection.sock = endpoint.connect(timeout_s)
+            connection.request("GET", path, headers=dict(endpoint.headers))
+            response = connection.getresponse()
+            return response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise AskError(f"{endpoint.url}: {str(error) or type(error).__name__}", False) from None
 
 
 def model_path(model: str, version: str) -> str:
