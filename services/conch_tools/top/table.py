@@ -107,10 +107,8 @@ def table_lines(
         width: Of the lines.
         most_rows: Lines behind the heading; None for all models.
     """
-    names = [printable(model.model) for model in models]
-    longest = max((_width(name) for name in names), default=0)
-    version = max((len(printable(model.version)) for model in models), default=0)
-    version = max(version, len("ver"))
+    longest = max((_width(printable(model.model)) for model in models), default=0)
+    version = max(3, max((len(model.version) for model in models), default=0))
     columns = _fitting(width - version - _GAP, max(_SHORTEST_NAME, min(longest, width // 3)))
     others = version + _GAP + sum(column.width + _GAP for column in columns)
     name_width = max(1, min(max(longest, _SHORTEST_NAME), width - others))
@@ -125,7 +123,7 @@ def table_lines(
     if most_rows is not None and len(rows) > most_rows:
         shown = rows[: max(0, most_rows - 1)]
     for model in shown:
-        cells = [_left(printable(model.model), name_width), printable(model.version).rjust(version)]
+        cells = [_left(model.model, name_width), model.version.rjust(version)]
         cells += [column.text(model).rjust(column.width) for column in columns]
         lines.append(_cut(" ".join(cells), width))
     if len(shown) < len(rows) and most_rows:
@@ -154,7 +152,7 @@ def head_lines(view: TopView, last: TopView | None, width: int) -> list[str]:
         since = "" if last is None else f", last seen {last.time.astimezone():%H:%M:%S}"
         return [
             _cut(f"conch top  {view.url}  {when}", width),
-            _cut(printable(f"no answer{since}: {view.error}"), width),
+            _cut(f"no answer{since}: {view.error}", width),
         ]
     assert view.server is not None, "there is no error"
     parts = [f"conch top  {view.url}", when]
@@ -168,7 +166,7 @@ def head_lines(view: TopView, last: TopView | None, width: int) -> list[str]:
     lines = [_cut("  ".join(parts), width), _cut(_totals(view), width)]
     lines += [_cut(_gpu(gpu), width) for gpu in view.server.gpus]
     if view.server.failed_loads:
-        lines.append(_cut(printable(f"failed loads: {', '.join(view.server.failed_loads)}"), width))
+        lines.append(_cut(f"failed loads: {', '.join(view.server.failed_loads)}", width))
     return lines
 
 
@@ -196,7 +194,7 @@ def _resources(server: ServerView) -> list[str]:
 
 
 def _gpu(gpu: GpuView) -> str:
-    parts = [printable(gpu.uuid)]
+    parts = [gpu.uuid]
     if gpu.utilization is not None:
         parts.append(_percent(gpu.utilization))
     if gpu.memory_bytes is not None and gpu.memory_total_bytes is not None:
@@ -217,7 +215,8 @@ def _span(seconds: float) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """The text, or as much of it as fits."""
+    """The text, safe for terminals, or as much of it as fits."""
+    text = printable(text)
     if _width(text) <= width:
         return text
     room = width - 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.certificates import Authority
 from tests.support.servers import (
     CONCH,
     LocalServer,
@@ -61,7 +62,7 @@ def test_counts_what_clients_do(server: LocalServer) -> None:
     assert simple.mean_ms is not None
     assert 0 < simple.p50_ms <= simple.p99_ms
     assert 0 < simple.queue_ms < simple.mean_ms
-    assert (simple.batch, simple.pending, simple.running) == (1, 0, 0)
+    assert (simple.batch, simple.pending) == (1, 0)
     assert second.server is not None
     assert second.server.ready
 
@@ -79,6 +80,26 @@ def test_output_for_scripts(server: LocalServer, capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert [line.split()[0] for line in out.splitlines()[-3:]] == ["model*", "probe", "simple"]
+
+
+def test_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority = Authority(tmp_path / "authority")
+    key, certificate = authority.issue("server")
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    write_probe(repository)
+    flags = [
+        "--metrics-use-ssl",
+        "--http-use-ssl",
+        f"--http-server-key={key}",
+        f"--http-server-cert={certificate}",
+    ]
+    with serving(repository, flags=flags) as server:
+        ours = ["-u", server.metrics_url, "--interval", "0.1", "--once"]
+        assert top_command.run([*ours, "--root-cert", str(authority.root)]) == top_command.DONE
+        assert "probe" in capsys.readouterr().out
+        assert top_command.run(ours) == top_command.UNREACHED
+        assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--once"], ["--json"]])
@@ -170,6 +191,7 @@ def test_a_stopped_process_gives_the_terminal_back(server: LocalServer) -> None:
         assert shown.wait() == top_command.DONE
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     write_probe(tmp_path)
     port = f"--metrics-port={free_port()}"
