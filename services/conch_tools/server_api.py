@@ -15,7 +15,8 @@ from conch.protocol import inference_pb2
 from conch_tools.connection import Endpoint
 
 _TIMEOUT_S = 30.0
-_FROM_SERVER = "received from peer"
+# grpcio does not tell otherwise whether UNAVAILABLE comes from a server or from its channel.
+_NOT_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed", "empty address list")
 _SERVICE = "/inference.GRPCInferenceService/"
 
 
@@ -50,15 +51,10 @@ def open_channel(endpoint: Endpoint) -> grpc.Channel:
     return grpc.secure_channel(target, grpc.ssl_channel_credentials(*files), options)
 
 
-def is_reached(error: grpc.RpcError) -> bool:
-    """Whether a server has answered a call with this error, not the channel without one."""
-    return error.code() is not grpc.StatusCode.UNAVAILABLE or _FROM_SERVER in error.debug_error_string()
-
-
 def ask_error(endpoint: Endpoint, error: grpc.RpcError) -> AskError:
     """The error of a call that failed."""
-    reached = is_reached(error)
     text = error.details() or error.code().name
+    reached = error.code() is not grpc.StatusCode.UNAVAILABLE or not text.startswith(_NOT_CONNECTED)
     return AskError(text if reached else f"{endpoint.url}: {text}", reached)
 
 

@@ -31,6 +31,30 @@ LABELS = """
     input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 3 ] }
     output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "labels.txt" }
 """
+BUSY = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+BUSY_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self._calls = 0
+
+    def execute(self, requests):
+        return [self._response(request) for request in requests]
+
+    def _response(self, request):
+        # Each second call is answered.
+        self._calls += 1
+        if self._calls % 2:
+            error = pb_utils.TritonError("busy", pb_utils.TritonError.UNAVAILABLE)
+            return pb_utils.InferenceResponse(error=error)
+        tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor.as_numpy())])
+"""
 
 pytestmark = pytest.mark.process
 
@@ -45,6 +69,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     write_steps(repository)
     directory = write_model(repository, "labelled", LABELS)
     (directory / "labels.txt").write_text("cat\ndog\nfish\n")
+    write_model(repository, "busy", BUSY, {"model.py": BUSY_MODEL})
     with serving(repository) as local:
         yield local
 
@@ -140,6 +165,21 @@ def test_requests_of_a_file(url: str, tmp_path: Path, capsys: pytest.CaptureFixt
     sums = [found["outputs"][0]["data"][0] for found in results]
     assert sums == [2 * number for number in range(50) if number != 7]
     assert [found["id"] for found in results if "id" in found] == ["nine"]
+
+
+def test_requests_of_a_file_are_sent_again(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(f'{{"IN": {number}}}\n' for number in range(4)))
+    flags = ["busy", "--jsonl", str(source), "--workers", "1"]
+    code, out, errors = run(capsys, url, *flags, "--retries", "0")
+    assert code == infer_command.REFUSED
+    assert errors.startswith("4 requests, 2 failed, ")
+    assert out.count('"error": "busy"') == 2
+    code, out, _ = run(capsys, url, *flags, "--retries", "1")
+    assert code == infer_command.DONE
+    assert [json.loads(line)["outputs"][0]["data"] for line in out.splitlines()] == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize(
