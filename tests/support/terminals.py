@@ -36,14 +36,13 @@ class Terminal:
         self.output = ""
         self.resize(columns, lines)
         self.modes = self._modes()
+        # The terminal that the leader of a session opens first is the session's, which gets its signals.
+        opens = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(self._theirs)]
         self.process = subprocess.Popen(
-            command,
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
+            [*opens, *command],
+            stdin=subprocess.DEVNULL,
             env={**os.environ, "TERM": "xterm", **environment},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
 
     def resize(self, columns: int, lines: int) -> None:
