@@ -12,8 +12,10 @@ from pathlib import Path
 
 from conch.backends import backend_names, load_backend
 from conch.cli.command_parser import CommandParser
+from conch.core.add_ons import load_add_ons
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Devices
+from conch.core.file_checks import GROUP
 from conch.core.option import FlagError
 from conch.process.gpu_discovery import find_gpus
 from conch.workers.python_based import backends_within, based_names
@@ -122,7 +124,14 @@ def _rules(given: argparse.Namespace) -> Rules:
     )
     directory: Path | None = given.backend_directory
     names = tuple(sorted({*backend_names(), *based_names(directory)}))
-    return Rules(options, backends_within(directory, load_backend), names, given.run_code)
+    return Rules(
+        options,
+        backends_within(directory, load_backend),
+        names,
+        given.run_code,
+        directory,
+        tuple(load_add_ons(GROUP).values()),
+    )
 
 
 def _gpus(text: str) -> tuple[int, ...]:

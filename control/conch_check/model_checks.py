@@ -16,6 +16,7 @@ from conch.core.backend import Backend
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.execution.warmup import Warmup
+from conch.core.file_checks import FileCheck
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_check.findings import FindingCollector, ModelReport
 from conch_check.reading import read_text
@@ -27,6 +28,7 @@ from conch_check.static_checks import (
     read_python,
 )
 from conch_control.config.instance_groups import resolving_groups
+from conch_control.config.json_format import to_json
 from conch_control.config.model_spec import assemble_spec, read_extras
 from conch_control.config.parse import check_config_size, config_origins, normalize
 from conch_control.config.platforms import (
@@ -59,12 +61,16 @@ class Rules:
         get_backend: Finds a backend by name; raises InvalidArgumentError if there is none.
         backends: Names of all backends, for suggestions.
         run_code: Allow models to run their own code for completion.
+        backend_directory: The directory of backends; None without one.
+        file_checks: The checks of add-ons.
     """
 
     options: ControlOptions
     get_backend: Callable[[str], Backend]
     backends: Sequence[str] = ()
     run_code: bool = False
+    backend_directory: Path | None = None
+    file_checks: Sequence[FileCheck] = ()
 
 
 class ModelCheck:
@@ -250,6 +256,18 @@ class ModelCheck:
         self.report(runtime_problems(config))
         for version in reversed(self.model_report.versions):  # the newest version decides what is shown
             self._finish_version(config, written, backend, version)
+        self._check_files(config)
+
+    def _check_files(self, config: ModelConfig) -> None:
+        data = to_json(config)
+        for version in self.model_report.versions:
+            directory = self._directory / str(version)
+            for check in self._rules.file_checks:
+                for found in check(data, directory, self._rules.backend_directory):
+                    if found.file is None:
+                        self.report([Problem(found.path, found.message)], found.severity)
+                    else:
+                        self._collector.add(found.severity, str(found.file), 0, 0, found.message)
 
     def _backend(self, config: ModelConfig) -> Backend | None:
         if not config.backend:
