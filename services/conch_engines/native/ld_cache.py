@@ -11,12 +11,12 @@ CACHE = Path("/etc/ld.so.cache")
 _OLD_MAGIC = b"ld.so-1.7.0"
 _OLD_HEADER, _OLD_ENTRY = 16, 12
 _MAGIC = b"glibc-ld.so.cache1.1"
-_HEADER = "=20sIIB27x"
+_HEADER = "=20sI24x"
 _ENTRY = "=iIIIQ"
 _MOST_BYTES = 1 << 26
 
 
-def read_ld_cache(path: Path = CACHE) -> dict[str, tuple[str, ...]]:
+def read_ld_cache(path: Path = CACHE) -> dict[str, list[str]]:
     """Paths of each library by its name, in their order; nothing from a file that the loader would ignore."""
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -30,16 +30,16 @@ def read_ld_cache(path: Path = CACHE) -> dict[str, tuple[str, ...]]:
         data = data[(_OLD_HEADER + count * _OLD_ENTRY + 7) // 8 * 8 :]
     if not data.startswith(_MAGIC) or len(data) < struct.calcsize(_HEADER):
         return {}
-    _, count, _, _ = struct.unpack_from(_HEADER, data)
+    _, count = struct.unpack_from(_HEADER, data)
     start = struct.calcsize(_HEADER)
     table = data[start : start + count * struct.calcsize(_ENTRY)]
     if len(table) != count * struct.calcsize(_ENTRY):
         return {}
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, list[str]] = {}
     for _, key, value, _, _ in struct.iter_unpack(_ENTRY, table):
         name, place = _string(data, key), _string(data, value)
         if name and place:
-            found[name] = (*found.get(name, ()), place)
+            found.setdefault(name, []).append(place)
     return found
 
 

@@ -29,7 +29,7 @@ def check_libraries(
     inspection = _inspect(found, version_directory, (status.st_ino, status.st_size, status.st_mtime_ns))
     yield from inspection.findings
     yield from _batching_strategies(config, version_directory, backend_directory)
-    if _ATTRIBUTES in inspection.exports and not config.get("instance_group"):
+    if _ATTRIBUTES in inspection.exports and not config["instance_group"]:
         yield FileFinding(
             "note",
             "the library is not asked for the instance groups that it prefers: that would run it",
@@ -41,16 +41,14 @@ def _library(
     config: Mapping[str, Any], version_directory: Path, backend_directory: Path | None
 ) -> BackendFile | None:
     """The library that runs a model, unless conch's own backend or a Python-based one does."""
-    backend, runtime = config.get("backend", ""), config.get("runtime", "")
-    if not backend or (backend in backend_names() and not runtime.endswith(".so")):
-        return None
+    backend, runtime = config["backend"], config["runtime"]
     try:
-        found = find_backend_file(
-            backend, runtime, config.get("name", ""), version_directory, backend_directory
-        )
+        found = find_backend_file(backend, runtime, config["name"], version_directory, backend_directory)
     except InvalidArgumentError:
         return None  # a problem of the config
-    return found if found.is_library else None
+    if not found.is_library or (not runtime.endswith(".so") and backend in backend_names()):
+        return None
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -66,5 +64,5 @@ def _batching_strategies(
     for directory in library_directories(config["backend"], version_directory, backend_directory):
         if (directory / BATCH_STRATEGY).is_file():
             yield FileFinding("error", text, directory / BATCH_STRATEGY)
-    if _STRATEGY_PARAMETER in config.get("parameters", {}):
+    if _STRATEGY_PARAMETER in config["parameters"]:
         yield FileFinding("error", text, path=f'parameters["{_STRATEGY_PARAMETER}"]')
