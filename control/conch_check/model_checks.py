@@ -61,7 +61,6 @@ class Rules:
         get_backend: Finds a backend by name; raises InvalidArgumentError if there is none.
         backends: Names of all backends, for suggestions.
         run_code: Allow models to run their own code for completion.
-        backend_directory: The directory of backends; None without one.
         file_checks: The checks of add-ons.
     """
 
@@ -69,7 +68,6 @@ class Rules:
     get_backend: Callable[[str], Backend]
     backends: Sequence[str] = ()
     run_code: bool = False
-    backend_directory: Path | None = None
     file_checks: Sequence[FileCheck] = ()
 
 
@@ -263,7 +261,7 @@ class ModelCheck:
         for version in self.model_report.versions:
             directory = self._directory / str(version)
             for check in self._rules.file_checks:
-                for found in check(data, directory, self._rules.backend_directory):
+                for found in check(data, directory, self._rules.options.backend_directory):
                     if found.file is None:
                         self.report([Problem(found.path, found.message)], found.severity)
                     else:

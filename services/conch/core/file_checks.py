@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from conch.core.add_ons import load_add_ons
+
 GROUP = "conch.checks"
 """Entry-point group of functions that are a `FileCheck`."""
 
@@ -36,3 +38,8 @@ class FileCheck(Protocol):
             version_directory: The version's directory, inside the model's.
             backend_directory: The server's directory of backends; None without one.
         """
+
+
+def load_file_checks() -> tuple[FileCheck, ...]:
+    """The checks of all add-ons."""
+    return tuple(load_add_ons(GROUP).values())

@@ -1,4 +1,3 @@
-
 """Models whose backend is a library compiled for Triton: `conch check` reads it, and runs nothing of it."""
 
 from __future__ import annotations
