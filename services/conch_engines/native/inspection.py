@@ -137,16 +137,21 @@ def _unknown_functions(closure: Closure) -> _Found:
 
 def _missing(closure: Closure) -> _Found:
     for each in closure.missing:
+        users = _users(each.name, closure)
         if each.damage:
-            yield "error", f"{each.name}, which {each.needed_by} needs, can't be loaded: {each.damage}"
+            yield "error", f"{each.name}, which {users}, can't be loaded: {each.damage}"
         else:
-            yield (
-                "error",
-                f"{each.name} is missing, which {each.needed_by} needs; searched: {', '.join(each.searched)}",
-            )
+            yield "error", f"{each.name} is missing, which {users}; searched: {', '.join(each.searched)}"
     yield from _missing_versions(closure.missing_versions)
     if not closure.missing:  # they may define the symbols
         yield from _missing_symbols(closure)
+
+
+def _users(name: str, closure: Closure) -> str:
+    """The files that need a library, and the verb."""
+    library = closure.files[0]
+    users = ["it" if each is library else each.path for each in closure.files if name in each.elf.needed]
+    return f"{_listed(users)} {'needs' if len(users) == 1 else 'need'}"
 
 
 def _missing_versions(missing: Iterable[MissingVersion]) -> _Found:

@@ -72,7 +72,8 @@ class MissingLibrary:
     """A library that is not found, or that is damaged.
 
     Attributes:
-        searched: Where the loader looks for it, in this order.
+        needed_by: Path of the first file that needs it.
+        searched: Where the loader looks for it then, in this order.
         damage: Path and damage of the file that it finds; empty if it finds none.
     """
 

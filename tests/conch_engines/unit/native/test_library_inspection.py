@@ -59,6 +59,13 @@ def missing_library(libraries: Libraries) -> Path:
     return libraries.backend("b.so", "int gone(void); int f(void) { return gone(); }", str(gone))
 
 
+def library_that_two_miss(libraries: Libraries) -> Path:
+    gone = libraries.build("elsewhere/libgone.so", "int gone(void) { return 0; }")
+    user = libraries.build("libuser.so", "int gone(void); int user(void) { return gone(); }", str(gone))
+    source = "int gone(void), user(void); int f(void) { return gone() + user(); }"
+    return libraries.backend("b.so", source, str(gone), str(user))
+
+
 def library_beside_it(libraries: Libraries) -> Path:
     beside = libraries.build("libbeside.so", "int beside(void) { return 0; }")
     return libraries.backend("b.so", "int beside(void); int f(void) { return beside(); }", str(beside))
@@ -160,7 +167,8 @@ def text_file(libraries: Libraries) -> Path:
 CASES = (
     Case(plain),
     Case(without_the_host),
-    Case(missing_library, ("libgone.so.7 is missing, which {path} needs; searched: {folder} (LD_LIBRARY_PATH), ",)),
+    Case(missing_library, ("libgone.so.7 is missing, which it needs; searched: {folder} (LD_LIBRARY_PATH), ",)),
+    Case(library_that_two_miss, ("libgone.so is missing, which it, {folder}/libuser.so need; searched: ",)),
     Case(library_beside_it),
     Case(rpath_that_others_inherit),
     Case(runpath_that_none_inherits, ("libinner.so is missing, which {folder}/lib/libouter.so needs",)),
@@ -172,7 +180,7 @@ CASES = (
     Case(newer_version_of_a_library, ("{path} is built for THING_1.10, this machine has 1.9 ({folder}/libthing.so)",)),
     Case(object_file, ("it is an object file, not a shared library",)),
     Case(program, ("it is a program, not a shared library",)),
-    Case(cut_dependency, ("libbeside.so, which {path} needs, can't be loaded: {folder}/libbeside.so: its ",)),
+    Case(cut_dependency, ("libbeside.so, which it needs, can't be loaded: {folder}/libbeside.so: its ",)),
     Case(text_file, ("not a library: it does not begin with '\\x7fELF'",)),
 )  # fmt: skip
 
