@@ -95,6 +95,7 @@ def make_parser() -> CommandParser:
         "--backend-config", metavar="SETTING", action="append", default=[], help="as for conch serve"
     )
     parser.add_argument("--backend-directory", metavar="DIRECTORY", type=Path, help="as for conch serve")
+    parser.add_argument("--repoagent-directory", metavar="DIRECTORY", type=Path, help="as for conch serve")
     return parser
 
 
@@ -122,6 +123,7 @@ def _rules(given: argparse.Namespace) -> Rules:
         backend_options=backend_options(given.backend_config),
         devices=devices,
         backend_directory=directory,
+        repoagent_directory=given.repoagent_directory,
     )
     names = tuple(sorted({*backend_names(), *based_names(directory)}))
     find = backends_within(directory, load_backend)

@@ -44,6 +44,7 @@ from conch_control.config.schema import is_map, leaves, value_at
 from conch_control.config.validate import config_problems, support_problems, tensor_problems
 from conch_control.config.warmup import checked_warmup
 from conch_control.control_options import ControlOptions
+from conch_control.native_agents import NativeAgents
 from conch_control.repository.layout import CONFIG_FILE, select_versions, split_versions, variant_path
 from conch_control.repository.source import ModelSource
 
@@ -225,8 +226,9 @@ class ModelCheck:
         first = self._directory / str(versions[0]) if versions else None
         unknown = list(filling_backend(config, content.__contains__, first))
         self.report(unknown)
-        self.report(agent_problems(config, name, self._directory))
-        self.report(agent_notes(config), "note")
+        agents = NativeAgents(self._rules.options.repoagent_directory)
+        self.report(agent_problems(config, name, self._directory, agents))
+        self.report(agent_notes(config, agents), "note")
         normalize(config)
         problems = list(config_problems(config))
         if unknown:  # the missing backend is reported already
