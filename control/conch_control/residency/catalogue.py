@@ -1,0 +1,140 @@
+"""The models that can be loaded, and what is remembered of those that were asked for.
+
+A model that was never asked for has only its source. A remembered size belongs to the state of the files that
+was loaded. A failed load is remembered for 1, 2, 4 to 60 s, or until the files change: meanwhile requests
+get its error. Pure; the caller serialises the calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conch.core.errors import ConchError, without_traceback
+from conch_control.repository.layout import Fingerprint
+from conch_control.repository.source import ModelSource, Scan
+
+_S = 1_000_000_000
+_LONGEST_NS = 60 * _S
+RESCAN_NS = 5 * _S
+"""Least time between two listings for unknown names."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """A failed load; `state` is that of the files, None if unknown."""
+
+    error: ConchError
+    tries: int
+    until_ns: int
+    state: Fingerprint | None
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is remembered of a model that was asked for.
+
+    Attributes:
+        bytes: Its measured size; 0 if it was never measured.
+        digest: Hash of the state of the files that was measured.
+        load_ns: Duration of its last load; 0 if it was never loaded.
+        failure: Its last load, if that failed.
+    """
+
+    bytes: int = 0
+    digest: int = 0
+    load_ns: int = 0
+    failure: Failure | None = None
+
+
+_NOTHING = Memory()
+
+
+class Catalogue:
+    """The models of all repositories.
+
+    Attributes:
+        scan: The last listing.
+    """
+
+    def __init__(self) -> None:
+        self.scan = Scan({})
+        self._scanned_ns: int | None = None
+        self._rescan = False
+        self._memories: dict[str, Memory] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.scan.models or name in self.scan.duplicates or name in self.scan.remembered
+
+    def __len__(self) -> int:
+        return len(self.scan.models)
+
+    def replace(self, scan: Scan, now: int) -> None:
+        """Takes a new listing; forgets models that are gone, unless a repository can't be read."""
+        self.scan, self._scanned_ns, self._rescan = scan, now, False
+        if not scan.unreadable:
+            self._memories = {name: each for name, each in self._memories.items() if name in self}
+
+    def unknown(self) -> None:
+        """Records that an unknown name was asked for."""
+        self._rescan = True
+
+    def rescan_due(self, now: int) -> bool:
+        """True if an unknown name calls for a new listing."""
+        return self._rescan and (self._scanned_ns is None or now >= self._scanned_ns + RESCAN_NS)
+
+    def source(self, name: str) -> ModelSource | None:
+        """A model; None if it is unknown or in several repositories."""
+        return self.scan.source(name)
+
+    def load_ns(self, name: str) -> int:
+        """Duration of a model's last load; 0 if it was never loaded."""
+        return self._memories.get(name, _NOTHING).load_ns
+
+    def size(self, name: str, state: Fingerprint) -> int:
+        """Measured size of a model with this state of its files; 0 if there is none."""
+        known = self._memories.get(name, _NOTHING)
+        return known.bytes if known.digest == hash(state) else 0
+
+    def measured(self, name: str, state: Fingerprint, size: int) -> None:
+        """Remembers a size."""
+        memory = self._memory(name)
+        memory.bytes, memory.digest = size, hash(state)
+
+    def loaded(self, name: str, load_ns: int) -> None:
+        """Remembers a load that succeeded; 0 if its duration is unknown."""
+        memory = self._memory(name)
+        memory.load_ns, memory.failure = load_ns or memory.load_ns, None
+
+    def failed(self, name: str, error: ConchError, state: Fingerprint | None, now: int) -> None:
+        """Remembers a load that failed."""
+        memory = self._memory(name)
+        before = memory.failure
+        tries = 1 if before is None or before.state != state else before.tries + 1
+        pause_ns = min(_S << min(tries - 1, 10), _LONGEST_NS)
+        memory.failure = Failure(without_traceback(error), tries, now + pause_ns, state)
+
+    def failure(self, name: str, now: int) -> ConchError | None:
+        """The error of a load that failed too recently for another try."""
+        failure = self._memories.get(name, _NOTHING).failure
+        return None if failure is None or now >= failure.until_ns else failure.error
+
+    def broken(self, name: str) -> bool:
+        """True if the last load of a model failed and its files have not changed, as far as is known."""
+        return self._memories.get(name, _NOTHING).failure is not None
+
+    def failed_states(self, now: int) -> dict[str, Fingerprint]:
+        """States of the files of models with a `failure`."""
+        return {
+            name: memory.failure.state
+            for name, memory in self._memories.items()
+            if memory.failure is not None
+            and memory.failure.state is not None
+            and now < memory.failure.until_ns
+        }
+
+    def changed(self, name: str) -> None:
+        """Forgets a failure: the files have changed."""
+        self._memory(name).failure = None
+
+    def _memory(self, name: str) -> Memory:
+        return self._memories.setdefault(name, Memory())

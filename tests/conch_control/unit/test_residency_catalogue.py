@@ -1,0 +1,115 @@
+"""What residency remembers of models, and the bounds of the requests that wait for them."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conch.core.errors import InternalError, ResourceExhaustedError
+from conch_control.repository.local import LocalRepository
+from conch_control.repository.source import Scan
+from conch_control.residency.catalogue import Catalogue
+from conch_control.residency.cold_queue import ColdQueue, Waiter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conch.core.errors import ConchError
+
+S = 1_000_000_000
+FILES = (("1/model.onnx", 10, 1, 1),)
+OTHER_FILES = (("1/model.onnx", 10, 2, 1),)
+
+
+def ignore(error: ConchError | None) -> None:
+    """Ends a waiter."""
+
+
+def test_a_model_of_the_catalogue_takes_less_than_1_kb(tmp_path: Path) -> None:
+    for number in range(2000):
+        (tmp_path / f"model-{number:06}-with-a-name-of-usual-length").mkdir()
+    repository, catalogue = LocalRepository(tmp_path), Catalogue()
+    tracemalloc.start()
+    try:
+        catalogue.replace(Scan(repository.models()), 0)
+        for name in catalogue.scan.models:
+            catalogue.measured(name, FILES, 1 << 20)
+            catalogue.loaded(name, S)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(catalogue) == 2000
+    assert taken / 2000 < 1000
+
+
+def test_failures_are_remembered_longer_each_time_until_the_files_change() -> None:
+    catalogue, error, now = Catalogue(), InternalError("broken"), 0
+    pauses = []
+    for _ in range(8):
+        catalogue.failed("m", error, FILES, now)
+        assert catalogue.failure("m", now) is error
+        ends = next(end for end in range(100) if catalogue.failure("m", now + end * S) is None)
+        pauses.append(ends)
+        now += ends * S
+        assert catalogue.broken("m")
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    catalogue.failed("m", error, OTHER_FILES, now)
+    assert catalogue.failure("m", now + S) is None, "with other files it is the first failure"
+    catalogue.failed("m", error, OTHER_FILES, now)
+    assert catalogue.failed_states(now) == {"m": OTHER_FILES}
+    catalogue.changed("m")
+    assert catalogue.failure("m", now) is None
+    assert not catalogue.broken("m")
+
+
+def test_sizes_belong_to_the_files_that_were_measured() -> None:
+    catalogue = Catalogue()
+    catalogue.measured("m", FILES, 7)
+    assert (catalogue.size("m", FILES), catalogue.size("m", OTHER_FILES)) == (7, 0)
+
+
+def test_unknown_names_ask_for_one_listing_in_five_seconds() -> None:
+    catalogue = Catalogue()
+    catalogue.replace(Scan({}), 0)
+    assert not catalogue.rescan_due(60 * S)
+    listings = 0
+    for tick in range(100):  # 10 s
+        catalogue.unknown()
+        if catalogue.rescan_due(tick * S // 10):
+            listings += 1
+            catalogue.replace(Scan({}), tick * S // 10)
+    assert listings == 1
+
+
+def test_waiting_requests_are_bounded_for_each_model() -> None:
+    queue = ColdQueue(2, 100)
+    assert queue.want("a")
+    assert not queue.want("a")
+    first = Waiter(ignore, 60, 5 * S)
+    queue.add("a", first)
+    with pytest.raises(ResourceExhaustedError, match=r"--cold-queue-bytes allows 100"):
+        queue.add("a", Waiter(ignore, 41, 5 * S))
+    second = Waiter(ignore, 40, 9 * S)
+    queue.add("a", second)
+    with pytest.raises(ResourceExhaustedError, match=r"--cold-queue-size allows"):
+        queue.add("a", Waiter(ignore, 0, 5 * S))
+    queue.want("b")
+    queue.add("b", Waiter(ignore, 100, 7 * S))
+    assert (len(queue), queue.next_end_ns()) == (3, 5 * S)
+    assert queue.expire(6 * S) == [("a", first)]
+    assert not queue.leave("a", first)
+    queue.add("a", third := Waiter(ignore, 60, 9 * S))
+    assert queue.leave("a", second)
+    assert queue.end("a") == [third]
+    assert queue.end("a") == []
+    assert "a" not in queue
+
+
+def test_models_are_loaded_by_priority_then_by_their_first_request() -> None:
+    queue = ColdQueue(0, 0)
+    for name, priority in (("none", 0), ("low", 5), ("high", 1), ("late", 0), ("none", 5)):
+        queue.want(name)
+        queue.add(name, Waiter(ignore, 0, S, priority))
+    assert queue.in_order == ["high", "none", "low", "late"]

@@ -1,0 +1,263 @@
+"""The residency plan: its invariant under random events, and its hit rates on traces with fixed seeds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from bisect import bisect
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from conch_control.residency.residency_plan import HoldingState, Limits, Outcome, Plan
+from conch_control.residency.segments import Room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conch_control.residency.residency_plan import Holding
+
+S = 1_000_000_000
+BUDGET = Room(100, 6)
+PARTS = {"x": ("a", "b"), "y": ("b", "x")}
+NAMES = ("a", "b", "c", "d", "e", "f", "g", "x", "y")
+
+
+def closure(name: str) -> frozenset[str]:
+    found = set(PARTS.get(name, ()))
+    for part in PARTS.get(name, ()):
+        found |= closure(part)
+    return frozenset(found)
+
+
+class Residency(RuleBasedStateMachine):
+    """Random requests, ends of loads, growth, uses and evictions against a plan."""
+
+    @initialize(idle=st.sampled_from([0, 30 * S]), least=st.sampled_from([0, 10 * S]))
+    def begin(self, idle: int, least: int) -> None:
+        self.plan = Plan(Limits(BUDGET, least, idle))
+        self.now = 0
+        self.loading: dict[str, dict[str, int]] = {}
+        self.leaving: list[Holding] = []
+        self.busy: set[str] = set()
+        self.grown = False
+
+    def is_busy(self, name: str) -> bool:
+        return name in self.busy
+
+    def unload(self, holdings: list[Holding], forced: bool = False) -> None:
+        names = {each.name for each in holdings}
+        for each in holdings:
+            assert each.state is HoldingState.UNLOADING
+            if not forced:
+                assert each.name not in self.plan.pinned | self.busy
+                assert each.since_ns <= self.now - self.plan.limits.min_resident_ns
+                assert not any(each.name in {job, *closure(job)} for job in self.loading)
+            left = [other for other in self.plan.resident() if each.name in other.parts]
+            assert not left, "an ensemble stays without a part"
+        assert len(names) == len(holdings)
+        self.leaving += holdings
+
+    @rule(name=st.sampled_from(NAMES), sizes=st.lists(st.integers(1, 60), min_size=9, max_size=9))
+    def request(self, name: str, sizes: list[int]) -> None:
+        self.plan.drop_claims()
+        if self.plan.holding(name) is not None or name in self.loading:
+            return
+        size = dict(zip(NAMES, sizes, strict=True))
+        needs = {each: size[each] for each in (name, *closure(name)) if self.plan.holding(each) is None}
+        self.plan.asked(name, self.now)
+        decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
+        wanted = Room(sum(needs.values()), len(needs))
+        assert (decision.outcome is Outcome.TOO_LARGE) == (not wanted.within(BUDGET))
+        self.unload(list(decision.victims))
+        if decision.outcome is Outcome.GRANTED:
+            assert self.plan.total.within(BUDGET)
+            self.loading[name] = needs
+
+    @precondition(lambda self: self.loading)
+    @rule(choice=st.integers(0), growth=st.sampled_from([0, 0, 0, 1, 20]), kept=st.integers(0, 511))
+    def end(self, choice: int, growth: int, kept: int) -> None:
+        name = sorted(self.loading)[choice % len(self.loading)]
+        needs = self.loading.pop(name)
+        good = {each: size + growth for place, (each, size) in enumerate(needs.items()) if kept >> place & 1}
+        for each in [*good]:  # what an ensemble needs is there
+            if not all(part in good or self.plan.holding(part) is not None for part in closure(each)):
+                del good[each]
+        self.grown |= bool(growth and good)
+        self.plan.ended(name, good, {each: closure(each) for each in good}, self.now)
+
+    @precondition(lambda self: self.leaving)
+    @rule(choice=st.integers(0))
+    def gone(self, choice: int) -> None:
+        self.plan.gone(self.leaving.pop(choice % len(self.leaving)))
+
+    @rule(name=st.sampled_from(NAMES))
+    def use(self, name: str) -> None:
+        self.plan.used(name, self.now)
+
+    @rule(name=st.sampled_from(NAMES), size=st.integers(1, 60))
+    def grow(self, name: str, size: int) -> None:
+        holding = self.plan.holding(name)
+        self.grown |= holding is not None and size > holding.bytes
+        self.plan.resized(name, size)
+
+    @rule(names=st.sets(st.sampled_from(NAMES), max_size=2))
+    def run(self, names: set[str]) -> None:
+        self.busy = names
+
+    @rule(names=st.sets(st.sampled_from(NAMES), max_size=2))
+    def pin(self, names: set[str]) -> None:
+        self.plan.pinned = set(names)
+
+    @rule(name=st.sampled_from(NAMES))
+    def evict(self, name: str) -> None:
+        self.unload(self.plan.evict(name), forced=True)
+
+    @rule(seconds=st.sampled_from([1, 10, 60, 4000]))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds * S
+        self.unload(self.plan.expired(self.now, self.is_busy))
+        self.unload(self.plan.shrink(self.now, self.is_busy))
+
+    @rule(name=st.sampled_from(("a", "c", "y")))
+    def serves_when_all_is_idle(self, name: str) -> None:
+        """What fits the budget gets its room once nothing is busy, pinned, loading or young."""
+        self.busy, self.plan.pinned = set(), set()
+        for job in list(self.loading):
+            self.plan.ended(job, {}, {}, self.now)
+            del self.loading[job]
+        self.now += 60 * S
+        for _ in range(3):
+            self.plan.drop_claims()
+            needs = {each: 5 for each in (name, *closure(name)) if self.plan.holding(each) is None}
+            if name not in needs:
+                return
+            decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
+            self.unload(list(decision.victims))
+            if decision.outcome is Outcome.GRANTED:
+                self.loading[name] = needs
+                return
+            assert decision.outcome is Outcome.WAITING
+            while self.leaving:
+                self.plan.gone(self.leaving.pop())
+            self.unload(self.plan.shrink(self.now, self.is_busy))
+        pytest.fail("it waits for ever")
+
+    @invariant()
+    def counts_everything(self) -> None:
+        held = self.plan.holdings
+        assert self.plan.total == Room(sum(each.bytes for each in held), len(held))
+        if not self.grown:
+            assert self.plan.total.within(BUDGET)
+        elif self.plan.total.within(BUDGET):
+            self.grown = False
+        assert sorted(each.name for each in self.plan.resident()) == sorted(
+            each.name for each in held if each.state is HoldingState.RESIDENT
+        )
+
+
+Residency.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestResidency = Residency.TestCase
+
+
+MODELS, ROOM = 10_000, 50
+
+
+def popular(count: int, seed: int) -> list[int]:
+    """Requests for models by Zipf's law with exponent 1.1."""
+    sums = list(itertools.accumulate(rank**-1.1 for rank in range(1, MODELS + 1)))
+    chance = random.Random(seed)
+    return [bisect(sums, chance.random() * sums[-1]) for _ in range(count)]
+
+
+def drifting(count: int, seed: int) -> list[int]:
+    """Every 2,500 requests a tenth of the models swap their popularity."""
+    chance, places = random.Random(seed), list(range(MODELS))
+    found = []
+    for number, rank in enumerate(popular(count, seed)):
+        if number and number % 2_500 == 0:
+            some = chance.sample(range(MODELS), MODELS // 10)
+            for place, model in zip(
+                some, chance.sample([places[each] for each in some], len(some)), strict=True
+            ):
+                places[place] = model
+        found.append(places[rank])
+    return found
+
+
+def scanned(count: int, seed: int) -> list[int]:
+    """A scan of all models in the middle."""
+    found = popular(count, seed)
+    found[count // 2 : count // 2] = range(MODELS)
+    return found
+
+
+def hit_rate(trace: list[int], size_of: Callable[[int], int], budget: int) -> float:
+    plan = Plan(Limits(Room(budget, sys.maxsize)))
+    hits = 0
+    for now, model in enumerate(trace):
+        name = str(model)
+        if plan.holding(name) is not None:
+            hits += 1
+            plan.used(name, now)
+            continue
+        while plan.request(name, {name: size_of(model)}, (), now, lambda _: False).outcome is Outcome.WAITING:
+            for each in [each for each in plan.holdings if each.state is HoldingState.UNLOADING]:
+                plan.gone(each)
+            plan.drop_claims()
+        plan.ended(name, {name: size_of(model)}, {}, now)
+    return hits / len(trace)
+
+
+_sizes = random.Random(2)
+SIZES = [max(round(1000 * _sizes.lognormvariate(0, 1)), 1) for _ in range(MODELS)]
+
+
+@pytest.mark.parametrize(
+    ("trace", "sizes", "expected"),
+    [
+        pytest.param(popular(20_000, 1), None, 0.54, id="zipf"),
+        pytest.param(drifting(20_000, 2), None, 0.54, id="drift"),
+        pytest.param(scanned(50_000, 3), None, 0.47, id="scan"),
+        pytest.param(popular(20_000, 1), SIZES, 0.51, id="lognormal"),
+    ],
+)
+def test_hit_rates_of_simulated_traces(trace: list[int], sizes: list[int] | None, expected: float) -> None:
+    if sizes is None:
+        rate = hit_rate(trace, lambda _: 1, ROOM)
+    else:
+        rate = hit_rate(trace, sizes.__getitem__, ROOM * sum(sizes) // MODELS)
+    assert rate == pytest.approx(expected, abs=0.02)
+
+
+def test_models_that_evict_each_other_are_reported_once() -> None:
+    plan = Plan(Limits(Room(10, 1)))
+    for turn in range(12):
+        name, now = "ab"[turn % 2], turn * S
+        decision = plan.request(name, {name: 10}, (), now, lambda _: False)
+        for victim in decision.victims:
+            plan.gone(victim)
+        plan.drop_claims()
+        if decision.outcome is not Outcome.GRANTED:
+            plan.request(name, {name: 10}, (), now, lambda _: False)
+        plan.ended(name, {name: 10}, {}, now)
+        assert len(plan.thrashing) == (turn > 7)
+    assert plan.thrashing == [frozenset("ab")]
+
+
+def test_a_rare_model_does_not_evict_one_in_use() -> None:
+    plan = Plan(Limits(Room(10, 1), 10 * S))
+    now = 7200 * S
+    plan.asked("busy", now)
+    assert plan.request("busy", {"busy": 10}, (), now, lambda _: False).outcome is Outcome.GRANTED
+    plan.ended("busy", {"busy": 10}, {}, now)
+    now += 60 * S
+    plan.used("busy", now)
+    plan.asked("rare", now)
+    assert plan.request("rare", {"rare": 1}, (), now, lambda _: False).outcome is Outcome.BLOCKED
+    plan.asked("rare", now + S)  # the second request within an hour
+    assert plan.request("rare", {"rare": 1}, (), now + S, lambda _: False).outcome is Outcome.WAITING
