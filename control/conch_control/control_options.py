@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_CONFIG_BYTES = 1 << 20
 """Default of `ControlOptions.max_config_bytes`."""
 
-ControlMode = Literal["none", "explicit", "poll", "watch"]
+ControlMode = Literal["none", "explicit", "poll", "watch", "on-demand"]
 
 WILDCARD = "*"
 """Startup model that stands for all models of the repositories."""
@@ -103,6 +103,92 @@ class StorageOptions:
     )
 
 
+def _memory(text: str) -> int | str:
+    """Bytes, or a percentage of the memory that the process may use, which is looked up later."""
+    if text.endswith("%"):
+        percent = text[:-1]
+        if not (percent.isascii() and percent.isdecimal() and 1 <= int(percent) <= 100):
+            raise argparse.ArgumentTypeError(f"must be bytes, or from 1% to 100%, got '{text}'")
+        return text
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"must be bytes above 0, or a percentage such as 80%, got '{text}'")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyOptions:
+    """Which models are in memory in on-demand mode.
+
+    Attributes:
+        memory: Memory of all models in bytes, or a percentage of what the process may use.
+        models: Most models in memory; 0 for no limit.
+        cold_start: ``wait``: requests wait for a load; ``reject``: they are refused, and have it done.
+        cold_start_timeout_s: Longest wait of a request for a load.
+        cold_queue_size: Most requests that wait for one model; 0 for no limit.
+        cold_queue_bytes: Most bytes of these requests; 0 for no limit.
+        idle_s: Time without use after which a model is evicted; 0 for never.
+        min_resident_s: Least time from a model's load to its eviction.
+    """
+
+    GROUP: ClassVar = "residency on demand"
+
+    memory: int | str = option(
+        "--resident-memory",
+        ValueType("bytes or percentage", _memory, "int | str"),
+        "80%",
+        "memory of all models together; a percentage is of the memory that the server may use",
+    )
+    models: int = option("--resident-models", NATURAL, 0, "most models in memory, 0 for no limit")
+    cold_start: str = option(
+        "--cold-start",
+        TEXT,
+        "wait",
+        "wait: requests for a model that is not in memory wait until it is loaded; reject: they fail with "
+        "UNAVAILABLE, and have it loaded",
+        choices=("wait", "reject"),
+    )
+    cold_start_timeout_s: float = option(
+        "--cold-start-timeout",
+        INTERVAL,
+        30.0,
+        "longest time that a request waits for its model to be loaded",
+        unit="seconds",
+    )
+    cold_queue_size: int = option(
+        "--cold-queue-size",
+        NATURAL,
+        1024,
+        "requests that may wait for the load of a model, 0 for no limit",
+    )
+    cold_queue_bytes: int = option(
+        "--cold-queue-bytes",
+        NATURAL,
+        64 << 20,
+        "bytes of the requests that may wait for the load of a model, 0 for no limit",
+        unit="bytes",
+    )
+    idle_s: float = option(
+        "--idle-timeout",
+        DURATION,
+        0.0,
+        "time without requests after which a model is evicted, 0 for never",
+        unit="seconds",
+    )
+    min_resident_s: float = option(
+        "--min-resident-secs",
+        DURATION,
+        10.0,
+        "least time from the load of a model to its eviction",
+        unit="seconds",
+    )
+
+    def budget(self, available: int) -> int:
+        """Memory of all models in bytes, of so many that the process may use."""
+        if isinstance(self.memory, str):
+            return available * int(self.memory[:-1]) // 100
+        return self.memory
+
+
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
     """Settings of the control plane.
@@ -110,8 +196,9 @@ class ControlOptions:
     Attributes:
         repositories: Local directories, and URLs of object stores.
         mode: ``none`` loads everything once; ``explicit`` loads what clients and `startup_models` name;
-            ``poll`` and ``watch`` load everything and follow the repositories.
-        startup_models: Models to load at the start in explicit mode; ``*``, alone, for all.
+            ``poll`` and ``watch`` load everything and follow the repositories; ``on-demand`` loads a model
+            for its first request and evicts others.
+        startup_models: Models to load at the start in explicit and on-demand mode; ``*``, alone, for all.
         development: Follow the repositories, and reload soon after a file is saved.
         strict_model_config: Require complete configs, without completion from the model's files.
         load_threads: Most concurrent loads.
@@ -124,6 +211,7 @@ class ControlOptions:
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
             limits.
         max_queue_size: Default queue limit of a model version; 0 for none.
+        residency: Which models are in memory in on-demand mode.
         namespacing: Allow models of the same name in several repositories.
         model_name: Name of the model of a local path that is one model instead of a repository; empty to take
             all paths for repositories.
@@ -148,14 +236,15 @@ class ControlOptions:
         TEXT,
         "none",
         "none: load all models at the start; explicit: load the models that clients name; poll: load all "
-        "models and look for changes at intervals; watch: load all models and follow file-system events",
-        choices=("none", "explicit", "poll", "watch"),
+        "models and look for changes at intervals; watch: load all models and follow file-system events; "
+        "on-demand: load a model for its first request, and evict others to make room",
+        choices=("none", "explicit", "poll", "watch", "on-demand"),
         group=_CONTROL,
     )
     startup_models: tuple[str, ...] = option(
         "--load-model",
         TEXT,
-        help="model to load at the start in explicit mode, or '*' for all",
+        help="model to load at the start in explicit mode, or '*' for all; in on-demand mode it is pinned",
         repeatable=True,
         group=_CONTROL,
     )
@@ -182,6 +271,7 @@ class ControlOptions:
         "time to wait at the start for a local --model-repository that is not there yet",
         unit="seconds",
     )
+    residency: ResidencyOptions = nested(ResidencyOptions)
     namespacing: bool = option(
         "--model-namespacing",
         BOOL,
@@ -259,6 +349,11 @@ class ControlOptions:
     keep_latencies: bool = False
     keep_first_responses: bool = False
     keep_summaries: bool = False
+
+    @property
+    def loads_by_name(self) -> bool:
+        """True if clients may load and unload models."""
+        return self.mode in ("explicit", "on-demand")
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

@@ -25,7 +25,7 @@ _WRITES = ("CACHE_DIR", "CONCH_OV_CACHE_DIR")
 class GuardedAgent:
     """The agent as front ends see it; a `conch.core.model_control.ClientModelControl`.
 
-    Changes need mode ``explicit``, and are for the control port only unless `allowed`.
+    Changes need mode ``explicit`` or ``on-demand``, and are for the control port only unless `allowed`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class GuardedAgent:
         Raises:
             UnavailableError: The control mode or the operator forbids it.
         """
-        if self._mode != "explicit":
+        if self._mode not in ("explicit", "on-demand"):
             raise UnavailableError(
                 f"explicit model load / unload is not allowed if polling is enabled; the model control mode "
                 f"is '{self._mode}', and --model-control-mode=explicit allows it"

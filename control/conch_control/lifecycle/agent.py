@@ -29,20 +29,24 @@ from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.ensemble_dependencies import NOT_LOADED, EnsembleDependencies
 from conch_control.lifecycle.ensemble_loader import EnsembleError
-from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides
+from conch_control.lifecycle.load_overrides import PIN, Overrides, apply_overrides, read_overrides
 from conch_control.lifecycle.model_archives import ModelArchives
 from conch_control.lifecycle.model_definition import PollError
-from conch_control.lifecycle.model_index import ModelIndex
+from conch_control.lifecycle.model_index import NOT_RESIDENT, ModelIndex
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import GetBackend, ModelLoader
+from conch_control.lifecycle.resident_loads import ResidentLoads
 from conch_control.lifecycle.startup_models import LoadFailure, check_startup_options, startup_names
 from conch_control.lifecycle.version_states import VersionStates
 from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.repository.repositories import open_repositories
 from conch_control.repository.source import Repository, Scan
 from conch_control.repository.uploads import remove_abandoned
+from conch_control.residency.residency import Residency
 
 log = logging.getLogger(__name__)
+
+_NO_ENTRY = Entry()
 
 
 class Agent:
@@ -51,6 +55,7 @@ class Agent:
     Attributes:
         loads: Load times and failure counts.
         archives: Directories that are registered while the server runs.
+        residency: Which models are in memory; None but in on-demand mode.
         draining: The server drains or stops.
 
     Raises:
@@ -89,7 +94,14 @@ class Agent:
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)
-        self._index = ModelIndex(registry, self._states, self.events, self.lifecycle)
+        on_demand = options.mode == "on-demand"
+        self.residency: Residency | None = None
+        if on_demand:
+            loads = ResidentLoads(self._dependencies, self._states)
+            self.residency = Residency(options, registry, self.repositories, loads)
+        self._index = ModelIndex(
+            registry, self._states, self.events, self.lifecycle, NOT_RESIDENT if on_demand else ""
+        )
         self._last_scan = Scan({})
 
     def start(self) -> list[LoadFailure]:
@@ -101,10 +113,17 @@ class Agent:
         self.repositories.check()
         remove_abandoned()
         scan = self._remember(self.repositories.scan())
+        if self.residency is not None:
+            self.residency.start(scan)
         names = startup_names(self._options, scan)
         if not names:
             return []
-        errors = self._dependencies.load(names, scan)
+        if self.residency is None:
+            errors = self._dependencies.load(names, scan)
+        else:
+            errors = {}
+            for name in names:
+                errors.update(self._load([name], scan, Overrides()))
         return [self._failure(name, errors[name]) for name in names if name in errors]
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
@@ -127,6 +146,10 @@ class Agent:
         """
         _check_name(self._registry.name_of(name))
         overrides = read_overrides(parameters, self._options.max_config_bytes)
+        if PIN in parameters and self.residency is None:
+            raise InvalidArgumentError(
+                f"Load parameter '{PIN}' has an effect only with --model-control-mode=on-demand"
+            )
         scan = self._remember(self.repositories.list_available())
         if overrides.files and self._registry.namespaces:
             raise UnsupportedError("files can't be given with a load where models have namespaces")
@@ -141,7 +164,7 @@ class Agent:
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
             raise PollError(name, wrong.message) from wrong
-        errors = self._dependencies.load(names, scan, overrides.config)
+        errors = self._load(names, scan, overrides)
         for each in names:
             error = errors.get(each)
             if isinstance(error, EnsembleError):
@@ -151,6 +174,15 @@ class Agent:
             if error is not None:
                 raise error
 
+    def _load(self, names: Collection[str], scan: Scan, overrides: Overrides) -> Mapping[str, Exception]:
+        """Loads models; in on-demand mode one, with room made for it."""
+        (name, *others) = names
+        if self.residency is None or others or scan.source(name) is None:
+            return self._dependencies.load(names, scan, overrides.config)
+        return self.residency.load(
+            name, lambda: self._dependencies.load(names, scan, overrides.config), overrides.pin
+        )
+
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Starts unloading a model; an unknown one is ignored.
 
@@ -158,6 +190,8 @@ class Agent:
             name: Model name (all models of that name with namespaces), or an identifier.
             unload_dependents: Also unload the composing models that were loaded only for this ensemble.
         """
+        if self.residency is not None and self.residency.unload(name, unload_dependents):
+            return
         known = dict.fromkeys((*self._registry.identifiers(name), *self._last_scan.identifiers.get(name, ())))
         for identifier in known or (name,):
             self._dependencies.unload(identifier, unload_dependents)
@@ -195,12 +229,18 @@ class Agent:
     def ready(self) -> bool:
         """True if no model keeps the server from being ready; see `counts_as_ready`.
 
-        As in Triton, a definition that could not be read does not: the registry has no version of it.
+        As in Triton, a definition that could not be read does not: the registry has no version of it. In
+        on-demand mode only pinned models do.
         """
+        if self.residency is not None:
+            entries = self._registry.entries
+            return self.residency.ready(lambda name: counts_as_ready(entries.get(name, _NO_ENTRY)))
         return all(map(counts_as_ready, self._registry.entries.values()))
 
     def stop_loads(self) -> None:
         """Stops all loads and refuses new ones."""
+        if self.residency is not None:
+            self.residency.stop()
         self.lifecycle.stop_loads()
 
     def close(self, timeout_s: float) -> bool:
@@ -208,11 +248,15 @@ class Agent:
         try:
             return self.lifecycle.close(timeout_s)
         finally:
+            if self.residency is not None:
+                self.residency.close()
             self.events.close()
             self.repositories.close()
 
     def _remember(self, scan: Scan) -> Scan:
         self._last_scan = scan
+        if self.residency is not None:
+            self.residency.catalogue(scan)
         return scan
 
     def _failure(self, name: str, error: Exception) -> LoadFailure:

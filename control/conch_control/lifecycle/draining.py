@@ -55,10 +55,12 @@ class Drainer:
         status: VersionStatus | None = None,
         done: Callable[[], None] = lambda: None,
         users: Iterable[threading.Thread] = (),
+        gone: Callable[[], None] = lambda: None,
     ) -> None:
         """Closes a version that is no longer published, after the ensembles that use it (`dependents_of`).
 
         Its `status` becomes UNLOADED unless it has changed since; None for a version that was replaced.
+        `done` is called once it is closed, `gone` once its memory is free.
         """
 
         def unload() -> None:
@@ -76,12 +78,18 @@ class Drainer:
                     self._states.mark_unloaded(spec.identifier, status)
                 done()
 
-        self.start(model, unload, lease is not None and lease.early)
+        self.start(model, unload, lease is not None and lease.early, gone)
 
-    def start(self, model: Servable, drain: Callable[[], None], early: bool = False) -> threading.Thread:
+    def start(
+        self,
+        model: Servable,
+        drain: Callable[[], None],
+        early: bool = False,
+        gone: Callable[[], None] = lambda: None,
+    ) -> threading.Thread:
         """Runs `drain` on a thread of its own and then releases memory; returns the thread for `join`.
 
-        `early` marks a model that was loaded before the garbage collector was frozen.
+        `early` marks a model that was loaded before the garbage collector was frozen. `gone` is called last.
         """
         what = f"'{model.spec.name}' version {model.spec.version}"
         todo = [drain]
@@ -99,6 +107,7 @@ class Drainer:
             if not stopping:
                 release_memory(early)
                 log_released(what, before)
+            gone()
 
         thread = threading.Thread(target=run, name=f"conch-unload-{model.spec.name}", daemon=True)
         with self._lock:

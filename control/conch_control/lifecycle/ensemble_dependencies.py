@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
@@ -142,6 +142,14 @@ class EnsembleDependencies:
         # Again, for ensembles whose loads were about to end; later ones check themselves.
         if not self._ready(name):
             self._unload_dependents(name)
+
+    def evict(self, name: str, gone: Callable[[], None]) -> None:
+        """Unloads a model without loaded ensembles above it; `gone` is called once its memory is free."""
+        with self._lock:
+            self._waiting.pop(name, None)
+            self._overrides.pop(name, None)
+            self._implicit.discard(name)
+        self._lifecycle.unload(name, gone=gone)
 
     def _unload_dependents(self, name: str) -> None:
         """Unloads dependent ensembles and lets them wait for the model."""

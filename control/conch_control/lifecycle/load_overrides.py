@@ -18,15 +18,23 @@ from conch_control.repository.uploads import FILE_PREFIX, UploadedModel, normali
 CONFIG = "config"
 """Name of the parameter with the config."""
 
+PIN = "conch_pin"
+"""Name of the parameter that tells, in on-demand mode, whether the model stays until it is unloaded."""
+
 _TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """The overrides of a load request: a config in JSON, and contents by path as the client wrote it."""
+    """The overrides of a load request: a config in JSON, and contents by path as the client wrote it.
+
+    Attributes:
+        pin: Whether the model stays in memory until it is unloaded.
+    """
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    pin: bool = True
 
 
 def read_overrides(
@@ -35,6 +43,7 @@ def read_overrides(
     """Parses load parameters. Raises InvalidArgumentError: one is unknown, too large or of the wrong type."""
     config: str | None = None
     files: dict[str, bytes] = {}
+    pin = True
     for key, value in parameters.items():
         if key == CONFIG:
             if not isinstance(value, str):
@@ -46,10 +55,18 @@ def read_overrides(
             if not isinstance(value, bytes):
                 raise InvalidArgumentError(f"File parameter '{key}' must have bytes type for its value")
             files[key.removeprefix(FILE_PREFIX)] = value
+        elif key == PIN:
+            if not isinstance(value, bool):
+                raise InvalidArgumentError(f"Load parameter '{PIN}' must have bool type for its value")
+            pin = value
         else:
             kind = _TYPES[type(value)]
             raise InvalidArgumentError(f"Unrecognized load parameter '{key}' with type '{kind}'")
-    return Overrides(config, files)
+    if not pin and (config is not None or files):
+        raise InvalidArgumentError(
+            f"Load parameter '{PIN}' can't be false with a config or files: an eviction would lose them"
+        )
+    return Overrides(config, files, pin)
 
 
 def apply_overrides(name: str, overrides: Overrides, scan: Scan) -> Scan:

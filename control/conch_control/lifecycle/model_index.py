@@ -23,14 +23,26 @@ from conch_control.port import Index, InstanceStatus, ModelDescription, ModelSta
 from conch_control.repository.source import DUPLICATE, Scan
 
 _NO_DEVICE = -1
+_NO_ENTRY = Entry()
+NOT_RESIDENT = "not resident"
+"""Reason of models that are not in memory, and are loaded for their first request."""
 
 
 class ModelIndex:
-    """The models of one server in the forms in which clients and operators see them."""
+    """The models of one server in the forms in which clients and operators see them.
+
+    `unloaded` is the reason that is shown for models without a version; empty for none.
+    """
 
     def __init__(
-        self, registry: Registry, states: VersionStates, events: EventLog, lifecycle: ModelLifecycle
+        self,
+        registry: Registry,
+        states: VersionStates,
+        events: EventLog,
+        lifecycle: ModelLifecycle,
+        unloaded: str = "",
     ) -> None:
+        self._unloaded = unloaded
         self._registry = registry
         self._states = states
         self._events = events
@@ -47,7 +59,11 @@ class ModelIndex:
             if name in scan.duplicates:
                 lines.append(IndexEntry(name, state="UNAVAILABLE", reason=DUPLICATE))
             else:
-                lines.extend(_lines(shown(name), published.get(name, Entry()), failures.get(name)))
+                entry = published.get(name, _NO_ENTRY)
+                failure = failures.get(name)
+                if failure is None and not entry.states and self._unloaded:
+                    failure = self._unloaded
+                lines.extend(_lines(shown(name), entry, failure))
         return [line for line in lines if line.state == "READY"] if ready_only else lines
 
     def statuses(self, scan: Scan, draining: bool) -> Index:
@@ -58,8 +74,10 @@ class ModelIndex:
             {*scan.remembered, *scan.models, *scan.duplicates, *known.versions, *known.failures}
         ):
             source = None if name in scan.duplicates else scan.source(name)
-            reason = DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
             versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
+            reason = DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
+            if not versions and not reason:
+                reason = self._unloaded
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
         return Index(self._events.epoch, known.revision, tuple(found), draining)
 

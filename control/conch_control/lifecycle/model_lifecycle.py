@@ -143,46 +143,62 @@ class ModelLifecycle:
                         self._loader.check(loaded.origin.definition)
                         self._apply(queued, loaded)
 
-    def unload(self, name: str, then: Callable[[], None] = lambda: None) -> None:
+    def unload(
+        self, name: str, then: Callable[[], None] = lambda: None, gone: Callable[[], None] = lambda: None
+    ) -> None:
         """Unpublishes a model at once; requests in flight finish in the background.
 
         Stops loads of the model; an unknown one is ignored. Draining ensembles can still resolve it. `then`
-        is called after the last request, unless the server stops.
+        is called after the last request, unless the server stops, and `gone` once its memory is free.
         """
         with self._lock:
             self.queue.unload(name)
             self._states.clear_failure(name)
             self._statistics.unloaded(name)
             entry = self._registry.entries.get(name)
-            if entry is None:
-                return
-            loaded = self._loaded.pop(name, None)
-            users = self.drainer.dependents_of(name)
-            self.drainer.keep_resolvable(entry.ready.values(), needed=bool(users))
-            # Unloading also clears failed versions.
-            ending = UNFINISHED | {Phase.FAILED}
-            changes = {
-                version: Change(Phase.UNLOADED, UNLOADED)
-                for version, status in self._states.versions(name).items()
-                if status.phase in ending
-            }
-            draining = dict.fromkeys(entry.ready, Change(Phase.DRAINING))
-            statuses = self._states.change(name, {**changes, **draining}, {})
-            left = set(entry.ready)
-            for version, model in entry.ready.items():
-
-                def done(version: int = version) -> None:
-                    with self._lock:
-                        left.discard(version)
-                        last = not left and not self.queue.closed
-                    if last:
-                        then()
-
-                lease = self._leases.pop(model, None)
-                self.drainer.retire(model, lease, statuses[version], done, users)
+            loaded = None if entry is None else self._retire(name, entry, then, gone)
         if loaded is not None:
             loaded.origin.definition.agents.unload()
             loaded.lease.drop()
+        if entry is None or not entry.ready:
+            gone()
+
+    def _retire(
+        self, name: str, entry: Entry, then: Callable[[], None], gone: Callable[[], None]
+    ) -> _Loaded | None:
+        """Unpublishes all versions of a model and ends them in the background; called with the lock held."""
+        loaded = self._loaded.pop(name, None)
+        users = self.drainer.dependents_of(name)
+        self.drainer.keep_resolvable(entry.ready.values(), needed=bool(users))
+        # Unloading also clears failed versions.
+        ending = UNFINISHED | {Phase.FAILED}
+        changes = {
+            version: Change(Phase.UNLOADED, UNLOADED)
+            for version, status in self._states.versions(name).items()
+            if status.phase in ending
+        }
+        draining = dict.fromkeys(entry.ready, Change(Phase.DRAINING))
+        statuses = self._states.change(name, {**changes, **draining}, {})
+        left, held = set(entry.ready), set(entry.ready)
+        for version, model in entry.ready.items():
+
+            def done(version: int = version) -> None:
+                with self._lock:
+                    left.discard(version)
+                    last = not left and not self.queue.closed
+                if last:
+                    then()
+
+            def freed(version: int = version) -> None:
+                with self._lock:
+                    held.discard(version)
+                    last = not held
+                if last:
+                    gone()
+
+            lease = self._leases.pop(model, None)
+            self.drainer.retire(model, lease, statuses[version], done, users, freed)
+        return loaded
 
     def stop_loads(self) -> None:
         """Stops all loads and refuses new ones."""

@@ -31,7 +31,7 @@ class LoadFailure:
 
 def check_startup_options(options: ControlOptions) -> None:
     """Raises InvalidArgumentError: the options that name models contradict each other."""
-    if options.startup_models and options.mode != "explicit":
+    if options.startup_models and not options.loads_by_name:
         raise InvalidArgumentError(
             "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
         )
@@ -44,8 +44,8 @@ def check_startup_options(options: ControlOptions) -> None:
 def startup_names(options: ControlOptions, scan: Scan) -> list[str]:
     """The models of a scan to be loaded at the start; a named one also if no repository has it."""
     startup = options.startup_models
-    if options.mode != "explicit" or WILDCARD in startup:
+    if not options.loads_by_name or WILDCARD in startup:
         names = sorted({*scan.models, *scan.duplicates})
         # The planner loads incomplete ones when they are complete.
-        return names if options.mode in ("none", "explicit") else without_incomplete(names, scan)
+        return names if options.mode in ("none", "explicit", "on-demand") else without_incomplete(names, scan)
     return list(dict.fromkeys(each for name in startup for each in scan.identified(name)))

@@ -32,7 +32,7 @@ class Waiter:
 @dataclass(slots=True)
 class _Waiters:
     number: int
-    waiters: dict[Waiter, None] = field(default_factory=dict)
+    waiters: dict[object, Waiter] = field(default_factory=dict)
     bytes: int = 0
     priority: int = _NO_PRIORITY
 
@@ -62,6 +62,10 @@ class ColdQueue:
         """The models, those with requests of high priority first, then by their first request."""
         return sorted(self._wanted, key=lambda name: (self._wanted[name].priority, self._wanted[name].number))
 
+    def waiting(self, name: str) -> int:
+        """How many requests wait for a model."""
+        return len(self._wanted[name].waiters) if name in self._wanted else 0
+
     def want(self, name: str) -> bool:
         """Adds a model, if it is not there; True if it was not."""
         if name in self._wanted:
@@ -70,8 +74,8 @@ class ColdQueue:
         self._wanted[name] = _Waiters(self._number)
         return True
 
-    def add(self, name: str, waiter: Waiter) -> None:
-        """Adds a request for a model that is there.
+    def add(self, name: str, key: object, waiter: Waiter) -> None:
+        """Adds a request for a model that is there; `key` is for `leave`.
 
         Raises:
             ResourceExhaustedError: Too many wait, or they hold too many bytes.
@@ -87,38 +91,38 @@ class ColdQueue:
                 f"requests of {wanted.bytes} bytes wait for model '{name}' to be loaded, and "
                 f"--cold-queue-bytes allows {self._most_bytes}"
             )
-        wanted.waiters[waiter] = None
+        wanted.waiters[key] = waiter
         wanted.bytes += waiter.size
         if waiter.priority > 0:
             wanted.priority = min(wanted.priority, waiter.priority)
 
-    def leave(self, name: str, waiter: Waiter) -> bool:
+    def leave(self, name: str, key: object) -> bool:
         """Removes a request; True if it was there. The model stays."""
         wanted = self._wanted.get(name)
-        if wanted is None or waiter not in wanted.waiters:
+        waiter = None if wanted is None else wanted.waiters.pop(key, None)
+        if wanted is None or waiter is None:
             return False
-        del wanted.waiters[waiter]
         wanted.bytes -= waiter.size
         return True
 
     def end(self, name: str) -> list[Waiter]:
         """Removes a model; returns its requests in their order."""
         wanted = self._wanted.pop(name, None)
-        return [] if wanted is None else list(wanted.waiters)
+        return [] if wanted is None else list(wanted.waiters.values())
 
     def expire(self, now: int) -> list[tuple[str, Waiter]]:
         """Removes the requests that give up; returns them with their models."""
         found = [
-            (name, waiter)
+            (name, key, waiter)
             for name, wanted in self._wanted.items()
-            for waiter in wanted.waiters
+            for key, waiter in wanted.waiters.items()
             if now >= waiter.ends_ns
         ]
-        for name, waiter in found:
-            self.leave(name, waiter)
-        return found
+        for name, key, _ in found:
+            self.leave(name, key)
+        return [(name, waiter) for name, _, waiter in found]
 
     def next_end_ns(self) -> int | None:
         """When the next request gives up; None if none waits."""
-        ends = [waiter.ends_ns for wanted in self._wanted.values() for waiter in wanted.waiters]
+        ends = [waiter.ends_ns for wanted in self._wanted.values() for waiter in wanted.waiters.values()]
         return min(ends, default=None)

@@ -7,6 +7,7 @@ Owns: open response queues and streams; `_lock` guards both sets.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TypedDict
@@ -20,6 +21,7 @@ from conch.api.function_io import Result
 from conch.api.response_queue import AsyncResponseQueue, ResponseQueue, raise_error
 from conch.core.admission import Admission
 from conch.core.clock import monotonic_ns
+from conch.core.cold_models import ColdModelError, resident
 from conch.core.current_span import outgoing_headers
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
@@ -71,7 +73,10 @@ class InProcessRequests:
     def infer(self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions) -> Result:
         """Runs a request and waits for its only response."""
         queue = ResponseQueue()
-        request, name = self._submit(model, inputs, queue, timeout, options)
+        ends_ns = _deadline(timeout)
+        request, name = resident(
+            lambda: self._submit(model, inputs, queue, ends_ns, options), lambda: ends_ns
+        )
         try:
             return _only_result(name, queue.take(timeout), lambda: queue.take(timeout))
         except BaseException:  # raised again
@@ -83,7 +88,14 @@ class InProcessRequests:
     ) -> Result:
         """`infer` for an event loop."""
         queue = AsyncResponseQueue()
-        request, name = self._submit(model, inputs, queue, timeout, options)
+        ends_ns = _deadline(timeout)
+        while True:
+            try:
+                request, name = self._submit(model, inputs, queue, ends_ns, options)
+                break
+            except ColdModelError as cold:
+                waiting = cold.future(deadline_ns=ends_ns)
+            await asyncio.wrap_future(waiting)
         try:
             first = await queue.get(timeout)
             second = None if first is None or first.error is not None else await queue.get(timeout)
@@ -96,7 +108,7 @@ class InProcessRequests:
         """Iterates over the responses; submits the request at the first `next`."""
 
         def begin() -> _OpenStream:
-            return self._read(model, inputs, ResponseQueue(), options)
+            return resident(lambda: self._read(model, inputs, ResponseQueue(), options))
 
         return Responses(begin, timeout)
 
@@ -105,7 +117,13 @@ class InProcessRequests:
     ) -> AsyncIterator[Result]:
         """`stream` for an event loop."""
         queue = AsyncResponseQueue()
-        stream = self._read(model, inputs, queue, options)
+        while True:
+            try:
+                stream = self._read(model, inputs, queue, options)
+                break
+            except ColdModelError as cold:
+                waiting = cold.future()
+            await asyncio.wrap_future(waiting)
         try:
             while (response := await queue.get(timeout)) is not None:
                 yield _result(response)
@@ -140,7 +158,7 @@ class InProcessRequests:
         model: str,
         inputs: Inputs,
         queue: ResponseQueue,
-        timeout: float | None,
+        deadline_ns: int | None,
         options: RequestOptions,
     ) -> tuple[InferenceRequest, str]:
         """Submits a request whose responses go to a queue."""
@@ -165,8 +183,7 @@ class InProcessRequests:
         request.sequence_end = options.get("sequence_end", False)
         request.responses_wait = True  # the arrays become the caller's
         request.reader = queue
-        if timeout is not None:
-            request.deadline_ns = now + round(timeout * _S)
+        request.deadline_ns = deadline_ns
         admission = self._admission
         found = admission.resolve(request)
         spec = found.spec
@@ -275,6 +292,11 @@ class Responses(Iterator[Result]):
             threading.Thread(target=stream.end, name="conch-dropped-stream").start()
         except RuntimeError:
             pass  # the interpreter is shutting down
+
+
+def _deadline(timeout: float | None) -> int | None:
+    """The monotonic time at which a request with a timeout ends."""
+    return None if timeout is None else monotonic_ns() + round(timeout * _S)
 
 
 def _end(admission: Admission, request: InferenceRequest, queue: ResponseQueue) -> None:

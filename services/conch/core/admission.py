@@ -33,6 +33,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import (
     ConchError,
     InternalError,
@@ -111,6 +112,7 @@ class Admission:
             What the caller has to run or release soon, only if `may_claim`; else None.
 
         Raises:
+            ColdModelError: Its model is to be loaded; the request can be made again then.
             ConchError: The request is refused, has no model, or does not fit it.
         """
         try:
@@ -173,6 +175,8 @@ class Admission:
         """
         if request is not None:
             request.discard()
+        if isinstance(error, ColdModelError):
+            error.begin()
         if not isinstance(error, ConchError):
             what = "a request of a stream" if self._protocol == "grpc-stream" else "a request"
             log.error("%s could not be handled", what, exc_info=error)
@@ -301,6 +305,8 @@ class Admission:
 
     def _log_failure(self, request: InferenceRequest, error: Exception) -> None:
         watch = request.watch
+        if isinstance(error, ColdModelError):
+            return  # it comes again
         # A front end finds the text of other errors itself, see `refuse`.
         if watch is not None and (self._log is None or isinstance(error, ConchError)):
             watch.refused(request, as_conch_error(error))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from conch.core.admission import Admission
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import LoadParameter, ModelControl
 from conch.core.registry import Registry, parse_version
@@ -119,6 +120,8 @@ class Calls:
         parse_version(version)
         try:
             model = self._registry.resolve(name, version)
+        except ColdModelError:
+            return True
         except ConchError:
             return False
         return all_ready(model.readiness)

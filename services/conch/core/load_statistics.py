@@ -44,16 +44,20 @@ class LoadCounts:
     failed: frozenset[str]
 
 
-class _Times:
+class Times:
+    """A histogram of times that grows; the caller serialises the calls."""
+
     def __init__(self) -> None:
         self.places = [0] * PLACES
         self.ns = 0
 
     def add(self, ns: int) -> None:
+        """Adds a time in nanoseconds."""
         self.places[ns.bit_length()] += 1
         self.ns += ns
 
     def snapshot(self) -> Spread:
+        """A copy."""
         return Spread(tuple(self.places), self.ns)
 
 
@@ -62,8 +66,8 @@ class LoadStatistics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loads = _Times()
-        self._swaps = _Times()
+        self._loads = Times()
+        self._swaps = Times()
         self._seconds: dict[tuple[str, int], float] = {}
         self._failures: dict[str, int] = {}
         self._failed: set[str] = set()

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from conch.core.cold_models import ColdModels
 from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from conch.core.servable import Servable
 
@@ -90,10 +91,12 @@ class Registry:
         namespaces: The possible namespaces of models; empty if names are unique.
         draining: By identifier, versions that are being replaced or unloaded and may have live sequences,
             oldest first.
+        cold: Asked before a model without a version that serves is refused; None if all are in memory.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.cold: ColdModels | None = None
         self.namespaces: tuple[str, ...] = ()
         self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
         self._entries: Mapping[str, Entry] = MappingProxyType({})
@@ -155,6 +158,7 @@ class Registry:
             return name, entry
         known = self.identifiers(name)
         if not known:
+            self._miss(name)
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
         ready = [identifier for identifier in known if self._entries[identifier].ready]
         if len(ready) > 1:
@@ -165,6 +169,11 @@ class Registry:
         if not ready:
             raise NotFoundError(f"Identifier of model '{name}' is not found in global map")
         return ready[0], self._entries[ready[0]]
+
+    def _miss(self, name: str) -> None:
+        """Raises ColdModelError if a name without a version that serves is that of a model to be loaded."""
+        if self.cold is not None:
+            self.cold.missed(name)
 
     def _rename(self, identifier: str) -> None:
         """Points the name of an identifier to its only ready model; called with the lock held."""
@@ -206,6 +215,7 @@ class Registry:
             InvalidArgumentError: The version is not a number.
             NotFoundError: The name, or that version of it, is unknown, or has no ready version.
             UnavailableError: The version is known but not ready.
+            ColdModelError: The model is not in memory, and can be loaded.
         """
         if not version:
             model = self._latest.get(name)
@@ -216,11 +226,14 @@ class Registry:
         if number < 0:
             model = entry.latest
             if model is None:
+                self._miss(name)
                 raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
             return model
         model = entry.ready.get(number)
         if model is not None:
             return model
+        if not entry.ready:
+            self._miss(name)
         if number in entry.states:
             raise UnavailableError(
                 f"Request for unknown model: '{name}' version {number} is not at ready state"

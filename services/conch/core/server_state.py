@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from conch.core.admission import Admission
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import ClientModelControl
 from conch.core.registry import Registry, parse_version
@@ -123,6 +124,8 @@ class ServerState:
         def ready() -> bool:
             try:
                 model = self.model(name, version)
+            except ColdModelError:
+                return True  # a request for it loads it; clients look before they send one
             except ConchError:
                 return False
             return all_ready(model.readiness)

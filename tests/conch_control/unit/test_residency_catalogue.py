@@ -88,20 +88,20 @@ def test_waiting_requests_are_bounded_for_each_model() -> None:
     assert queue.want("a")
     assert not queue.want("a")
     first = Waiter(ignore, 60, 5 * S)
-    queue.add("a", first)
+    queue.add("a", 1, first)
     with pytest.raises(ResourceExhaustedError, match=r"--cold-queue-bytes allows 100"):
-        queue.add("a", Waiter(ignore, 41, 5 * S))
+        queue.add("a", 3, Waiter(ignore, 41, 5 * S))
     second = Waiter(ignore, 40, 9 * S)
-    queue.add("a", second)
+    queue.add("a", 2, second)
     with pytest.raises(ResourceExhaustedError, match=r"--cold-queue-size allows"):
-        queue.add("a", Waiter(ignore, 0, 5 * S))
+        queue.add("a", 3, Waiter(ignore, 0, 5 * S))
     queue.want("b")
-    queue.add("b", Waiter(ignore, 100, 7 * S))
+    queue.add("b", 1, Waiter(ignore, 100, 7 * S))
     assert (len(queue), queue.next_end_ns()) == (3, 5 * S)
     assert queue.expire(6 * S) == [("a", first)]
-    assert not queue.leave("a", first)
-    queue.add("a", third := Waiter(ignore, 60, 9 * S))
-    assert queue.leave("a", second)
+    assert not queue.leave("a", 1)
+    queue.add("a", 3, third := Waiter(ignore, 60, 9 * S))
+    assert queue.leave("a", 2)
     assert queue.end("a") == [third]
     assert queue.end("a") == []
     assert "a" not in queue
@@ -111,5 +111,5 @@ def test_models_are_loaded_by_priority_then_by_their_first_request() -> None:
     queue = ColdQueue(0, 0)
     for name, priority in (("none", 0), ("low", 5), ("high", 1), ("late", 0), ("none", 5)):
         queue.want(name)
-        queue.add(name, Waiter(ignore, 0, S, priority))
+        queue.add(name, object(), Waiter(ignore, 0, S, priority))
     assert queue.in_order == ["high", "none", "low", "late"]

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from conch.core.admission import Admission
 from conch.core.clock import Clock
+from conch.core.cold_models import ColdModelError
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.ensembles.fitting import Fitting
 from conch.core.ensembles.flow import Answer, Correlation, Flow, FlowError, Run
@@ -185,11 +186,33 @@ class EnsembleExecution:
             self._owner.ended(self)
         return None if claim is None else EnsembleClaim(claim, self._owner.clock)
 
+    def _wait(self, run: Run, cold: ColdModelError) -> None:
+        """Submits a step again once its model is in memory."""
+
+        def then(error: ConchError | None) -> None:
+            if error is not None:
+                self._step_failed(run, self._shown(error), True)
+                return
+            with self._lock:
+                self._outbox.append(run)
+                if self._emptying:
+                    return
+                self._emptying = True
+            self._empty_outbox(False)
+
+        try:
+            cold.wait(then, 0, self.request.deadline_ns, self.request.priority).start()
+        except ConchError as error:
+            self._step_failed(run, self._shown(error), True)
+
     def _submit(self, run: Run, may_claim: bool) -> InlineClaim | None:
         """Submits a step to its model; returns the caller's claim, if any."""
         owner = self._owner
         try:
             child, model = owner.fitting(self.request, run, self._on_response, owner.clock())
+        except ColdModelError as cold:
+            self._wait(run, cold)
+            return None
         except Exception as error:  # boundary: tensors of models, which may not fit their shapes
             self._step_failed(run, self._shown(error), True)
             return None
@@ -198,6 +221,11 @@ class EnsembleExecution:
         running = EnsembleClaim.current()
         try:
             claim = owner.admission.admit(child, may_claim or running is not None, model, parent=self.request)
+        except ColdModelError as cold:
+            with self._lock:
+                self._children.pop(child, None)
+            self._wait(run, cold)
+            return None
         except Exception as error:  # boundary: the step's model
             with self._lock:
                 self._children.pop(child, None)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError
+from conch.core.cold_models import ColdModelError, ColdWait
+from conch.core.errors import CancelledError, ConchError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import InlineClaim
@@ -90,8 +91,42 @@ class InferHandler:
             claim = self.admission.admit(request, polling, None, call, len(message), single=_DECOUPLED)
             if claim is not None:
                 self._queue_inline(claim)
+        except ColdModelError as cold:
+            self._wait(cold, call, message, request, now_ns)
         except Exception as error:  # boundary: the client gets an answer, whatever happens
             self._refuse(call, message, request, error, now_ns)
+
+    def _wait(
+        self,
+        cold: ColdModelError,
+        call: UnaryRpc,
+        message: Buffer,
+        request: InferenceRequest | None,
+        received_ns: int,
+    ) -> None:
+        """Handles a message again once its model is in memory."""
+
+        def then(error: ConchError | None) -> None:
+            if error is None:
+                try:
+                    self._decoding.submit(self, call, message, False)
+                except RuntimeError:  # the pool is closed
+                    error = UnavailableError("Server exiting")
+            if error is not None:
+                self._refuse(call, message, request, error, received_ns)
+
+        def cancel(waiting: ColdWait) -> None:
+            if waiting.cancel():
+                gone = CancelledError("the client has cancelled the call")
+                self._refuse(call, message, request, gone, received_ns)
+
+        deadline_ns, priority = (None, 0) if request is None else (request.deadline_ns, request.priority)
+        wait = cold.wait(then, len(message), deadline_ns, priority)
+        call.watch(cancel, wait)  # first: `then` may run before `start` returns
+        try:
+            wait.start()
+        except ConchError as error:
+            self._refuse(call, message, request, error, received_ns)
 
     def _refuse(
         self,

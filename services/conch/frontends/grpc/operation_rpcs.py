@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from conch.access.access_guard import AccessGuard
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import (
     CancelledError,
     ConchError,
@@ -187,6 +188,8 @@ def _handler(
             request = read(message_class.FromString(message), call)
             run = checked(operation, guard, call) if guard.identifies else handler
             call.reply(write(run(core, services, request)).SerializeToString())
+        except ColdModelError as cold:
+            _wait(cold, call, message, answer)
         except ConchError as error:
             call.abort(error.grpc_status, error.message)
         except DecodeError as error:
@@ -199,3 +202,18 @@ def _handler(
     handler: Callable[[ServerState, Services, Any], Any] = operation.handler
     runs_on: RunsOn = operation.runs_on
     return handle
+
+
+def _wait(cold: ColdModelError, call: UnaryRpc, message: Buffer, answer: UnaryMethod) -> None:
+    """Answers a call once the model that it asks about is in memory."""
+
+    def then(error: ConchError | None) -> None:
+        if error is None:
+            answer(call, message)
+        else:
+            call.abort(error.grpc_status, error.message)
+
+    try:
+        cold.wait(then, len(message)).start()
+    except ConchError as error:
+        call.abort(error.grpc_status, error.message)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError
+from conch.core.cold_models import ColdModelError, ColdWait
+from conch.core.errors import ConchError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import InlineClaim
@@ -70,6 +71,7 @@ class InferStream:
         self._complete = False  # no more requests are taken
         self._closing = (_OK, "")
         self.deadline_ns: int | None = None
+        self.waiting: ColdWait | None = None  # that of the newest message
 
     def on_message(self, message: Buffer | None) -> None:
         """Receives a request, or None at half-close."""
@@ -96,6 +98,9 @@ class InferStream:
                 slot.request = None  # breaks a reference cycle
             self._open.clear()
             self._ordered.clear()
+            waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting.cancel()
         for request in requests:
             self._handler.admission.cancel(request)
 
@@ -223,11 +228,49 @@ class StreamInferHandler:
             claim = self.admission.admit(request, polling, model, call, len(message))
             if claim is not None:
                 self._queue_inline(claim)
+        except ColdModelError as cold:
+            self._wait(cold, call, slot, message, request, now_ns)
+            return
         except Exception as error:  # boundary: the client gets an answer, whatever happens
             # A local variable for the error would be in a reference cycle with its traceback.
             self._send_error(slot, request, self.admission.refuse(request, error, call, len(message), now_ns))
         # Last, so that requests are queued in order: another thread may handle the next message.
         call.read_next()
+
+    def _wait(
+        self,
+        cold: ColdModelError,
+        call: StreamRpc,
+        slot: _Slot,
+        message: Buffer,
+        request: InferenceRequest | None,
+        received_ns: int,
+    ) -> None:
+        """Handles a message again once its model is in memory; reads no other one before."""
+
+        def then(error: ConchError | None) -> None:
+            slot.stream.waiting = None
+            if error is None:
+                try:
+                    self._decoding.submit(self.submit, call, slot, message, False)
+                except RuntimeError:  # the pool is closed
+                    error = UnavailableError("Server exiting")
+            if error is not None:
+                refuse(error)
+
+        def refuse(error: ConchError) -> None:
+            refused = self.admission.refuse(request, error, call, len(message), received_ns)
+            self._send_error(slot, request, refused)
+            call.read_next()
+
+        slot.request = None  # the next one is another
+        priority = 0 if request is None else request.priority
+        wait = slot.stream.waiting = cold.wait(then, len(message), slot.stream.deadline_ns, priority)
+        try:
+            wait.start()
+        except ConchError as error:
+            slot.stream.waiting = None
+            refuse(error)
 
     def _send_error(self, slot: _Slot, request: InferenceRequest | None, error: ConchError) -> None:
         """Sends the error of a request that no model has taken."""

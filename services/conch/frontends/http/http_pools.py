@@ -16,7 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import CancelledError, UnavailableError
+from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange
 from conch.frontends.thread_pool import OperationPools, ThreadPool
 from conch.frontends.yield_gil import on_yield
 
@@ -203,3 +205,21 @@ async def result_of(begin: Callable[[], Future[T]]) -> T:
         if future.cancelled() and not (task and task.cancelling()):
             raise UnavailableError("Server exiting") from None
         raise
+
+
+async def loaded(exchange: HttpExchange, cold: ColdModelError) -> None:
+    """Waits until the model of a request is in memory.
+
+    Raises:
+        ClientDisconnectError: The client has disconnected.
+        ConchError: The model can't be loaded, or the request can't wait.
+    """
+
+    def begin() -> Future[None]:
+        if exchange.lost:
+            raise ClientDisconnectError
+        future = cold.future(exchange.size)
+        exchange.on_disconnect = future.cancel
+        return future
+
+    await result_of(begin)

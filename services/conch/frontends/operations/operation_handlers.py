@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnsupportedError
 from conch.core.model_control import ArchiveControl, IndexEntry, LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
@@ -302,6 +303,8 @@ def check_traced_model(core: ServerState, name: str) -> None:
     if name:
         try:
             core.model(name)
+        except ColdModelError:
+            return
         except ConchError:
             raise UnknownTracedModelError(f"Request for unknown model : {name}") from None
 

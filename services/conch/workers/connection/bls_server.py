@@ -16,6 +16,7 @@ from conch.backends.python.calls.bls_call import not_ready
 from conch.backends.python.calls.deadlock_detection import DEADLOCK
 from conch.core.bls import ServerCalls
 from conch.core.clock import monotonic_ns
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
 from conch.core.execution.runner import bypassing_claims
 from conch.core.model_control import LoadParameter
@@ -135,9 +136,16 @@ class BlsServer:
             if number in self._open:
                 raise WireError(f"call {number} is there already")
             self._open[number] = request
+        if received.unreachable is not None:
+            error = InferenceResponse([], as_conch_error(received.unreachable[0]))
+            self._respond(number, request, error, True, True)
+            return
+        self._submit(number, request, flags, parent)
+
+    def _submit(
+        self, number: int, request: InferenceRequest, flags: int, parent: InferenceRequest | None
+    ) -> None:
         try:
-            if received.unreachable is not None:
-                raise received.unreachable[0]
             model = self._find_model(request)
             decoupled = model.spec.decoupled
             if flags & (EXPECTS_SINGLE if decoupled else EXPECTS_DECOUPLED):
@@ -147,14 +155,44 @@ class BlsServer:
                 )
             with bypassing_claims():  # a claimant may wait for the model that calls
                 self._calls.submit(request, False, model, parent=parent)
+        except ColdModelError as cold:
+            self._wait(
+                cold,
+                request,
+                lambda: self._submit(number, request, flags, parent),
+                lambda error: self._respond(number, request, InferenceResponse([], error), True, True),
+            )
         except Exception as error:  # the called model's, for the model that calls
             self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
 
     def _find_model(self, request: InferenceRequest) -> Servable:
         try:
             return self._calls.find(request)
+        except ColdModelError:
+            raise
         except ConchError as error:
             raise not_ready(request.model_name, error) from None
+
+    @staticmethod
+    def _wait(
+        cold: ColdModelError,
+        request: InferenceRequest | None,
+        again: Callable[[], None],
+        refuse: Callable[[ConchError], None],
+    ) -> None:
+        """Calls `again` once a model is in memory, else `refuse`."""
+
+        def then(error: ConchError | None) -> None:
+            if error is None:
+                again()
+            else:
+                refuse(error)
+
+        deadline_ns, priority = (None, 0) if request is None else (request.deadline_ns, request.priority)
+        try:
+            cold.wait(then, 0, deadline_ns, priority).start()
+        except ConchError as error:
+            refuse(error)
 
     def cancel(self, number: int) -> None:
         """Cancels a call."""
@@ -240,6 +278,14 @@ class BlsServer:
     def _run_query(self, number: int, run: Callable[[Query], dict[str, object]], query: Query) -> None:
         try:
             fields = codec.encode_json(run(query))
+        except ColdModelError as cold:
+            self._wait(
+                cold,
+                None,
+                lambda: self._run_query(number, run, query),
+                lambda error: self._send_result(number, codec.encode_error(error)),
+            )
+            return
         except Exception as error:  # the control plane's, for the model that asks
             if not isinstance(error, ConchError | WireError):  # malformed ones are reported to the model
                 log.exception("a query of a worker could not be answered")

@@ -36,6 +36,7 @@ from conch.backends.python.calls.call_context import CallContext
 from conch.backends.python.calls.deadlock_detection import DEADLOCK, is_deadlocked
 from conch.core.bls import Wait as WaitedFor
 from conch.core.clock import monotonic_ns
+from conch.core.cold_models import ColdModelError
 from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.errors import ConchError, InternalError, NotFoundError, without_details
 from conch.core.io_loop import expect_wait
@@ -159,12 +160,33 @@ class Call:
                     f"the 'exec' or 'async_exec' calls for decoupled models.'"
                 )
             return server.submit(core, may_claim, model, parent=self._logged_parent())
+        except ColdModelError as cold:
+            self._start_later(cold)
+            return None
         except Exception as error:  # boundary: called models; the model that calls gets the error
             if not isinstance(error, ConchError):
                 log.exception("a call of model '%s' could not be made", name)
-            shown = as_triton_error(without_details(error, "the request could not be handled"))
-            self.end(TritonError(refusal(name, shown.message()), shown.code()))
+            self._refuse(error)
             return None
+
+    def _refuse(self, error: Exception) -> None:
+        """Ends the call: it can't be submitted."""
+        shown = as_triton_error(without_details(error, "the request could not be handled"))
+        self.end(TritonError(refusal(self.core.model_name, shown.message()), shown.code()))
+
+    def _start_later(self, cold: ColdModelError) -> None:
+        """Submits the call again once its model is in memory."""
+
+        def then(error: ConchError | None) -> None:
+            if error is None:
+                self.start(False)
+            else:
+                self._refuse(error)
+
+        try:
+            cold.wait(then, 0, self.core.deadline_ns, self.core.priority).start()
+        except ConchError as error:
+            self._refuse(error)
 
     def _logged_parent(self) -> CoreRequest | None:
         """The request whose log line and trace the call belongs to; with several, the model names it."""
@@ -180,6 +202,8 @@ class Call:
                 self.core.model_name = known_as
                 try:
                     return self.caller.server.find(self.core)
+                except ColdModelError:
+                    raise
                 except ConchError as not_found:
                     error = not_found
         raise not_ready(name, error or NotFoundError("")) from None

@@ -13,6 +13,7 @@ import orjson
 
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.response_errors import unsendable, wrong_parameter
@@ -21,7 +22,7 @@ from conch.core.server_state import ServerState
 from conch.core.tensor import Tensor, decode_bytes
 from conch.frontends.http.generate.generate_request import map_request, parse_document
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
-from conch.frontends.http.http_pools import Pools
+from conch.frontends.http.http_pools import Pools, loaded
 from conch.frontends.http.http_routing import Route, route
 from conch.frontends.http.json_body import JSON, MOST_BYTES, error_body, parsed, read_body, retry_after
 from conch.frontends.http.jsontext.json_loader import SlowTextError
@@ -174,17 +175,28 @@ class Submission:
         try:
             self._admission.check_open()
             self._core.check_running()
-            model = self._core.model(name, version)
+            try:
+                model = self._core.model(name, version)
+            except ColdModelError as cold:
+                model = await self._loaded(cold, exchange, received)
             if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             received.body = await read_body(exchange, self._most_bytes)
             call = GenerateCall(self._admission, self._mailbox_of(asyncio.get_running_loop()))
             exchange.on_disconnect = call.end
             try:
-                try:
-                    self._submit(received, call, model, exchange, True)
-                except SlowTextError:
-                    await parsed(exchange, self._pools, self._submit, received, call, model, exchange, False)
+                while True:
+                    try:
+                        try:
+                            self._submit(received, call, model, exchange, True)
+                        except SlowTextError:
+                            await parsed(
+                                exchange, self._pools, self._submit, received, call, model, exchange, False
+                            )
+                        break
+                    except ColdModelError as cold:  # evicted since the headers came
+                        model = await self._loaded(cold, exchange, received)
+                        exchange.on_disconnect = call.end
             except BaseException:  # raised again
                 call.end()
                 raise
@@ -195,6 +207,17 @@ class Submission:
             self._admission.refuse(refused, error, exchange, len(received.body), received.received_ns)
             raise
         return call
+
+    async def _loaded(
+        self, cold: ColdModelError, exchange: HttpExchange, received: _GenerateBody
+    ) -> Servable:
+        """The model of a request once it is in memory. Raises ConchError: it can't be loaded."""
+        while True:
+            await loaded(exchange, cold)
+            try:
+                return self._core.model(received.name, received.version)
+            except ColdModelError as again:
+                cold = again
 
     def _mailbox_of(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
         """The mailbox of the port's event loop, which is known from the first request on."""

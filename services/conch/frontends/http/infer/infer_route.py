@@ -22,6 +22,7 @@ from typing import Final
 
 from conch.core.admission import Admission
 from conch.core.clock import Clock
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
@@ -175,6 +176,7 @@ class InferRoute:
         self._workers = workers
         self._clock = clock
         self._most_bytes = most_bytes
+        self._thread = thread
         self._mailbox = ReplyMailbox(thread)
         self._decode = RequestDecoder(most_bytes, regions)
         self._encode = ResponseEncoder()
@@ -202,6 +204,9 @@ class InferRoute:
             accept = fields.get(b"accept-encoding")
             if accept is not None:
                 call.encoding = accepted(accept)
+        except ColdModelError as cold:
+            self._wait(call, cold, partial(self, exchange, model, version))
+            return
         except ConchError as error:
             call.send(self._refuse(call, None, error))
             return
@@ -209,6 +214,36 @@ class InferRoute:
         # For bodies whose length is not known. Binary tensors behind JSON have no limit.
         has_binary = not call.packed and call.head is not None and call.head > 0
         exchange.read_body(sys.maxsize if has_binary else self._most_bytes, partial(self._on_body, call))
+
+    def _wait(self, call: InferCall, cold: ColdModelError, again: Callable[[], None]) -> None:
+        """Calls `again` once the model of a request is in memory; it and this on the event loop."""
+        exchange = call.exchange
+
+        def then(error: ConchError | None) -> None:
+            self._call_soon(partial(go_on, error))
+
+        def go_on(error: ConchError | None) -> None:
+            exchange.on_disconnect = None
+            if exchange.lost:
+                return
+            if error is None:
+                again()
+            else:
+                call.send(self._refuse(call, None, error))
+
+        wait = cold.wait(then, exchange.size)
+        exchange.on_disconnect = wait.cancel
+        try:
+            wait.start()
+        except ConchError as error:
+            call.send(self._refuse(call, None, error))
+
+    def _call_soon(self, work: Callable[[], None]) -> None:
+        """Runs work on the event loop; any thread."""
+        try:
+            self._thread.loop.call_soon_threadsafe(work)
+        except RuntimeError:
+            pass  # the loop is closed
 
     def _on_body(self, call: InferCall) -> None:
         """Submits a request with its body, on the pool if that takes long."""
@@ -268,9 +303,19 @@ class InferRoute:
             self._admission.admit(request, False, model, exchange, exchange.size, single=DECOUPLED)
         except (LargeBindingsError, SlowTextError):
             raise
+        except ColdModelError as cold:  # evicted since the headers came
+            call.model = call.request = None
+            self._call_soon(partial(self._wait, call, cold, partial(self._submit_again, call, body)))
         except Exception as error:  # boundary: the client gets an answer, whatever happens
             return self._refuse(call, request, error)
         return None
+
+    def _submit_again(self, call: InferCall, body: memoryview) -> None:
+        """Submits a request whose model has been loaded; event loop."""
+        call.packed = False  # the body is decompressed
+        call.exchange.on_disconnect = call.abandon
+        if not self.run_on_pool(call, partial(self._submit, call, body, False)):
+            call.send(self._refuse(call, None, UnavailableError(_EXITING)))
 
     def _refuse(self, call: InferCall, request: InferenceRequest | None, error: Exception) -> Reply:
         """Releases and logs a request that is not admitted; returns its reply."""

@@ -21,6 +21,7 @@ from conch.access.access_guard import UNGUARDED, AccessGuard
 from conch.access.principals import ANY
 from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.model_control import LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
@@ -29,7 +30,7 @@ from conch.core.spec import ModelSpec
 from conch.frontends.access_policy import is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
-from conch.frontends.http.http_pools import Pools, result_of
+from conch.frontends.http.http_pools import Pools, loaded, result_of
 from conch.frontends.http.http_routing import Route, RouteHandler
 from conch.frontends.http.json_body import (
     MOST_BYTES,
@@ -148,7 +149,12 @@ def _endpoint(
         run = checked(form.operation, guard, exchange) if guard.identifies else handler
         pool = pools.operations.choose(runs_on, core)
         if pool is None:
-            return form.write(run(core, services, plain))
+            while True:
+                try:
+                    return form.write(run(core, services, plain))
+                except ColdModelError as cold:
+                    waiting = cold
+                await loaded(exchange, waiting)
 
         def begin() -> Future[Any]:
             if exchange.lost:

@@ -1,0 +1,792 @@
+"""Loads models for their first request and evicts others to make room; the plan decides, this carries out.
+
+A cold request goes through these steps:
+
+1. `Registry` finds no version that serves, and `missed` raises ColdModelError for a name of the catalogue.
+2. The caller's `ColdWait` joins the queue of the model; the model is *wanted* from its first request on.
+3. A load thread prepares the load: the models that it needs, and their sizes.
+4. The plan grants the room, names victims that make it, or has the load wait. What waits is asked about again
+   when a load or an unload has ended, and every second.
+5. A load thread loads the model, after the models that it is composed of, and measures them.
+6. All requests of the queue go on, or get the error of the load.
+
+States of a wanted model, as far as there is one; the load of another model may bring it too:
+
+| state     | event                                  | next                                  |
+|-----------|----------------------------------------|---------------------------------------|
+| wanted    | a thread is free                       | preparing                             |
+| preparing | its needs are known; it can't be read  | prepared; ended                       |
+| prepared  | the plan grants; it is too large       | loading; ended                        |
+| loading   | the load has ended                     | ended                                 |
+| any       | the server stops                       | ended                                 |
+
+An eviction unpublishes the model at once, drains it and closes it. A request that comes meanwhile is cold,
+and a request that was resolved before is resolved again.
+
+Owns: catalogue, queue and plan. Threads: `conch-residency`, which decides once a second and when something
+has ended, and one `conch-cold-load` for each load in progress. Locks: one, inside which nothing else is
+called but models' counters.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.cold_models import ColdModelError, ColdWait
+from conch.core.errors import (
+    ERRORS_BY_CODE,
+    ConchError,
+    DeadlineExceededError,
+    InternalError,
+    ResourceExhaustedError,
+    UnavailableError,
+    without_details,
+)
+from conch.core.process_setup import memory_bytes
+from conch.core.registry import Registry
+from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics
+from conch.core.servable import Servable
+from conch_control.control_options import ControlOptions
+from conch_control.repository.dependency_graph import read_composing_models
+from conch_control.repository.layout import Fingerprint, is_incomplete, split_markers
+from conch_control.repository.repositories import Repositories
+from conch_control.repository.source import Scan
+from conch_control.residency.catalogue import Catalogue
+from conch_control.residency.cold_queue import ColdQueue, Waiter
+from conch_control.residency.model_sizes import (
+    LEAST_BYTES,
+    declared_bytes,
+    estimate,
+    is_pinned,
+    read_config_of,
+    worker_bytes,
+)
+from conch_control.residency.residency_plan import Holding, HoldingState, Limits, Outcome, Plan
+from conch_control.residency.segments import Room
+
+log = logging.getLogger(__name__)
+
+_S = 1_000_000_000
+_LOOK_NS = _S
+_JOIN_S = 5.0
+_TOLERATED_PERCENT = 10
+"""Share of the budget that the process may exceed before memory without a holding counts."""
+_MOST_NAMED = 5
+_HOURLY_NS = 3600 * _S
+_WARM_REQUESTS = 100
+_FAILED = "the model could not be loaded"
+
+Errors = Mapping[str, Exception]
+"""Errors of a load by model."""
+
+
+class Loads(Protocol):
+    """What residency has done."""
+
+    def load(self, name: str, scan: Scan) -> Errors:
+        """Loads a model after the models that it is composed of, and returns when it is ready or failed."""
+
+    def evict(self, name: str, gone: Callable[[], None]) -> None:
+        """Unpublishes a model; `gone` is called once it has left memory."""
+
+    def host_bytes(self, name: str) -> int | None:
+        """Growth of the process by the load of a model; None if unknown."""
+
+    def resident_bytes(self) -> int | None:
+        """Memory of the process; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What is known of a wanted model before its load.
+
+    Attributes:
+        parts: Models that each of the models is composed of, directly or not.
+        sizes: Estimated sizes.
+        states: States of the files.
+    """
+
+    parts: Mapping[str, frozenset[str]]
+    sizes: Mapping[str, int]
+    states: Mapping[str, Fingerprint]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A wanted model; `run` is its load if a call has made it, which gets the errors by `result`."""
+
+    since_ns: int
+    run: Callable[[], Errors] | None = None
+    result: Future[Errors] | None = None
+    prepared: _Prepared | None = None
+    busy: bool = False  # a thread prepares or loads it
+    blocked: bool = False
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the last look has found of a resident model."""
+
+    uses: int = 0
+    looks: int = 0
+    measured_ns: int = 0
+    worker_bytes: int = 0
+    remeasured: bool = False
+
+
+@dataclass(slots=True)
+class _Pins:
+    """Models that are pinned, by calls and by their configs."""
+
+    by_calls: set[str] = field(default_factory=set)
+    by_configs: set[str] = field(default_factory=set)
+
+
+class Residency:
+    """The models of a server in on-demand mode; a `conch.core.cold_models.ColdModels`.
+
+    Args:
+        options: Settings.
+        registry: The models in memory.
+        repositories: Where the models are.
+        loads: Loads and evicts.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        options: ControlOptions,
+        registry: Registry,
+        repositories: Repositories,
+        loads: Loads,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self._options = options
+        self._registry = registry
+        self._repositories = repositories
+        self._loads = loads
+        self._clock = clock
+        own = options.residency
+        self._budget = own.budget(memory_bytes())
+        self._plan = Plan(
+            Limits(
+                Room(self._budget, own.models or sys.maxsize),
+                round(own.min_resident_s * _S),
+                round(own.idle_s * _S),
+            )
+        )
+        self._timeout_ns = round(own.cold_start_timeout_s * _S)
+        self._lock = threading.Condition()
+        self._catalogue = Catalogue()
+        self._queue = ColdQueue(own.cold_queue_size, own.cold_queue_bytes)
+        self._wanted: dict[str, _Wanted] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._pins = _Pins()
+        self._thrashing: set[frozenset[str]] = set()
+        self._changed = False
+        self._closed = False
+        self._baseline = 0
+        self._thread: threading.Thread | None = None
+        self.statistics = ResidencyStatistics()
+
+    # --- the catalogue ------------------------------------------------------------------------------------
+
+    def start(self, scan: Scan) -> None:
+        """Takes the models of the repositories, and begins to serve their names."""
+        self.catalogue(scan)
+        self._baseline = self._loads.resident_bytes() or 0
+        self._registry.cold = self
+        self._thread = threading.Thread(target=self._run, name="conch-residency", daemon=True)
+        self._thread.start()
+
+    def catalogue(self, scan: Scan) -> None:
+        """Takes a new listing of the repositories."""
+        with self._lock:
+            self._catalogue.replace(scan, self._clock())
+
+    def counts(self) -> ResidencyCounts:
+        """The figures for metrics."""
+        with self._lock:
+            resident = [each for each in self._plan.holdings if each.state is HoldingState.RESIDENT]
+            return self.statistics.snapshot(
+                len(resident), sum(each.bytes for each in resident), len(self._catalogue), len(self._queue)
+            )
+
+    def ready(self, is_ready: Callable[[str], bool]) -> bool:
+        """True if the catalogue is read and the models that calls have pinned are ready."""
+        with self._lock:
+            pinned = list(self._pins.by_calls)
+        return self._thread is not None and all(map(is_ready, pinned))
+
+    # --- cold requests ------------------------------------------------------------------------------------
+
+    def missed(self, name: str) -> None:
+        """See `ColdModels.missed`; accesses no storage."""
+        now = self._clock()
+        with self._lock:
+            if name not in self._catalogue:
+                self._catalogue.unknown()
+                if self._catalogue.rescan_due(now):
+                    self._wake()
+                return
+            failure = self._catalogue.failure(name, now)
+        if failure is not None:
+            raise _copy(failure)
+        raise ColdModelError(name, self)
+
+    def begin(self, name: str) -> None:
+        """See `ColdModels.begin`."""
+        with self._lock:
+            if not self._closed:
+                self._want(name, self._clock())
+
+    def wait(self, wait: ColdWait) -> None:
+        """See `ColdModels.wait`."""
+        name, now = wait.name, self._clock()
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("Server exiting")
+            if not self._serves(name):
+                self._add(wait, now)
+                return
+        wait.end(None)
+
+    def _add(self, wait: ColdWait, now: int) -> None:
+        name = wait.name
+        failure = self._catalogue.failure(name, now)
+        if failure is not None and name not in self._wanted:
+            raise _copy(failure)
+        self._plan.asked(name, now)
+        self._want(name, now)
+        usual_ns = self._catalogue.load_ns(name)
+        deadline = wait.deadline_ns
+        if self._options.residency.cold_start == "reject":
+            self.statistics.ended("rejected")
+            raise _later(f"model '{name}' is not in memory, and is being loaded", usual_ns)
+        if deadline is not None and usual_ns and now + usual_ns > deadline:
+            self.statistics.ended("rejected")
+            raise _later(
+                f"model '{name}' is not in memory: its last load took {usual_ns / _S:.1f} s, and the "
+                f"deadline of the request is earlier",
+                usual_ns,
+            )
+        ends_ns = now + self._timeout_ns
+        own = deadline is not None and deadline < ends_ns
+        if deadline is not None:
+            ends_ns = min(ends_ns, deadline)
+        waiter = Waiter(wait.end, wait.size, ends_ns, wait.priority, own)
+        try:
+            self._queue.add(name, wait, waiter)
+        except ConchError:
+            self.statistics.ended("rejected")
+            raise
+
+    def leave(self, wait: ColdWait) -> bool:
+        """See `ColdModels.leave`."""
+        with self._lock:
+            return self._queue.leave(wait.name, wait)
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def load(self, name: str, run: Callable[[], Errors], pin: bool) -> Errors:
+        """Makes room for a load that a call has asked for, and has it run; returns its errors.
+
+        Args:
+            name: The model.
+            run: Loads it.
+            pin: Whether the model stays until it is unloaded.
+
+        Raises:
+            ConchError: There is no room, or the server stops.
+        """
+        if pin:
+            with self._lock:
+                self._pins.by_calls.add(name)
+                self._pin()
+        try:
+            errors = self._load_in_turn(name, run)
+        except BaseException:
+            self._unpin(name)
+            raise
+        if name in errors and not self._serves(name):
+            self._unpin(name)
+        return errors
+
+    def _load_in_turn(self, name: str, run: Callable[[], Errors]) -> Errors:
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise UnavailableError("Server exiting")
+                wanted = self._wanted.get(name)
+                if wanted is None:
+                    if self._serves(name):
+                        break
+                    future: Future[Errors] = Future()
+                    self._catalogue.changed(name)
+                    self._want(name, self._clock())
+                    self._wanted[name].run, self._wanted[name].result = run, future
+                    mine = True
+                else:  # cold requests have it loaded, or another call
+                    wanted.result = future = wanted.result or Future()
+                    mine = False
+            errors = future.result()
+            if mine:
+                return errors
+        errors = run()  # it is in memory, and is replaced
+        self._measure_again([name])
+        return errors
+
+    def unload(self, name: str, with_parts: bool) -> bool:
+        """Unpins and evicts a model; False if it is not in memory."""
+        self._unpin(name)
+        with self._lock:
+            self._catalogue.changed(name)
+            parts = () if (holding := self._plan.holding(name)) is None else sorted(holding.parts)
+            victims = self._plan.evict(name)
+            if with_parts:
+                for part in parts:
+                    if part not in self._plan.pinned and not self._has_above(part):
+                        victims += self._plan.evict(part)
+        self._evict(victims, "unload")
+        return bool(victims)
+
+    def _has_above(self, name: str) -> bool:
+        return any(name in each.parts for each in self._plan.resident())
+
+    def stop(self) -> None:
+        """Ends all waits; no more loads begin."""
+        with self._lock:
+            self._closed = True
+            waiters = [waiter for name in self._queue.in_order for waiter in self._queue.end(name)]
+            futures = [each.result for each in self._wanted.values() if each.result is not None]
+            self._wanted.clear()
+            self._lock.notify_all()
+        error = UnavailableError("Server exiting")
+        for waiter in waiters:
+            waiter.then(_copy(error))
+        for future in futures:
+            if not future.done():
+                future.set_exception(_copy(error))
+
+    def close(self) -> None:
+        """Stops, and waits for the thread."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+
+    # --- the thread ---------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._changed = True
+        self._lock.notify_all()
+
+    def _want(self, name: str, now: int) -> None:
+        if self._queue.want(name):
+            self._wanted[name] = _Wanted(now)
+            self._wake()
+
+    def _serves(self, name: str) -> bool:
+        entry = self._registry.entries.get(name)
+        return entry is not None and bool(entry.ready)
+
+    def _run(self) -> None:
+        look_ns = self._clock() + _LOOK_NS
+        while True:
+            with self._lock:
+                while not (self._closed or self._changed):
+                    until = min(look_ns, self._queue.next_end_ns() or look_ns)
+                    left = until - self._clock()
+                    if left <= 0:
+                        break
+                    self._lock.wait(left / _S)
+                if self._closed:
+                    return
+                self._changed = False
+            try:
+                if self._clock() >= look_ns:
+                    self._look()
+                    look_ns = self._clock() + _LOOK_NS
+                self._expire()
+                self._rescan()
+                self._schedule()
+            except Exception:  # boundary: the thread goes on
+                log.exception("models could not be scheduled")
+
+    def _expire(self) -> None:
+        """Fails the requests that have waited too long."""
+        now = self._clock()
+        with self._lock:
+            expired = self._queue.expire(now)
+            reasons = {name: self._wait_reason(name) for name, _ in expired}
+            hopeless = [
+                (name, self._wait_reason(name)())
+                for name, wanted in self._wanted.items()
+                if not wanted.busy
+                and now >= wanted.since_ns + self._timeout_ns
+                and not self._queue.waiting(name)
+            ]
+        for name, error in hopeless:
+            self._end(name, error, {}, remember=False)
+        for name, waiter in expired:
+            self.statistics.ended("timeout")
+            if waiter.own_deadline:
+                waiter.then(DeadlineExceededError("Deadline Exceeded"))
+            else:
+                waiter.then(reasons[name]())
+
+    def _wait_reason(self, name: str) -> Callable[[], ConchError]:
+        """Makes the error of a request that has waited too long; called with the lock held."""
+        wanted = self._wanted.get(name)
+        seconds = self._timeout_ns / _S
+        if wanted is None or not wanted.blocked:
+            text = f"model '{name}' was not loaded within {seconds:g} s (--cold-start-timeout)"
+            return partial(UnavailableError, text)
+        return partial(
+            ResourceExhaustedError,
+            f"no memory for model '{name}' within {seconds:g} s (--cold-start-timeout): {self._holders()}",
+        )
+
+    def _holders(self) -> str:
+        """The largest models in memory, for an error."""
+        largest = sorted(self._plan.holdings, key=lambda each: -each.bytes)
+        shown = [f"'{each.name}' has {each.bytes / 1e6:.0f} MB" for each in largest[:_MOST_NAMED]]
+        if len(largest) > _MOST_NAMED:
+            shown.append(f"{len(largest) - _MOST_NAMED} more have less")
+        limit = f"of {self._budget / 1e6:.0f} MB (--resident-memory) "
+        return limit + (", ".join(shown) or "no model has any")
+
+    def _rescan(self) -> None:
+        """Lists the repositories again if an unknown name calls for it; forgets failures of changed files."""
+        now = self._clock()
+        with self._lock:
+            due = self._catalogue.rescan_due(now)
+            failed = {name: self._catalogue.source(name) for name in self._catalogue.failed_states(now)}
+            states = self._catalogue.failed_states(now)
+        if due:
+            self.catalogue(self._repositories.list_available())
+        for name, source in failed.items():
+            try:
+                changed = source is not None and source.fingerprint() != states[name]
+            except (ConchError, OSError):
+                continue  # the next load reports it
+            if changed:
+                with self._lock:
+                    self._catalogue.changed(name)
+
+    def _look(self) -> None:
+        """Records which models were used; evicts idle ones, and some if measurements exceed the budget."""
+        self._remeasure()
+        with self._lock:
+            now = self._clock()
+            self._note_uses(now)
+            expired = self._plan.expired(now, self._is_busy)
+            surplus = self._plan.shrink(now, self._is_busy)
+        self._evict(expired, "idle")
+        self._evict(surplus, "memory")
+
+    def _note_uses(self, now: int) -> None:
+        for holding in self._plan.resident():
+            entry = self._registry.entries.get(holding.name)
+            uses = 0 if entry is None else sum(each.statistics.ended[0] for each in entry.ready.values())
+            seen = self._seen.setdefault(holding.name, _Seen())
+            if uses == seen.uses:
+                continue
+            seen.uses = uses
+            seen.looks += 1
+            if seen.looks > 1:  # the first ones are those that it was loaded for
+                self._plan.used(holding.name, now)
+            else:
+                holding.used_ns = now
+
+    def _is_busy(self, name: str) -> bool:
+        entry = self._registry.entries.get(name)
+        if entry is None:
+            return False
+        for model in entry.ready.values():
+            gauges = model.statistics.gauges()
+            if gauges.pending or gauges.running or model.pending or model.held:
+                return True
+        return False
+
+    def _remeasure(self) -> None:
+        """Measures worker processes after their first requests and hourly, and the memory of this process."""
+        now = self._clock()
+        with self._lock:
+            due = []
+            for holding in self._plan.resident():
+                seen = self._seen.setdefault(holding.name, _Seen())
+                warm = not seen.remeasured and seen.uses >= _WARM_REQUESTS
+                if seen.worker_bytes and (warm or now >= seen.measured_ns + _HOURLY_NS):
+                    seen.remeasured |= warm
+                    due.append(holding.name)
+        self._measure_again(due)
+        process = self._loads.resident_bytes()
+        if process is None:
+            return
+        with self._lock:
+            workers = sum(each.worker_bytes for each in self._seen.values())
+            explained = self._plan.total.bytes - workers
+            tolerated = self._budget * _TOLERATED_PERCENT // 100
+            self._plan.unexplained = max(process - self._baseline - explained - tolerated, 0)
+
+    def _measure_again(self, names: Iterable[str]) -> None:
+        for name in names:
+            entry = self._registry.entries.get(name)
+            workers = 0 if entry is None else worker_bytes(entry.ready.values())
+            grown = self._loads.host_bytes(name)
+            with self._lock:
+                holding, seen = self._plan.holding(name), self._seen.setdefault(name, _Seen())
+                if holding is None:
+                    continue
+                own = holding.bytes - seen.worker_bytes if grown is None else grown
+                seen.worker_bytes, seen.measured_ns = workers, self._clock()
+                self._plan.resized(name, max(own + workers, LEAST_BYTES))
+
+    # --- loads and evictions ------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """Prepares and loads what is wanted, in order, as far as there are threads and room."""
+        begin: list[Callable[[], None]] = []
+        victims: list[Holding] = []
+        ended: list[tuple[str, ConchError | None]] = []
+        with self._lock:
+            if self._closed:
+                return
+            now = self._clock()
+            self._plan.drop_claims()
+            threads = self._options.load_threads - sum(each.busy for each in self._wanted.values())
+            noted = False
+            for name in self._queue.in_order:
+                wanted = self._wanted[name]
+                if wanted.busy:
+                    continue
+                if threads <= 0:
+                    break
+                if wanted.prepared is None:
+                    wanted.busy = True
+                    threads -= 1
+                    begin.append(partial(self._prepare, name, wanted))
+                    continue
+                holding = self._plan.holding(name)
+                if holding is not None:
+                    if holding.state is HoldingState.RESIDENT:
+                        if self._serves(name):
+                            ended.append((name, None))
+                        else:  # it was unloaded behind the plan
+                            victims += self._plan.evict(name)
+                    continue  # else it is part of another load
+                if not noted:
+                    self._note_uses(now)
+                    noted = True
+                sizes = wanted.prepared.sizes
+                needs = {each: sizes[each] for each in sizes if self._plan.holding(each) is None}
+                decision = self._plan.request(name, needs, sizes, now, self._is_busy)
+                wanted.blocked = decision.outcome is Outcome.BLOCKED
+                victims += decision.victims
+                if decision.outcome is Outcome.GRANTED:
+                    wanted.busy = True
+                    threads -= 1
+                    self.statistics.queued(now - wanted.since_ns)
+                    begin.append(partial(self._load, name, wanted, needs))
+                elif decision.outcome is Outcome.TOO_LARGE:
+                    ended.append((name, self._too_large(name, sum(needs.values()))))
+            self._warn_of_thrashing()
+        self._evict(victims, "room")
+        for name, error in ended:
+            self._end(name, error, {})
+        for work in begin:
+            threading.Thread(target=work, name="conch-cold-load", daemon=True).start()
+
+    def _too_large(self, name: str, size: int) -> ConchError:
+        return ResourceExhaustedError(
+            f"model '{name}' needs {size / 1e6:.0f} MB, and all models together have "
+            f"{self._budget / 1e6:.0f} MB (--resident-memory); its parameter CONCH_MEMORY_MB corrects a "
+            f"wrong estimate"
+        )
+
+    def _warn_of_thrashing(self) -> None:
+        for pair in self._plan.thrashing:
+            if pair not in self._thrashing:
+                self._thrashing.add(pair)
+                self.statistics.thrash += 1
+                log.warning(
+                    "models %s evict each other again and again: they need more --resident-memory",
+                    " and ".join(f"'{each}'" for each in sorted(pair)),
+                )
+        self._plan.thrashing.clear()
+
+    def _prepare(self, name: str, wanted: _Wanted) -> None:
+        """Finds out what a load needs; on a load thread."""
+        try:
+            prepared = self._read(name)
+        except Exception as error:  # boundary: repositories of add-ons
+            if not isinstance(error, ConchError):
+                log.exception("model '%s' could not be read", name)
+            self._end(name, without_details(error, _FAILED), {})
+            return
+        with self._lock:
+            wanted.prepared = prepared
+            wanted.busy = False
+        self._schedule()
+
+    def _read(self, name: str) -> _Prepared:
+        parts: dict[str, tuple[str, ...]] = {}
+        sizes: dict[str, int] = {}
+        states: dict[str, Fingerprint] = {}
+        unread = [name]
+        with self._lock:
+            scan = self._catalogue.scan
+        while unread:
+            each = unread.pop()
+            if each in parts:
+                continue
+            source = scan.source(each)
+            parts[each] = () if source is None else read_composing_models(source, self._options)
+            unread += parts[each]
+            sizes[each] = LEAST_BYTES
+            if source is not None:
+                state = states[each] = source.fingerprint()
+                if is_incomplete(split_markers(state)[1]):
+                    raise UnavailableError(f"model '{each}' is incomplete: it has a marker .incomplete")
+                config = read_config_of(source, self._options)
+                parameters = {key: value.string_value for key, value in config.parameters.items()}
+                declared = declared_bytes(each, parameters)
+                with self._lock:
+                    known = self._catalogue.size(each, state)
+                sizes[each] = known or declared or estimate(state, config)
+        return _Prepared(_closures(parts), sizes, states)
+
+    def _load(self, name: str, wanted: _Wanted, needs: Mapping[str, int]) -> None:
+        """Runs a load that the plan has granted; on a load thread."""
+        began = self._clock()
+        errors: Errors
+        with self._lock:
+            scan = self._catalogue.scan
+        try:
+            errors = self._loads.load(name, scan) if wanted.run is None else wanted.run()
+        except Exception as raised:  # boundary: the load runs code of models and add-ons
+            errors = {name: raised}
+        took = self._clock() - began
+        error = errors.get(name)
+        if error is not None and not isinstance(error, ConchError):
+            log.error("failed to load '%s'", name, exc_info=error)
+        prepared = wanted.prepared
+        assert prepared is not None, "it was granted"
+        measured: dict[str, int] = {}
+        workers: dict[str, int] = {}
+        pinned = False
+        for each in prepared.sizes:
+            entry = self._registry.entries.get(each)
+            if entry is None or not entry.ready or not (each in needs or self._plan.holding(each) is None):
+                continue
+            models = list(entry.ready.values())
+            workers[each] = worker_bytes(models)
+            measured[each] = self._measured(each, prepared.sizes[each], workers[each])
+            if each == name:
+                pinned = _pins(models)
+        now = self._clock()
+        with self._lock:
+            self._plan.ended(name, measured, prepared.parts, now)
+            for each, size in measured.items():
+                self._seen[each] = _Seen(measured_ns=now, worker_bytes=workers[each])
+                if each in prepared.states:
+                    self._catalogue.measured(each, prepared.states[each], size)
+            if pinned:
+                self._pins.by_configs.add(name)
+                self._pin()
+            if error is None:
+                self._catalogue.loaded(name, took)
+                self.statistics.loaded(now - wanted.since_ns)
+        self._end(name, None if error is None else without_details(error, _FAILED), errors)
+
+    def _measured(self, name: str, estimated: int, workers: int) -> int:
+        grown = self._loads.host_bytes(name)
+        if grown is None:
+            return max(estimated, workers, LEAST_BYTES)
+        return max(grown + workers, LEAST_BYTES)
+
+    def _end(self, name: str, error: ConchError | None, errors: Errors, remember: bool = True) -> None:
+        """Ends a wanted model: its requests go on, or get the error, which may be remembered."""
+        with self._lock:
+            wanted = self._wanted.pop(name, None)
+            waiters = self._queue.end(name)
+            remember &= wanted is not None and wanted.run is None and not self._closed
+            if error is not None and wanted is not None and remember:
+                state = None if wanted.prepared is None else wanted.prepared.states.get(name)
+                self._catalogue.failed(name, error, state, self._clock())
+            self._wake()
+        for waiter in waiters:
+            self.statistics.ended("loaded" if error is None else "failed")
+            waiter.then(None if error is None else _copy(error))
+        if wanted is not None and wanted.result is not None and not wanted.result.done():
+            wanted.result.set_result(errors if error is None or errors else {name: error})
+
+    def _evict(self, victims: Iterable[Holding], reason: str) -> None:
+        now = self._clock()
+        for holding in victims:
+            with self._lock:
+                self._seen.pop(holding.name, None)
+                self.statistics.evicted(reason, now - holding.since_ns)
+            log.info("evicting '%s': %s", holding.name, reason)
+            self._loads.evict(holding.name, partial(self._gone, holding))
+
+    def _gone(self, holding: Holding) -> None:
+        with self._lock:
+            self._plan.gone(holding)
+            self._wake()
+
+    def _pin(self) -> None:
+        self._plan.pinned = self._pins.by_calls | self._pins.by_configs
+
+    def _unpin(self, name: str) -> None:
+        with self._lock:
+            self._pins.by_calls.discard(name)
+            self._pins.by_configs.discard(name)
+            self._pin()
+
+
+def _pins(models: Iterable[Servable]) -> bool:
+    for model in models:
+        try:
+            if is_pinned(model.spec.name, model.spec.parameters):
+                return True
+        except ConchError as error:
+            log.error("%s", error.message)
+    return False
+
+
+def _closures(parts: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]:
+    """All models that each one is composed of, directly or not."""
+
+    def closure(name: str) -> frozenset[str]:
+        found: set[str] = set()
+        unseen = list(parts[name])
+        while unseen:
+            each = unseen.pop()
+            if each not in found:
+                found.add(each)
+                unseen += parts[each]
+        return frozenset(found)
+
+    return {name: closure(name) for name in parts}
+
+
+def _copy(error: ConchError) -> ConchError:
+    """An error for one request: raising a shared one would collect the tracebacks of all."""
+    copied = ERRORS_BY_CODE.get(error.code, InternalError)(error.message)
+    copied.retry_after_ms = error.retry_after_ms
+    return copied
+
+
+def _later(text: str, usual_ns: int) -> UnavailableError:
+    error = UnavailableError(f"{text}: send the request again later")
+    error.retry_after_ms = max(usual_ns // 1_000_000, 1000)
+    return error

@@ -1,0 +1,154 @@
+"""Models that are not in memory and are loaded for their first request.
+
+`Registry` raises a `ColdModelError` where it would refuse the name of such a model. A caller of `Admission`
+that catches it waits with a `ColdWait`, and handles the same message again once the model is in memory. So no
+request is kept half made. A caller that does not know the error fails with UNAVAILABLE, and
+`Admission.refuse` has the model loaded for the next try.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from conch.core.errors import ConchError, UnavailableError
+
+_T = TypeVar("_T")
+
+Then = Callable[[ConchError | None], None]
+"""Called once, on any thread: with None if the model is in memory, else with the reason. Returns soon."""
+
+
+class ColdModels(Protocol):
+    """The models of a server that may be out of memory."""
+
+    def missed(self, name: str) -> None:
+        """Takes note that no version serves a name; returns if that is not to change.
+
+        Raises:
+            ColdModelError: The model can be loaded.
+            ConchError: Its load has failed a short time ago.
+        """
+
+    def begin(self, name: str) -> None:
+        """Has a model loaded, with no request that waits for it."""
+
+    def wait(self, wait: ColdWait) -> None:
+        """Has a model loaded, and ends the wait then.
+
+        Raises:
+            ConchError: The request can't wait.
+        """
+
+    def leave(self, wait: ColdWait) -> bool:
+        """Ends a wait without its `then`; False if it has ended."""
+
+
+class ColdModelError(UnavailableError):
+    """The model of a request is not in memory."""
+
+    def __init__(self, name: str, models: ColdModels) -> None:
+        super().__init__(f"model '{name}' is not in memory, and is being loaded: send the request again")
+        self.name = name
+        self._models = models
+
+    def begin(self) -> None:
+        """Has the model loaded."""
+        self._models.begin(self.name)
+
+    def wait(self, then: Then, size: int = 0, deadline_ns: int | None = None, priority: int = 0) -> ColdWait:
+        """Makes a wait, to be started.
+
+        Args:
+            then: Called when it ends.
+            size: Bytes that the request holds.
+            deadline_ns: The request's deadline on the monotonic clock.
+            priority: The request's priority level.
+        """
+        return ColdWait(self._models, self.name, then, size, deadline_ns, priority)
+
+    def future(self, size: int = 0, deadline_ns: int | None = None) -> Future[None]:
+        """Starts a wait; its future ends with None or the error, and a cancelled one leaves the queue.
+
+        Raises:
+            ConchError: The request can't wait.
+        """
+        future: Future[None] = Future()
+
+        def then(error: ConchError | None) -> None:
+            if future.set_running_or_notify_cancel():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+
+        wait = self.wait(then, size, deadline_ns)
+        future.add_done_callback(lambda ended: ended.cancelled() and wait.cancel())
+        wait.start()
+        return future
+
+
+class ColdWait:
+    """The wait of one request.
+
+    Attributes:
+        name: The model.
+        size: Bytes that the request holds.
+        deadline_ns: Its deadline, if it has one.
+        priority: Its priority level; 0 for none.
+    """
+
+    __slots__ = ("_lock", "_models", "_then", "deadline_ns", "name", "priority", "size")
+
+    def __init__(
+        self, models: ColdModels, name: str, then: Then, size: int, deadline_ns: int | None, priority: int
+    ) -> None:
+        self._models = models
+        self._lock = threading.Lock()
+        self._then: Then | None = then
+        self.name = name
+        self.size = size
+        self.deadline_ns = deadline_ns
+        self.priority = priority
+
+    def start(self) -> None:
+        """Starts it. Raises ConchError: the request can't wait; `then` is not called."""
+        try:
+            self._models.wait(self)
+        except BaseException:
+            self._take()
+            raise
+
+    def end(self, error: ConchError | None) -> None:
+        """Ends it, unless it has ended."""
+        then = self._take()
+        if then is not None:
+            then(error)
+
+    def cancel(self, subject: object = None) -> bool:
+        """Ends it without `then`: the client has gone. False if it has ended."""
+        if self._take() is None:
+            return False
+        self._models.leave(self)
+        return True
+
+    def _take(self) -> Then | None:
+        with self._lock:
+            then, self._then = self._then, None  # breaks the cycle with the call that waits
+            return then
+
+
+def resident(find: Callable[[], _T], deadline_ns: Callable[[], int | None] = lambda: None) -> _T:
+    """Calls a function again, blocking this thread, until its model is in memory; returns its result.
+
+    Raises:
+        ConchError: The model can't be loaded, or the function has failed.
+    """
+    while True:
+        try:
+            return find()
+        except ColdModelError as cold:
+            waiting = cold.future(deadline_ns=deadline_ns())
+        waiting.result()

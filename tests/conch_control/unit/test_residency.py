@@ -1,0 +1,293 @@
+"""Residency on demand, with an agent in process: cold requests, room, evictions, pins and failures."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.sites import CONFIG, WAIT_S, Answer
+
+from conch.core.clock import monotonic_ns
+from conch.core.cold_models import ColdModelError, resident
+from conch.core.errors import (
+    ConchError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from conch.core.model_control import IndexEntry
+from conch_control.control_options import ResidencyOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.sites import Site
+
+    from conch_control.lifecycle.agent import Agent
+
+S = 1_000_000_000
+MB = 1 << 20
+"""What a small model counts."""
+
+
+STEP = """step {
+    model_name: "%s" model_version: -1
+    input_map { key: "X" value: "%s" } output_map { key: "X" value: "%s" }
+}"""
+ENSEMBLE = f"""
+    platform: "ensemble"
+    input {{ name: "X" data_type: TYPE_UINT8 dims: 1 }}
+    output {{ name: "Y" data_type: TYPE_UINT8 dims: 1 }}
+    ensemble_scheduling {{ {STEP % ("a", "X", "M")} {STEP % ("b", "M", "Y")} }}
+"""
+
+
+def parameter(key: str, value: str) -> str:
+    return f'{CONFIG} parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+
+
+def on_demand(site: Site, memory: int | str = "80%", **settings: Any) -> Agent:
+    given = ResidencyOptions(memory=memory, **{"min_resident_s": 0.0} | settings)
+    agent = site.agent("on-demand", residency=given, load_threads=4)
+    assert agent.start() == []
+    return agent
+
+
+def ask(site: Site, name: str, deadline_s: float | None = None) -> ConchError | None:
+    """Sends a request, waits for its model as the Python API does, and returns the error of the answer."""
+    ends_ns = None if deadline_s is None else monotonic_ns() + round(deadline_s * S)
+    return resident(lambda: site.send(name), lambda: ends_ns).error()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    ends_ns = monotonic_ns() + round(WAIT_S * S)
+    while not condition():
+        assert monotonic_ns() < ends_ns, "it has not come true"
+        threading.Event().wait(0.01)
+
+
+def in_memory(site: Site) -> set[str]:
+    return {name for name, entry in site.registry.entries.items() if entry.ready}
+
+
+def test_a_model_is_loaded_by_its_first_request(site: Site) -> None:
+    for name in "abc":
+        site.model(name)
+    agent = on_demand(site)
+    assert agent.ready()
+    assert site.loads() == []
+    assert agent.index(False) == [IndexEntry(name, "", "UNAVAILABLE", "not resident") for name in "abc"]
+    assert ask(site, "b") is None
+    assert ask(site, "b") is None
+    assert site.loads() == ["b:1"]
+    assert agent.index(True) == [IndexEntry("b", "1", "READY")]
+    assert {model.name: model.reason for model in agent.models().models} == {
+        "a": "not resident",
+        "b": "",
+        "c": "not resident",
+    }
+
+
+def test_many_requests_for_a_cold_model_share_one_load(site: Site) -> None:
+    site.model("slow", {1: "slowly"})
+    on_demand(site)
+    with ThreadPoolExecutor(16) as pool:
+        asked = [pool.submit(ask, site, "slow") for _ in range(64)]
+        assert site.backend.loading.acquire(timeout=WAIT_S)
+        site.backend.gate.set()
+        assert [each.result() for each in asked] == [None] * 64
+    assert site.loads() == ["slow:1"]
+
+
+def test_the_oldest_idle_model_makes_room(site: Site) -> None:
+    for name in "abcd":
+        site.model(name)
+    agent = on_demand(site, models=2)
+    for name in "abcab":
+        assert ask(site, name) is None
+        wait_until(lambda: len(in_memory(site)) <= 2)
+    assert in_memory(site) == {"a", "b"}
+    assert agent.residency is not None
+    counts = agent.residency.counts()
+    assert (counts.models, counts.evictions, counts.cold_starts) == (2, {"room": 3}, {"loaded": 5})
+
+
+def test_a_request_that_runs_keeps_its_model_and_one_in_between_comes_again(site: Site) -> None:
+    """The eviction waits for what runs; the evicted model is loaded again for its next request."""
+    site.model("a", {1: "slow"})
+    site.model("b")
+    on_demand(site, models=1)
+    running = resident(lambda: site.send("a"))
+    assert site.backend.waiting.acquire(timeout=WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[ConchError | None] = pool.submit(ask, site, "b")
+        assert in_memory(site) == {"a"}
+        assert running.pending
+        site.backend.gate.set()
+        assert running.error() is None
+        assert waiting.result(WAIT_S) is None
+    assert in_memory(site) == {"b"}
+    assert ask(site, "a") is None
+
+
+def test_models_in_use_are_named_when_there_is_no_room(site: Site) -> None:
+    site.model("a", {1: "slow"})
+    site.model("b")
+    on_demand(site, models=1, cold_start_timeout_s=0.2)
+    running = resident(lambda: site.send("a"))
+    assert site.backend.waiting.acquire(timeout=WAIT_S)
+    with pytest.raises(ResourceExhaustedError, match=r"no memory for model 'b' within 0\.2 s .*'a' has 1 MB"):
+        ask(site, "b")
+    with pytest.raises(DeadlineExceededError):
+        ask(site, "b", 0.05)
+    site.backend.gate.set()
+    assert running.error() is None
+
+
+def test_a_model_larger_than_the_budget_is_refused(site: Site) -> None:
+    site.model("large", config=parameter("CONCH_MEMORY_MB", "11"))
+    site.model("wrong", config=parameter("CONCH_MEMORY_MB", "x"))
+    site.model("small")
+    on_demand(site, memory=10_000_000)
+    with pytest.raises(ResourceExhaustedError, match=r"model 'large' needs 11 MB, .* have 10 MB"):
+        ask(site, "large")
+    with pytest.raises(InvalidArgumentError, match=r"'CONCH_MEMORY_MB' of model 'wrong' must be a number"):
+        ask(site, "wrong")
+    assert ask(site, "small") is None
+    assert site.loads() == ["small:1"]
+
+
+def test_a_failed_load_is_remembered_until_its_files_change(site: Site) -> None:
+    site.model("m", {1: "crash boom"})
+    agent = on_demand(site)
+    with ThreadPoolExecutor(8) as pool:
+        for each in [pool.submit(ask, site, "m") for _ in range(8)]:
+            with pytest.raises(InvalidArgumentError, match="Internal: boom"):
+                each.result()
+    assert agent.ready()
+    assert agent.index(False) == [IndexEntry("m", "1", "UNAVAILABLE", "Internal: boom")]
+    site.model("m", {1: "ok"})
+
+    def works() -> bool:
+        try:
+            return ask(site, "m") is None
+        except InvalidArgumentError:
+            return False
+
+    wait_until(works)
+    assert site.loads() == ["m:1"]
+
+
+def test_unknown_names_are_refused_without_access_to_storage(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.model("a")
+    agent = on_demand(site)
+    listings = []
+    (repository,) = agent.repositories
+    models = repository.models
+    monkeypatch.setattr(repository, "models", lambda: (listings.append(1), models())[1])
+    for number in range(10_000):
+        with pytest.raises(NotFoundError, match=r"Request for unknown model: 'x.*' is not found"):
+            site.send(f"x{number}")
+    assert len(listings) <= 1
+    site.model("new")
+    wait_until(lambda: _is_known(site, "new"))
+    assert ask(site, "new") is None
+
+
+def _is_known(site: Site, name: str) -> bool:
+    try:
+        site.registry.resolve(name)
+    except ColdModelError:
+        return True
+    except NotFoundError:
+        return False
+    return True
+
+
+def test_a_loaded_model_is_pinned_until_it_is_unloaded(site: Site) -> None:
+    for name in "ab":
+        site.model(name)
+    site.model("c", config=parameter("CONCH_PINNED", "true"))
+    agent = on_demand(site, models=1, cold_start_timeout_s=0.2)
+    agent.load("a", {})
+    with pytest.raises(ResourceExhaustedError, match="no memory for model 'b'"):
+        ask(site, "b")
+    agent.unload("a", False)
+    assert ask(site, "b") is None
+    agent.load("a", {"conch_pin": False})
+    assert ask(site, "b") is None
+    assert ask(site, "c") is None
+    with pytest.raises(ResourceExhaustedError, match="no memory for model 'b'"):
+        ask(site, "b")
+    with pytest.raises(InvalidArgumentError, match="'conch_pin' can't be false with a config"):
+        agent.load("b", {"conch_pin": False, "config": "{}"})
+    with pytest.raises(InternalError, match="failed to poll from model repository"):
+        agent.load("ghost", {})
+    agent.unload("c", False)
+    assert ask(site, "b") is None
+
+
+def test_an_ensemble_brings_its_parts_and_goes_before_them(site: Site) -> None:
+    for name in "abc":
+        site.model(name)
+    site.model("e", {1: ""}, ENSEMBLE)
+    on_demand(site, models=3)
+    assert ask(site, "e") is None
+    assert in_memory(site) == {"a", "b", "e"}
+    assert ask(site, "c") is None
+    assert "e" not in in_memory(site)
+    assert ask(site, "e") is None
+    assert in_memory(site) == {"a", "b", "e"}
+
+
+def test_requests_are_refused_where_they_shall_not_wait(site: Site) -> None:
+    site.model("m")
+    on_demand(site, cold_start="reject")
+    with pytest.raises(UnavailableError, match=r"'m' is not in memory, and is being loaded") as refused:
+        ask(site, "m")
+    assert refused.value.retry_after_ms == 1000
+    wait_until(lambda: "m" in in_memory(site))
+    assert ask(site, "m") is None
+
+
+def test_idle_models_are_evicted(site: Site) -> None:
+    site.model("m")
+    agent = on_demand(site, idle_s=0.5)
+    assert ask(site, "m") is None
+    wait_until(lambda: not in_memory(site))
+    assert agent.residency is not None
+    wait_until(lambda: agent.residency.counts().evictions == {"idle": 1})
+    assert ask(site, "m") is None
+
+
+def test_a_stop_ends_the_requests_that_wait(site: Site) -> None:
+    site.model("slow", {1: "slowly"})
+    agent = on_demand(site)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(ask, site, "slow") for _ in range(2)]
+        assert site.backend.loading.acquire(timeout=WAIT_S)
+        agent.stop_loads()
+        for each in asked:
+            with pytest.raises(UnavailableError, match="Server exiting"):
+                each.result(WAIT_S)
+
+
+def test_a_cancelled_wait_leaves_and_its_load_goes_on(site: Site) -> None:
+    site.model("slow", {1: "slowly"})
+    on_demand(site)
+    with pytest.raises(ColdModelError) as cold:
+        site.send("slow")
+    future = cold.value.future()
+    assert site.backend.loading.acquire(timeout=WAIT_S)
+    assert future.cancel()
+    site.backend.gate.set()
+    wait_until(lambda: in_memory(site) == {"slow"})
+    answer: Answer = site.send("slow")
+    assert answer.error() is None
