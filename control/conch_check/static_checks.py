@@ -20,7 +20,13 @@ from conch_control.native_agents import NativeAgents
 from conch_control.repoagents import Checksum, ModelContext, agent_names, is_built_in
 
 _OWN = "CONCH_"
-_PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
+_PARAMETERS = (
+    "CONCH_CACHE_TTL",
+    "CONCH_MAX_QUEUE_SIZE",
+    "CONCH_MEMORY_MB",
+    "CONCH_PADDING",
+    "CONCH_PINNED",
+)
 _ADD_ONS = "conch.parameters"
 """Entry-point group: tuples of the parameters that add-ons read."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from conch.core.add_ons import load_add_ons
 from conch.core.errors import InvalidArgumentError
-from conch.core.option import FlagError, Setting, Settings, settings_of
+from conch.core.option import DEFAULT, FlagError, Setting, Settings, settings_of
 from conch.core.value_types import BOOL, NATURAL, TEXT, ValueType
 from conch.frontends.grpc.grpc_options import GrpcOptions, GrpcTlsFiles
 from conch.frontends.http.http_options import HttpOptions, HttpTlsFiles
@@ -27,7 +27,12 @@ from conch.server_options import (
     PartOptions,
     ServerOptions,
 )
-from conch_control.control_options import ControlOptions, PlannerOptions, RateLimitOptions
+from conch_control.control_options import (
+    ControlOptions,
+    PlannerOptions,
+    RateLimitOptions,
+    ResidencyOptions,
+)
 from conch_control.remote_api.connection_options import ControlPortFlags
 
 _RELOAD_SETTLE_S = 0.2
@@ -228,7 +233,7 @@ def _control(settings: Settings) -> ControlOptions:
                 f"--model-control-mode={options.mode}: leave that out"
             )
         options = replace(options, mode="watch")
-    startup, explicit = options.startup_models, options.mode == "explicit"
+    startup, explicit = options.startup_models, options.loads_by_name
     if startup and not explicit:
         raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in startup and len(startup) > 1:
@@ -238,6 +243,12 @@ def _control(settings: Settings) -> ControlOptions:
             "--allow-model-upload is for clients that load models: it needs --model-control-mode=explicit "
             "and --allow-model-control"
         )
+    if options.mode != "on-demand":
+        for each in settings_of(ResidencyOptions):
+            if settings.source(each.key).kind != DEFAULT.kind:
+                raise FlagError(f"{each.flag} has an effect only with --model-control-mode=on-demand")
+    elif options.namespacing:
+        raise FlagError("--model-namespacing can't be used with --model-control-mode=on-demand")
     return options
 
 

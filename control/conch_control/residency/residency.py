@@ -76,6 +76,8 @@ log = logging.getLogger(__name__)
 
 _S = 1_000_000_000
 _LOOK_NS = _S
+_BLOCKED_LOOK_NS = _S // 20
+"""Interval of looks for models that have become idle, while a load needs the room."""
 _JOIN_S = 5.0
 _TOLERATED_PERCENT = 10
 """Share of the budget that the process may exceed before memory without a holding counts."""
@@ -402,8 +404,11 @@ class Residency:
         while True:
             with self._lock:
                 while not (self._closed or self._changed):
+                    now = self._clock()
                     until = min(look_ns, self._queue.next_end_ns() or look_ns)
-                    left = until - self._clock()
+                    if any(each.blocked for each in self._wanted.values()):
+                        until = min(until, now + _BLOCKED_LOOK_NS)
+                    left = until - now
                     if left <= 0:
                         break
                     self._lock.wait(left / _S)

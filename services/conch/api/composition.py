@@ -62,7 +62,7 @@ class ServerSettings:
         REQUESTS.on = log.isEnabledFor(logging.DEBUG)
         options = self.options
         control = options.control
-        if control.mode == "explicit" and WILDCARD not in control.startup_models:
+        if control.loads_by_name and WILDCARD not in control.startup_models:
             names = dict.fromkeys((*control.startup_models, *bound.names))
             control = replace(control, startup_models=tuple(names))
         if control.repositories:  # functions choose their devices themselves

@@ -18,7 +18,7 @@ class ServerKeywords(TypedDict, total=False):
     model_cache_directory: Path | str | None
     model_cache_byte_size: int | str | None
     storage_timeout_secs: int | str | None
-    model_control_mode: Literal["none", "explicit", "poll", "watch"] | None
+    model_control_mode: Literal["none", "explicit", "poll", "watch", "on-demand"] | None
     load_model: str | Sequence[str] | None
     reload: bool | str | None
     repository_poll_secs: float | str | None
@@ -139,6 +139,14 @@ class ServerKeywords(TypedDict, total=False):
     metrics_interval_ms: int | str | None
     otlp_metrics_url: str | None
     metrics_config: str | Sequence[str] | None
+    resident_memory: int | str | None
+    resident_models: int | str | None
+    cold_start: Literal["wait", "reject"] | None
+    cold_start_timeout: float | str | None
+    cold_queue_size: int | str | None
+    cold_queue_bytes: int | str | None
+    idle_timeout: float | str | None
+    min_resident_secs: float | str | None
     allow_sagemaker: bool | str | None
     sagemaker_port: int | str | None
     sagemaker_safe_port_range: str | None

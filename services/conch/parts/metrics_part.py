@@ -63,7 +63,14 @@ class MetricsPart(Port):
 
         local = None if cache is None else cache.local_statistics
         sources: list[Source] = [
-            StateMetrics(registry, loads.snapshot, local, _sizes_of(context.services.regions), ready),
+            StateMetrics(
+                registry,
+                loads.snapshot,
+                local,
+                _sizes_of(context.services.regions),
+                ready,
+                None if context.agent.residency is None else context.agent.residency.counts,
+            ),
             CustomMetrics(context.families),
             partial(trace_families, tracing.tracer.drops, tracing.exporter),
         ]

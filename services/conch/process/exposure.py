@@ -36,7 +36,7 @@ def _openings(options: PartOptions) -> Iterator[Opening]:
     policy = server.access_policy is not None
     for name, port in _ports(options):
         yield Opening(INFERENCE, PRINCIPALS if policy else clients_of(port, "inference"), name)
-        if options.control.mode == "explicit" and server.allow_model_control:
+        if options.control.loads_by_name and server.allow_model_control:
             yield Opening(LOADING, PRINCIPALS if policy else clients_of(port, "model-repository"), name)
             yield Opening(FILES, PRINCIPALS if policy else _uploaders(port), name)
         if server.allow_client_shm:
@@ -55,7 +55,7 @@ def open_control_warning(options: PartOptions) -> str:
     """A line for the log if clients of other machines may load models, and with them code; else empty."""
     server = options.server
     if (
-        options.control.mode != "explicit"
+        not options.control.loads_by_name
         or not server.allow_model_control
         or server.access_policy is not None
     ):

@@ -13,6 +13,7 @@ from typing import Any
 from conch.core.custom_metrics import FAMILIES, CustomFamilies, FamilySnapshot, Histogram, MetricSnapshot
 from conch.core.load_statistics import LoadCounts, Spread
 from conch.core.registry import Registry
+from conch.core.residency_counts import ResidencyCounts
 from conch.core.response_cache.local_cache import LocalCacheStatistics
 from conch.observability.exporters import DropCounter, Exporter
 from conch.observability.metrics.model_families import histogram_samples, seconds
@@ -133,12 +134,49 @@ _EXPORT_DROPS = Family(
     "conch_otlp_dropped_total", "counter", "Data points of metrics and log records that were lost"
 )
 
+_RESIDENCY: tuple[tuple[Family, Callable[[ResidencyCounts], float]], ...] = (
+    (Family("conch_resident_models", "gauge", "Models in memory, in on-demand mode"), lambda c: c.models),
+    (
+        Family("conch_resident_bytes", "gauge", "Memory of the models in memory, measured or estimated"),
+        lambda c: c.bytes,
+    ),
+    (
+        Family("conch_catalogue_models", "gauge", "Models of the repositories, in memory or not"),
+        lambda c: c.catalogue,
+    ),
+    (
+        Family("conch_cold_requests", "gauge", "Requests that wait for their model to be loaded"),
+        lambda c: c.waiting,
+    ),
+    (
+        Family(
+            "conch_residency_thrash", "gauge", "Pairs of models that have evicted each other again and again"
+        ),
+        lambda c: c.thrash,
+    ),
+)
+_COLD_STARTS = Family(
+    "conch_cold_starts_total", "counter", "Requests for models that were not in memory, by result"
+)
+_RESULTS = ("loaded", "failed", "timeout", "rejected")
+_EVICTIONS = Family("conch_evictions_total", "counter", "Models that have left memory, by reason")
+_REASONS = ("room", "idle", "memory", "unload")
+_COLD_TIMES = Family(
+    "conch_cold_start_seconds", "histogram", "Time from the first request for a model to the end of its load"
+)
+_LOAD_QUEUE = Family(
+    "conch_load_queue_seconds",
+    "histogram",
+    "Time from the first request for a model to the beginning of its load",
+)
+_AGES = Family("conch_eviction_age_seconds", "histogram", "Time from the load of a model to its eviction")
+
 RegionSizes = Callable[[], Mapping[str, Sequence[int]]]
 """Gives the sizes of clients' regions by kind: ``system`` and ``cuda``."""
 
 
 class StateMetrics:
-    """Reads the state of the server; `cache` and `regions` are None if the server has none."""
+    """Reads the state of the server; `cache`, `regions` and `residency` are None if the server has none."""
 
     def __init__(
         self,
@@ -147,7 +185,9 @@ class StateMetrics:
         cache: Callable[[], LocalCacheStatistics] | None = None,
         regions: RegionSizes | None = None,
         ready: Callable[[], bool] = lambda: True,
+        residency: Callable[[], ResidencyCounts] | None = None,
     ) -> None:
+        self._residency = residency
         self._ready = ready
         self._registry = registry
         self._loads = loads
@@ -164,6 +204,8 @@ class StateMetrics:
             found += [(family, [sample(family.name, value(counts))]) for family, value in _CACHE]
         if self._regions is not None:
             found += _region_families(self._regions())
+        if self._residency is not None:
+            found += _residency_families(self._residency())
         return found
 
     def _models(self) -> Found:
@@ -186,6 +228,18 @@ class StateMetrics:
             (_FAILED_LOADS, failures),
             (_FAILED, failed),
         ]
+
+
+def _residency_families(counts: ResidencyCounts) -> Found:
+    found = [(family, [sample(family.name, value(counts))]) for family, value in _RESIDENCY]
+    for family, by_label, label, known in (
+        (_COLD_STARTS, counts.cold_starts, "result", _RESULTS),
+        (_EVICTIONS, counts.evictions, "reason", _REASONS),
+    ):
+        samples = [sample(family.name, by_label.get(each, 0), {label: each}) for each in known]
+        found.append((family, samples))
+    spreads = ((_COLD_TIMES, counts.start_times), (_LOAD_QUEUE, counts.queue_times), (_AGES, counts.ages))
+    return [*found, *((family, [_histogram(family.name, spread)]) for family, spread in spreads)]
 
 
 def _histogram(name: str, spread: Spread) -> str:
