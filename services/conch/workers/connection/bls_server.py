@@ -21,7 +21,6 @@ from conch.core.errors import ConchError, UnavailableError, as_conch_error
 from conch.core.execution.runner import bypassing_claims
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse, Reader
-from conch.core.servable import Servable
 from conch.workers.connection.threads import run_on_thread
 from conch.workers.connection.waiting_calls import WaitingCalls
 from conch.workers.connection.worker_metrics import WorkerMetrics
@@ -146,7 +145,12 @@ class BlsServer:
         self, number: int, request: InferenceRequest, flags: int, parent: InferenceRequest | None
     ) -> None:
         try:
-            model = self._find_model(request)
+            try:
+                model = self._calls.find(request)
+            except ColdModelError:
+                raise
+            except ConchError as error:
+                raise not_ready(request.model_name, error) from None
             decoupled = model.spec.decoupled
             if flags & (EXPECTS_SINGLE if decoupled else EXPECTS_DECOUPLED):
                 raise UnavailableError(
@@ -164,14 +168,6 @@ class BlsServer:
             )
         except Exception as error:  # the called model's, for the model that calls
             self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
-
-    def _find_model(self, request: InferenceRequest) -> Servable:
-        try:
-            return self._calls.find(request)
-        except ColdModelError:
-            raise
-        except ConchError as error:
-            raise not_ready(request.model_name, error) from None
 
     @staticmethod
     def _wait(
