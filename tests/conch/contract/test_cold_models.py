@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
 import random
+import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -212,6 +214,22 @@ def test_a_cold_model_answers_on_every_way_in(
         assert client.is_model_ready(name), "clients look before they send a request"
         assert way(server, name) == 7.0
         assert client.is_model_ready(name)
+
+
+@pytest.mark.parametrize(("path", "body"), [("one/infer", BODY), ("one/generate", {"IN": 7})])
+def test_a_model_evicted_between_headers_and_body_is_loaded_again(
+    server: AnyServer, path: str, body: Any
+) -> None:
+    content = json.dumps(body).encode()
+    host, _, port = server.http_address.rpartition(":")
+    head = f"POST /v2/models/{path} HTTP/1.1\r\nHost: {host}\r\nExpect: 100-continue\r\n"
+    with client_of(server) as client, socket.create_connection((host, int(port)), WAIT_S) as peer:
+        assert unary(server, "one") == 7.0
+        peer.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode())
+        assert peer.recv(1000).startswith(b"HTTP/1.1 100 ")
+        make_cold(client, "chain", "one")
+        peer.sendall(content)
+        assert peer.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
 def test_500_requests_for_a_cold_model_are_one_load(server: AnyServer, repository: Path) -> None:

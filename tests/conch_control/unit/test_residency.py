@@ -188,10 +188,15 @@ def test_unknown_names_are_refused_without_access_to_storage(
 ) -> None:
     site.model("a")
     agent = on_demand(site)
-    listings = []
+    listings: list[object] = []
     (repository,) = agent.repositories
     models = repository.models
-    monkeypatch.setattr(repository, "models", lambda: (listings.append(1), models())[1])
+
+    def listed() -> object:
+        listings.append(models())
+        return listings[-1]
+
+    monkeypatch.setattr(repository, "models", listed)
     for number in range(10_000):
         with pytest.raises(NotFoundError, match=r"Request for unknown model: 'x.*' is not found"):
             site.send(f"x{number}")
@@ -262,8 +267,9 @@ def test_idle_models_are_evicted(site: Site) -> None:
     agent = on_demand(site, idle_s=0.5)
     assert ask(site, "m") is None
     wait_until(lambda: not in_memory(site))
-    assert agent.residency is not None
-    wait_until(lambda: agent.residency.counts().evictions == {"idle": 1})
+    residency = agent.residency
+    assert residency is not None
+    wait_until(lambda: residency.counts().evictions == {"idle": 1})
     assert ask(site, "m") is None
 
 

@@ -173,7 +173,7 @@ def test_a_bare_boolean_is_true() -> None:
         ),
         (
             ["--model-control-mode=x"],
-            "argument --model-control-mode: must be one of none, explicit, poll, watch, got x",
+            "argument --model-control-mode: must be one of none, explicit, poll, watch, on-demand, got x",
         ),
         (["--drain-delay=-1"], "argument --drain-delay: must be from 0 to 1000000000 seconds, got -1"),
         (["--drain-delay=nan"], "argument --drain-delay: must be from 0 to 1000000000 seconds, got nan"),
