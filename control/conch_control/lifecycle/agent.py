@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from conch.core.bls import Calls
 from conch.core.clock import wall_seconds
@@ -121,9 +122,9 @@ class Agent:
         if self.residency is None:
             errors = self._dependencies.load(names, scan)
         else:
-            errors = {}
-            for name in names:
-                errors.update(self._load([name], scan, Overrides()))
+            with ThreadPoolExecutor(max(self._options.load_threads, 1), "conch-load") as pool:
+                found = pool.map(lambda name: self._load([name], scan, Overrides()), names)
+            errors = {name: error for each in found for name, error in each.items()}
         return [self._failure(name, errors[name]) for name in names if name in errors]
 
     def index(self, ready_only: bool) -> list[IndexEntry]:

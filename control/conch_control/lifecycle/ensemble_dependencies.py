@@ -99,7 +99,8 @@ class EnsembleDependencies:
             self._note_loaded(wanted, served, changed, failures, override)
             if changed:
                 self._refresh(changed, served)
-                self._reload_waiting(scan, changed, failures)
+                if self._options.mode != "on-demand":  # there a request loads them
+                    self._reload_waiting(scan, changed, failures)
             return failures
 
     def _load_one(self, name: str, scan: Scan, override: str | None, ticket: int) -> None:

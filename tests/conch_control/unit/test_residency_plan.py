@@ -41,6 +41,7 @@ class Residency(RuleBasedStateMachine):
     def begin(self, idle: int, least: int) -> None:
         self.plan = Plan(Limits(BUDGET, least, idle))
         self.now = 0
+        self.wanted: dict[str, dict[str, int]] = {}
         self.loading: dict[str, dict[str, int]] = {}
         self.leaving: list[Holding] = []
         self.busy: set[str] = set()
@@ -63,20 +64,35 @@ class Residency(RuleBasedStateMachine):
         self.leaving += holdings
 
     @rule(name=st.sampled_from(NAMES), sizes=st.lists(st.integers(1, 60), min_size=9, max_size=9))
-    def request(self, name: str, sizes: list[int]) -> None:
-        self.plan.drop_claims()
-        if self.plan.holding(name) is not None or name in self.loading:
-            return
-        size = dict(zip(NAMES, sizes, strict=True))
-        needs = {each: size[each] for each in (name, *closure(name)) if self.plan.holding(each) is None}
+    def want(self, name: str, sizes: list[int]) -> None:
+        self.wanted.setdefault(name, dict(zip(NAMES, sizes, strict=True)))
         self.plan.asked(name, self.now)
-        decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
-        wanted = Room(sum(needs.values()), len(needs))
-        assert (decision.outcome is Outcome.TOO_LARGE) == (not wanted.within(BUDGET))
-        self.unload(list(decision.victims))
-        if decision.outcome is Outcome.GRANTED:
-            assert self.plan.total.within(BUDGET)
-            self.loading[name] = needs
+        self.schedule()
+
+    @rule()
+    def schedule(self) -> None:
+        """Requests all that is wanted, in order; no load gets room that an earlier one waits for."""
+        self.plan.drop_claims()
+        waiting = Room()
+        for name, size in list(self.wanted.items()):
+            if self.plan.holding(name) is not None:
+                continue
+            needs = {each: size[each] for each in (name, *closure(name)) if self.plan.holding(each) is None}
+            decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
+            room = Room(sum(needs.values()), len(needs))
+            assert (decision.outcome is Outcome.TOO_LARGE) == (not room.within(BUDGET))
+            self.unload(list(decision.victims))
+            if decision.outcome is Outcome.TOO_LARGE:
+                del self.wanted[name]
+            elif decision.outcome is Outcome.GRANTED:
+                assert self.plan.total.within(BUDGET)
+                self.loading[name] = needs
+                del self.wanted[name]
+            elif decision.outcome is Outcome.WAITING:
+                waiting += room
+            if not self.grown:
+                leaving = Room(sum(each.bytes for each in self.leaving), len(self.leaving))
+                assert (self.plan.total - leaving + waiting).within(BUDGET)
 
     @precondition(lambda self: self.loading)
     @rule(choice=st.integers(0), growth=st.sampled_from([0, 0, 0, 1, 20]), kept=st.integers(0, 511))
@@ -127,6 +143,7 @@ class Residency(RuleBasedStateMachine):
     def serves_when_all_is_idle(self, name: str) -> None:
         """What fits the budget gets its room once nothing is busy, pinned, loading or young."""
         self.busy, self.plan.pinned = set(), set()
+        self.wanted.clear()
         for job in list(self.loading):
             self.plan.ended(job, {}, {}, self.now)
             del self.loading[job]
@@ -261,3 +278,18 @@ def test_a_rare_model_does_not_evict_one_in_use() -> None:
     assert plan.request("rare", {"rare": 1}, (), now, lambda _: False).outcome is Outcome.BLOCKED
     plan.asked("rare", now + S)  # the second request within an hour
     assert plan.request("rare", {"rare": 1}, (), now + S, lambda _: False).outcome is Outcome.WAITING
+
+
+def test_parts_of_an_ensemble_stay_for_its_load() -> None:
+    plan = Plan(Limits(Room(10, 3)))
+    for name in "acd":
+        plan.request(name, {name: 1}, (), 0, lambda _: False)
+        plan.ended(name, {name: 1}, {}, 0)
+    needs = {"x": 1, "b": 1}
+    decision = plan.request("x", needs, closure("x"), S, lambda _: False)
+    assert [each.name for each in decision.victims] == ["c", "d"], "not a, which is older"
+    for each in decision.victims:
+        plan.gone(each)
+    plan.drop_claims()
+    assert plan.request("x", needs, closure("x"), S, lambda _: False).outcome is Outcome.GRANTED
+    assert plan.request("c", {"c": 1}, (), 2 * S, lambda _: False).outcome is Outcome.BLOCKED
