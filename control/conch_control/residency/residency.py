@@ -602,7 +602,7 @@ class Residency:
                     self.statistics.queued(now - wanted.since_ns)
                     begin.append(partial(self._load, name, wanted, needs))
                 elif decision.outcome is Outcome.TOO_LARGE:
-                    ended.append((name, self._too_large(name, sum(needs.values()))))
+                    ended.append((name, self._too_large(name, sizes)))
             self._warn_of_thrashing()
         self._evict(victims, "room")
         for name, error in ended:
@@ -610,7 +610,14 @@ class Residency:
         for work in begin:
             threading.Thread(target=work, name="conch-cold-load", daemon=True).start()
 
-    def _too_large(self, name: str, size: int) -> ConchError:
+    def _too_large(self, name: str, sizes: Mapping[str, int]) -> ConchError:
+        holdings = {each: self._plan.holding(each) for each in sizes}
+        size = sum(sizes[each] if held is None else held.bytes for each, held in holdings.items())
+        if size <= self._budget:
+            return ResourceExhaustedError(
+                f"model '{name}' is composed of {len(sizes) - 1} models, and --resident-models allows "
+                f"{self._options.residency.models} in memory"
+            )
         return ResourceExhaustedError(
             f"model '{name}' needs {size / 1e6:.0f} MB, and all models together have "
             f"{self._budget / 1e6:.0f} MB (--resident-memory); its parameter CONCH_MEMORY_MB corrects a "

@@ -16,7 +16,7 @@ A request of a load, by the room that it needs:
 
 | room                                          | result                           |
 |-----------------------------------------------|----------------------------------|
-| more than the budget                          | TOO_LARGE                        |
+| more than the budget, with what it needs      | TOO_LARGE                        |
 | is free, besides the claims before it         | GRANTED: holdings LOADING        |
 | will be, when what is being unloaded has gone | WAITING: a claim                 |
 | will be, when idle models are evicted         | WAITING, with models to evict    |
@@ -223,7 +223,8 @@ class Plan:
             busy: Whether a resident model can't be evicted now.
         """
         wanted = _Job(needs, frozenset({job, *keeps}))
-        if not wanted.room.within(self.limits.budget):
+        held = _sum(self._current[each].room for each in wanted.keeps if each in self._current)
+        if not (wanted.room + held).within(self.limits.budget):
             return Decision(Outcome.TOO_LARGE)
         claimed = _sum(each.room for each in self._claims.values())
         free = self._free() - claimed

@@ -47,6 +47,11 @@ class Residency(RuleBasedStateMachine):
         self.busy: set[str] = set()
         self.grown = False
 
+    def fits(self, name: str, room: Room) -> bool:
+        """Whether a model fits the budget together with what it needs."""
+        held = [each for part in closure(name) if (each := self.plan.holding(part)) is not None]
+        return Room(room.bytes + sum(each.bytes for each in held), room.models + len(held)).within(BUDGET)
+
     def is_busy(self, name: str) -> bool:
         return name in self.busy
 
@@ -78,9 +83,10 @@ class Residency(RuleBasedStateMachine):
             if self.plan.holding(name) is not None:
                 continue
             needs = {each: size[each] for each in (name, *closure(name)) if self.plan.holding(each) is None}
-            decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
             room = Room(sum(needs.values()), len(needs))
-            assert (decision.outcome is Outcome.TOO_LARGE) == (not room.within(BUDGET))
+            fits = self.fits(name, room)
+            decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
+            assert (decision.outcome is not Outcome.TOO_LARGE) == fits
             self.unload(list(decision.victims))
             if decision.outcome is Outcome.TOO_LARGE:
                 del self.wanted[name]
@@ -152,6 +158,8 @@ class Residency(RuleBasedStateMachine):
             self.plan.drop_claims()
             needs = {each: 5 for each in (name, *closure(name)) if self.plan.holding(each) is None}
             if name not in needs:
+                return
+            if not self.fits(name, Room(sum(needs.values()), len(needs))):
                 return
             decision = self.plan.request(name, needs, closure(name), self.now, self.is_busy)
             self.unload(list(decision.victims))
