@@ -24,8 +24,8 @@ An eviction unpublishes the model at once, drains it and closes it. A request th
 and a request that was resolved before is resolved again.
 
 Owns: catalogue, queue and plan. Threads: `conch-residency`, which decides once a second and when something
-has ended, and one `conch-cold-load` for each load in progress. Locks: one, inside which nothing else is
-called but models' counters.
+has ended, and one `conch-cold-load` for each load in progress. Locks: one, inside which only that of the
+statistics is taken.
 """
 
 from __future__ import annotations
@@ -142,6 +142,18 @@ class _Seen:
     measured_ns: int = 0
     worker_bytes: int = 0
     remeasured: bool = False
+
+
+@dataclass(slots=True)
+class _Usage:
+    """Requests of the models in memory: how many have ended, and which models have none now."""
+
+    uses: dict[str, int] = field(default_factory=dict)
+    idle: set[str] = field(default_factory=set)
+
+    def is_busy(self, name: str) -> bool:
+        """Whether a model has requests or live sequences, or came into memory since."""
+        return name not in self.idle
 
 
 @dataclass(slots=True)
@@ -489,20 +501,33 @@ class Residency:
     def _look(self) -> None:
         """Records which models were used; evicts idle ones, and some if measurements exceed the budget."""
         self._remeasure()
+        usage = self._usage()
         with self._lock:
             now = self._clock()
-            self._note_uses(now)
-            expired = self._plan.expired(now, self._is_busy)
-            surplus = self._plan.shrink(now, self._is_busy)
+            self._note_uses(usage, now)
+            expired = self._plan.expired(now, usage.is_busy)
+            surplus = self._plan.shrink(now, usage.is_busy)
         self._evict(expired, "idle")
         self._evict(surplus, "memory")
 
-    def _note_uses(self, now: int) -> None:
+    def _usage(self) -> _Usage:
+        """Looks at the models in memory, without the lock: their counters have locks of their own."""
+        with self._lock:
+            names = [each.name for each in self._plan.resident()]
+        usage = _Usage()
+        for name in names:
+            entry = self._registry.entries.get(name)
+            models = () if entry is None else entry.ready.values()
+            usage.uses[name] = sum(model.statistics.ended[0] for model in models)
+            if not any(map(_is_busy, models)):
+                usage.idle.add(name)
+        return usage
+
+    def _note_uses(self, usage: _Usage, now: int) -> None:
         for holding in self._plan.resident():
-            entry = self._registry.entries.get(holding.name)
-            uses = 0 if entry is None else sum(each.statistics.ended[0] for each in entry.ready.values())
+            uses = usage.uses.get(holding.name)
             seen = self._seen.setdefault(holding.name, _Seen())
-            if uses == seen.uses:
+            if uses is None or uses == seen.uses:
                 continue
             seen.uses = uses
             seen.looks += 1
@@ -510,16 +535,6 @@ class Residency:
                 self._plan.used(holding.name, now)
             else:
                 holding.used_ns = now
-
-    def _is_busy(self, name: str) -> bool:
-        entry = self._registry.entries.get(name)
-        if entry is None:
-            return False
-        for model in entry.ready.values():
-            gauges = model.statistics.gauges()
-            if gauges.pending or gauges.running or model.pending or model.held:
-                return True
-        return False
 
     def _remeasure(self) -> None:
         """Measures worker processes after their first requests and hourly, and the memory of this process."""
@@ -563,12 +578,15 @@ class Residency:
         victims: list[Holding] = []
         ended: list[tuple[str, ConchError | None]] = []
         with self._lock:
+            waiting = any(each.prepared is not None and not each.busy for each in self._wanted.values())
+        usage = self._usage() if waiting else _Usage()
+        with self._lock:
             if self._closed:
                 return
             now = self._clock()
+            self._note_uses(usage, now)
             self._plan.drop_claims()
             threads = self._options.load_threads - sum(each.busy for each in self._wanted.values())
-            noted = False
             for name in self._queue.in_order:
                 wanted = self._wanted[name]
                 if wanted.busy:
@@ -588,12 +606,9 @@ class Residency:
                         else:  # it was unloaded behind the plan
                             victims += self._plan.evict(name)
                     continue  # else it is part of another load
-                if not noted:
-                    self._note_uses(now)
-                    noted = True
                 sizes = wanted.prepared.sizes
                 needs = {each: sizes[each] for each in sizes if self._plan.holding(each) is None}
-                decision = self._plan.request(name, needs, sizes, now, self._is_busy)
+                decision = self._plan.request(name, needs, sizes, now, usage.is_busy)
                 wanted.blocked = decision.outcome is Outcome.BLOCKED
                 victims += decision.victims
                 if decision.outcome is Outcome.GRANTED:
@@ -763,6 +778,11 @@ class Residency:
             self._pins.by_calls.discard(name)
             self._pins.by_configs.discard(name)
             self._pin()
+
+
+def _is_busy(model: Servable) -> bool:
+    gauges = model.statistics.gauges()
+    return bool(gauges.pending or gauges.running or model.pending or model.held)
 
 
 def _pins(models: Iterable[Servable]) -> bool:

@@ -239,6 +239,13 @@ def test_a_loaded_model_is_pinned_until_it_is_unloaded(site: Site) -> None:
     assert ask(site, "b") is None
 
 
+def test_pins_are_for_on_demand_mode(site: Site) -> None:
+    site.model("a")
+    agent = site.agent("explicit")
+    with pytest.raises(InvalidArgumentError, match="only with --model-control-mode=on-demand"):
+        agent.load("a", {"conch_pin": True})
+
+
 def test_an_ensemble_brings_its_parts_and_goes_before_them(site: Site) -> None:
     for name in "abc":
         site.model(name)

@@ -130,11 +130,12 @@ def add_flags(
     """
     for each in settings:
         default = f" (default: {each.default_text})" if each.default_text else ""
+        text = f"{each.description}{default}".replace("%", "%%")  # argparse formats it
         more: dict[str, Any] = {
             "dest": each.key,
             "type": each.parse if ignored is None else _tolerant(each, ignored),
             "default": argparse.SUPPRESS,
-            "help": f"{each.description}{default}" if each.listed else argparse.SUPPRESS,
+            "help": text if each.listed else argparse.SUPPRESS,
             "metavar": each.metavar,
         }
         if each.repeatable:

@@ -80,7 +80,7 @@ def test_the_help_is_grouped_with_types_choices_units_and_defaults() -> None:
     text = " ".join(help_parser("conch serve").format_help().split())
     for part in (
         "gRPC TLS: --grpc-use-ssl [BOOL] serve gRPC over TLS (default: false)",
-        "--model-control-mode {none,explicit,poll,watch} none: load all",
+        "--model-control-mode {none,explicit,poll,watch,on-demand} none: load all",
         "--exit-timeout-secs SECONDS time that open requests may take after that (default: 30)",
         "--grpc-server-key FILE PEM file of the server's key --grpc-root-cert",
         "--model-store LOCATION deprecated: use --model-repository",
