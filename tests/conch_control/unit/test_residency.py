@@ -135,6 +135,18 @@ def test_a_request_that_runs_keeps_its_model_and_one_in_between_comes_again(site
     assert ask(site, "a") is None
 
 
+def test_a_live_sequence_keeps_its_model(site: Site) -> None:
+    site.model("sequences", config=f"{CONFIG} sequence_batching {{ }}")
+    site.model("b")
+    on_demand(site, models=1, cold_start_timeout_s=0.2)
+    begun = resident(lambda: site.send_in_sequence("sequences", 1, start=True))
+    assert begun.error() is None
+    with pytest.raises(ResourceExhaustedError, match="no memory for model 'b'"):
+        ask(site, "b")
+    assert site.send_in_sequence("sequences", 1, end=True).error() is None
+    assert ask(site, "b") is None
+
+
 def test_models_in_use_are_named_when_there_is_no_room(site: Site) -> None:
     site.model("a", {1: "slow"})
     site.model("b")

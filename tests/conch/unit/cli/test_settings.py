@@ -464,6 +464,6 @@ def test_settings_of_residency_that_are_wrong_or_have_no_effect(flags: list[str]
 
 def test_the_memory_of_residency_may_be_a_share() -> None:
     mode = "--model-control-mode=on-demand"
-    given = (["--resident-memory=25%"], ["--resident-memory=123"], [])
+    given: tuple[list[str], ...] = (["--resident-memory=25%"], ["--resident-memory=123"], [])
     options = [build_options(read(mode, *each)).control.residency for each in given]
     assert [each.budget(1000) for each in options] == [250, 123, 800]
