@@ -96,6 +96,7 @@ class ModelNames:
 
         Raises:
             UnknownModelError: There is none; the text has close names.
+            ColdModelError: It is not in memory, and can be loaded.
             UnavailableError: It is not ready.
         """
         found = self._index().get(name)
@@ -112,13 +113,15 @@ class ModelNames:
         return self._index().values()
 
     def _check_state(self, name: str) -> None:
-        """Raises UnavailableError: there is a model of the name, and it is not ready."""
+        """Raises UnavailableError: there is a model of the name that is not ready, or not in memory."""
         for identifier in self._registry.identifiers(name):
             for state in self._registry.entries[identifier].states.values():
                 if state.state == "LOADING":
                     raise UnavailableError(f"The model `{name}` is not ready: it is being loaded")
                 if state.state == "UNAVAILABLE" and state.reason != _UNLOADED:
                     raise UnavailableError(f"The model `{name}` is not ready: {state.reason}")
+        if self._registry.cold is not None:
+            self._registry.cold.missed(name)
 
     def _index(self) -> Mapping[str, NamedModel]:
         entries = self._registry.entries

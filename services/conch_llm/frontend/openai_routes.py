@@ -15,10 +15,11 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from conch.access.principals import ANY, CONTROLS, INFERS, OPEN, Roles
+from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, PermissionDeniedError, UnavailableError
 from conch.frontends.http.cors import cross_origin_reason
 from conch.frontends.http.http_exchange import HttpExchange
-from conch.frontends.http.http_pools import result_of
+from conch.frontends.http.http_pools import loaded, result_of
 from conch.frontends.http.http_routing import NOT_FOUND
 from conch.frontends.http.route_provider import Answering, RestApi
 from conch.frontends.operations import operation_table as table
@@ -249,5 +250,11 @@ class OpenAiHandler:
         """Finds the model of a request, and answers it."""
         body = await call.read()
         name = checked_fields(body, MODEL, ("model",))["model"]
-        model = self._access.model(call.exchange, name)
+        while True:
+            try:
+                model = self._access.model(call.exchange, name)
+                break
+            except ColdModelError as error:
+                cold = error
+            await loaded(call.exchange, cold)
         await self._inference.answer(call, route, model, body)

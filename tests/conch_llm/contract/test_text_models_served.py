@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.support import contract_server, warm_grpc
 from tests.support.server_fixtures import server_fixture
-from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, eventually
+from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, eventually, serving
 from tests.support.text_models import CHAT, conversation, text_model
 from tritonclient.grpc import service_pb2
 
@@ -141,3 +141,12 @@ def test_a_slow_client_of_a_thread_does_not_hold_others(server: AnyServer) -> No
         assert not next(other).error_message
         other.cancel()
         call.cancel()
+
+
+def test_a_cold_model_is_loaded_for_a_chat(repository: Path) -> None:
+    with serving(repository, flags=["--model-control-mode=on-demand"]) as server:
+        url = f"http://{server.http_address}{CHAT}"
+        body = conversation("to be loaded", model="words")
+        answer = httpx.post(url, json=body, timeout=WAIT_S)
+        assert answer.json()["choices"][0]["message"]["content"] == "tobeloaded"
+        assert httpx.post(url, json=body | {"model": "nowhere"}, timeout=WAIT_S).status_code == 404
