@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from conch.core.option import SECRET_OPTION, FlagError, nested, option
 from conch.core.value_types import (
@@ -81,7 +81,11 @@ def backend_options(specifications: Iterable[str]) -> Mapping[str, Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Settings of object stores; None stands for the default directory, 0 bytes for no limit."""
+    """Settings of object stores; None stands for the default directory, 0 bytes for no limit.
+
+    Attributes:
+        kinds: Settings of other packages' kinds of repositories, by their entry point in ``conch.options``.
+    """
 
     GROUP: ClassVar = "model repositories"
 
@@ -101,6 +105,7 @@ class StorageOptions:
         "time after which an object store that does not answer has failed",
         unit="seconds",
     )
+    kinds: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ class ControlOptions:
     repositories: tuple[str | Path, ...] = option(
         "--model-repository",
         ValueType("location", _repository, "Path | str"),
-        help="directory of models, or s3://, gs:// or as:// URL of one",
+        help="directory of models, or s3://, gs:// or as:// URL of one, or mlflow:// URL of a registry",
         repeatable=True,
         secret=_SECRET_URL,
         alias="--model-store",
