@@ -3,13 +3,18 @@
 The first flavor that an engine of conch serves decides, unless a tag names one; models of other flavors run
 by ``mlflow.pyfunc`` in a worker. A file ``config.pbtxt`` in the artifact is the config. Accesses no storage
 but by `Artifact.read`.
+
+Without ``--mlflow-allow-code`` nothing may run that those who register models have written in Python or
+compiled: no pyfunc, and of configs in artifacts only those that name an engine of data files.
 """
 
 from __future__ import annotations
 
+import io
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files as package_files
 from typing import Any
 
@@ -18,6 +23,7 @@ from google.protobuf import text_format
 from conch.core.errors import ConchError
 from conch.protocol.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from conch_control.config.parse import decode_config
+from conch_control.config.platforms import filling_backend, is_ensemble
 from conch_control.repository.layout import CONFIG_FILE, split_versions
 from conch_control.repository.storage.stores import StoredObject, is_safe
 from conch_mlflow.registry import FLAVOR_TAG
@@ -26,7 +32,7 @@ from conch_mlflow.signature import Signature, SignatureError, Tensor, parse_sign
 MLMODEL = "MLmodel"
 PYFUNC = "python_function"
 _MOST_TEXT = 1 << 20
-_TAIL = 1 << 16
+_BUFFER = 1 << 16
 _REQUIREMENTS = "requirements.txt"
 _OWN = frozenset(
     {
@@ -46,10 +52,11 @@ _ONNX_OPTIONS = {
     "inter_op_num_threads": "inter_op_thread_count",
 }
 _SKLEARN_OUTPUTS = {"predict": "predict", "predict_proba": "predict_proba", "decision_function": "margin"}
-_CODE = (
-    f"only Python code of its own can run it (flavor {PYFUNC}), and --mlflow-allow-code is off; with it the "
-    f"server runs the code of those who may register models"
-)
+_CODE = "and --mlflow-allow-code is off; with it the server runs the code of those who may register models"
+_DATA_BACKENDS = frozenset({"onnxruntime", "openvino", "fil", "xgboost", "lightgbm", "sklearn", "tflite"})
+"""Engines whose models are data, whatever their config says but for the next two."""
+_CODE_FIELDS = ("model_operations", "model_repository_agents")
+_CODE_SUFFIXES = (".py", ".pyc", ".so")
 
 
 class FlavorError(ValueError):
@@ -104,6 +111,8 @@ class VersionPlan:
         made: Contents of files that conch has made, by path in the version directory.
         shared: Files by path in the model's directory, without the config.
         config: The config file; empty for none.
+        generated: Whether conch has written the config.
+        code: What runs code of the artifact, as a clause; empty if that is still to be seen.
         problem: Why it can't be served; a clause.
     """
 
@@ -111,6 +120,8 @@ class VersionPlan:
     made: Mapping[str, bytes] = field(default_factory=dict)
     shared: Mapping[str, StoredObject] = field(default_factory=dict)
     config: bytes = b""
+    generated: bool = False
+    code: str = ""
     problem: str = ""
 
 
@@ -118,13 +129,33 @@ def plan_version(artifact: Artifact, flavor: str, allow_code: bool) -> VersionPl
     """Plans a version; `flavor` is that of its tag, empty for none."""
     try:
         plan = _planned(artifact, flavor, allow_code)
-        own = next((item for path, item in artifact.files.items() if path == CONFIG_FILE), None)
-        if own is None or plan.shared:
-            return plan
-        rest = {path: item for path, item in artifact.files.items() if path not in _OWN}
-        return VersionPlan({**rest, **plan.files}, plan.made, {}, _served_whole(artifact.text(CONFIG_FILE)))
+        if CONFIG_FILE in artifact.files:
+            rest = {path: item for path, item in artifact.files.items() if path not in _OWN}
+            config = _served_whole(artifact.text(CONFIG_FILE))
+            plan = replace(plan, files={**rest, **plan.files}, config=config, generated=False)
+        if not allow_code and (code := plan.code or _code_of(plan)):
+            raise FlavorError(f"{code}, {_CODE}")
+        return plan
     except FlavorError as error:
         return VersionPlan(problem=str(error))
+
+
+def _code_of(plan: VersionPlan) -> str:
+    """What could run code of the artifact, as a clause; empty if nothing could."""
+    for path in (*plan.files, *plan.shared):
+        if path.endswith(_CODE_SUFFIXES):
+            return f"its artifact has code, '{path}'"
+    config = decode_config(plan.config, CONFIG_FILE)
+    if plan.generated:
+        return ""
+    found = next((name for name in _CODE_FIELDS if config.HasField(name)), "")
+    if found:
+        return f"{found} in its {CONFIG_FILE} can run code"
+    tops = {path.partition("/")[0] for path in plan.files}
+    list(filling_backend(config, tops.__contains__))  # the load reports the problems
+    if is_ensemble(config) or config.backend in _DATA_BACKENDS:
+        return ""
+    return f"backend '{config.backend}' can run code of its files"
 
 
 def _planned(artifact: Artifact, flavor: str, allow_code: bool) -> VersionPlan:
@@ -143,7 +174,7 @@ def _planned(artifact: Artifact, flavor: str, allow_code: bool) -> VersionPlan:
     if PYFUNC not in flavors or flavor not in ("", PYFUNC):
         raise FlavorError(f"no engine serves flavor '{flavor}'" if flavor else f"no engine serves {names}")
     if not allow_code:
-        raise FlavorError(_CODE)
+        raise FlavorError(f"only Python code of its own can run it (flavor {PYFUNC}), {_CODE}")
     return _pyfunc(artifact)
 
 
@@ -198,19 +229,60 @@ def _pytorch(artifact: Artifact, settings: Mapping[str, Any]) -> VersionPlan | N
     config = _config("pytorch")
     if exported is not None:
         config.default_model_filename = "model.pt2"
-        return _native(config, {"model.pt2": exported})
+        compiled = next((name for name in _members(artifact, exported) if _is_compiled(name)), "")
+        code = f"its program has compiled code, '{compiled}'" if compiled else ""
+        return replace(_native(config, {"model.pt2": exported}), code=code)
     scripted = artifact.files.get(f"{directory}/model.pth")
     signature = artifact.signature()
-    if scripted is None or signature is None or not _is_torchscript(artifact, scripted):
+    if scripted is None or signature is None:
+        return None
+    # TorchScript has constants; files of `torch.save` are pickles.
+    if not any(name.endswith("/constants.pkl") for name in _members(artifact, scripted)):
         return None
     _add_tensors(config, signature)
     return _native(config, {"model.pt": scripted})
 
 
-def _is_torchscript(artifact: Artifact, item: StoredObject) -> bool:
-    """True for TorchScript, whose zip archive has constants; files of `torch.save` have none."""
-    tail = artifact.read(item, max(item.size - _TAIL, 0), item.size)
-    return b"/constants.pkl" in tail and b"/data.pkl" in tail
+def _is_compiled(member: str) -> bool:
+    return "aotinductor" in member or member.endswith(_CODE_SUFFIXES)
+
+
+def _members(artifact: Artifact, item: StoredObject) -> list[str]:
+    """Names in a zip archive; empty if it is none."""
+    try:
+        with zipfile.ZipFile(io.BufferedReader(_Ranges(artifact, item), _BUFFER)) as archive:
+            return archive.namelist()
+    except (zipfile.BadZipFile, ValueError):
+        return []
+
+
+class _Ranges(io.RawIOBase):
+    """A file of an artifact, of which only what is read is fetched."""
+
+    def __init__(self, artifact: Artifact, item: StoredObject) -> None:
+        self._artifact = artifact
+        self._item = item
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._item.size}[whence]
+        self._position = max(start + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._position + len(buffer), self._item.size)
+        if end <= self._position:
+            return 0
+        data = self._artifact.read(self._item, self._position, end)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 def _sklearn(artifact: Artifact, settings: Mapping[str, Any]) -> VersionPlan | None:
@@ -274,7 +346,7 @@ def _pyfunc(artifact: Artifact) -> VersionPlan:
         files[_REQUIREMENTS] = artifact.files[_REQUIREMENTS]
     else:
         code = _script_header(requirements, python).encode() + code
-    return VersionPlan(files, {"model.py": code}, {}, _text(config))
+    return VersionPlan(files, {"model.py": code}, {}, _text(config), generated=True)
 
 
 def _python(artifact: Artifact) -> str:
@@ -323,7 +395,7 @@ def _config(backend: str, platform: str = "") -> ModelConfig:
 
 
 def _native(config: ModelConfig, files: Mapping[str, StoredObject]) -> VersionPlan:
-    return VersionPlan(files, {}, {}, _text(config))
+    return VersionPlan(files, {}, {}, _text(config), generated=True)
 
 
 def _text(config: ModelConfig) -> bytes:

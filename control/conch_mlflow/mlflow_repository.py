@@ -28,7 +28,7 @@ from conch_control.repository.storage.cache import ModelCache
 from conch_control.repository.storage.connection import Connection, StoreTimeouts
 from conch_control.repository.storage.credentials import CredentialReader
 from conch_control.repository.storage.stager import StagedModel, Stager
-from conch_control.repository.storage.stores import Contents, StoredObject, is_safe
+from conch_control.repository.storage.stores import Contents, StoreBusyError, StoredObject, is_safe
 from conch_mlflow.flavors import MLMODEL, Artifact, FlavorError, VersionPlan, parse_yaml, plan_version
 from conch_mlflow.locations import MlflowCredentials, MlflowEnvironment, MlflowLocation
 from conch_mlflow.registry import (
@@ -45,7 +45,7 @@ from conch_mlflow.registry import (
     quoted,
     wanted_aliases,
 )
-from conch_mlflow.registry_store import RegistryStore, generated, open_registry, root_of
+from conch_mlflow.registry_store import RegistryStore, UnreadableError, generated, open_registry, root_of
 
 log = logging.getLogger(__name__)
 
@@ -145,10 +145,10 @@ class MlflowRepository:
             ) from None
         try:
             self._ask("registered-models/search", max_results="1")
-        except (FileNotFoundError, PermissionError, MalformedError) as error:
-            raise InvalidArgumentError(str(error)) from None
-        except OSError as error:
+        except StoreBusyError as error:
             raise UnavailableError(str(error)) from None
+        except OSError as error:
+            raise InvalidArgumentError(str(error)) from None
 
     def models(self) -> Mapping[str, ModelSource]:
         """Lists the registered models that have a version to serve. Raises OSError: it does not answer."""
@@ -301,15 +301,14 @@ class MlflowRepository:
         return plan
 
     def _planned(self, model: MlflowModel, version: ServedVersion) -> VersionPlan:
+        number = str(version.number)
+        answer = self._ask("model-versions/get-download-uri", name=model.registered, version=number)
+        uri = str(answer.get("artifact_uri", ""))
         try:
-            number = str(version.number)
-            answer = self._ask("model-versions/get-download-uri", name=model.registered, version=number)
-            root = root_of(
-                str(answer.get("artifact_uri", "")), model.registered, version.number, version.source
-            )
-            items = self._connection.call(lambda store: store.list(root))
-        except MalformedError as error:
+            root = root_of(uri, model.registered, version.number, version.source)
+        except UnreadableError as error:
             return VersionPlan(problem=str(error))
+        items = self._connection.call(lambda store: store.list(root))
         start = len(root) + 1
         # A path that is written again, such as by a run, is another content.
         files = {

@@ -83,16 +83,15 @@ class RegistryHttp:
         connection, response = self._ask(target, headers)
         body = Body(self, connection, response)
         try:
-            with self.errors():
-                if response.status not in (200, 206):
-                    raise _failure(response.status, response.getheader("Location", ""), body.read(_CHUNK))
-                if response.status == 206:
-                    found = _RANGE.match(response.getheader("Content-Range", ""))
-                    if found is None or int(found[1]) != start:
-                        raise MalformedError(f"it answers {target} with another range than was asked for")
-                    body.position = start
-                else:  # it ignores ranges, or the content is another one
-                    body.skip(start)
+            if response.status not in (200, 206):
+                raise _failure(response.status, response.getheader("Location", ""), body.read(_CHUNK))
+            if response.status == 206:
+                found = _RANGE.match(response.getheader("Content-Range", ""))
+                if found is None or int(found[1]) != start:
+                    raise MalformedError(f"it answers {target} with another range than was asked for")
+                body.position = start
+            else:  # it ignores ranges, or the content is another one
+                body.skip(start)
         except BaseException:
             body.close()
             raise
@@ -120,7 +119,9 @@ class RegistryHttp:
             raise StoreBusyError(f"no answer within {self._silence_s:g} s") from None
         except ssl.SSLCertVerificationError as error:
             raise OSError(f"its certificate is refused: {error.verify_message}") from None
-        except (ConnectionError, http.client.HTTPException, ssl.SSLError, ValueError) as error:
+        except StoreBusyError:
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise StoreBusyError(str(error) or type(error).__name__) from None
 
     def give_back(self, connection: http.client.HTTPConnection, reusable: bool) -> None:

@@ -227,22 +227,26 @@ def _opener(scheme: str) -> OpenStore:
     return open_gcs
 
 
+class UnreadableError(ValueError):
+    """Artifacts lie where they can't be read; the text is a clause."""
+
+
 def root_of(artifact_uri: str, name: str, version: int, source: str) -> str:
-    """The root of a version's artifacts. Raises OSError: they can't be reached."""
+    """The root of a version's artifacts. Raises UnreadableError: they can't be read."""
     scheme, colon, rest = artifact_uri.partition(":")
     if scheme == "mlflow-artifacts" and colon:
         # With a host, it is the server's own by another name.
         path = rest.partition("//")[2].partition("/")[2] if rest.startswith("//") else rest.lstrip("/")
         if not path or not all(map(is_safe, path.split("/"))):
-            raise MalformedError(f"it has the artifacts of version {version} at '{artifact_uri}'")
+            raise UnreadableError(f"its artifact is at '{artifact_uri}', which is no path of artifacts")
         return f"{_ARTIFACTS}{path}"
     if scheme in ("s3", "gs") and rest.startswith("//"):
         return artifact_uri.rstrip("/")
     model_id = source.removeprefix("models:/")
     if model_id == source or not is_safe(model_id) or not model_id.startswith("m-"):
-        raise OSError(
-            f"the artifacts of version {version} are at '{artifact_uri}', which can't be read from here; "
-            f"start the MLflow server with --serve-artifacts and --artifacts-destination, and log it again"
+        raise UnreadableError(
+            f"its artifact is at '{artifact_uri}', which can't be read from here; start the MLflow server "
+            f"with --serve-artifacts and --artifacts-destination, and log the model again"
         )
     return f"{_VERSION}{quote(name, safe='')}/{version}/{model_id}"
 
