@@ -246,7 +246,7 @@ def test_credentials_are_sent_and_hidden(place: RegistryPlace, monkeypatch: pyte
 
 def test_a_registry_that_does_not_answer(place: RegistryPlace) -> None:
     place.registry.register("m", onnx_files())
-    with place.opened(timeout_s=0.6) as repository:
+    with place.opened(timeout_s=1.5) as repository:
         known = repository.models()
         place.proxy.fail(Fault.BUSY, 2)
         assert repository.models().keys() == known.keys()  # tried again
