@@ -89,7 +89,7 @@ def _column(array: Any, kind: str) -> Any:
     if kind == "binary":
         return array
     values = _texts(array)
-    return pd.to_datetime(values) if kind == "datetime" else values
+    return values.astype("datetime64[ns]") if kind == "datetime" else values
 
 
 def _param(array: Any, spec: Any) -> Any:

@@ -72,7 +72,8 @@ class Agent:
         check_startup_options(options)
         self._registry = registry
         self._options = options
-        self.repositories = open_repositories(options, repositories)
+        self.loads = LoadStatistics()
+        self.repositories = open_repositories(options, repositories, self.loads)
         if options.namespacing:
             registry.namespaces = tuple(repository.location for repository in self.repositories)
         self._on_drain = on_drain
@@ -85,7 +86,6 @@ class Agent:
         )
         calls = Calls(registry, models)
         loader = ModelLoader(options, get_backend, registry, cache, calls, families)
-        self.loads = LoadStatistics()
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)

@@ -12,6 +12,7 @@ import tritonclient.grpc as triton
 from tests.support.draining import Load
 from tests.support.faulty_proxy import Fault, faulty_proxy
 from tests.support.loading import model_text
+from tests.support.metrics import scrape, value
 from tests.support.mlflow_registry import FakeRegistry, mlmodel, onnx_files, triton_files
 from tests.support.servers import ServerProcess, client_of, eventually, started
 
@@ -70,7 +71,10 @@ def test_aliases_are_moved_under_load(registry: FakeRegistry, tmp_path: Path) ->
             # A registry that is gone changes nothing, nor does a version that is not ready.
             proxy.fail(Fault.BUSY)
             registry.models["probe"].aliases = {"champion": 2}
-            eventually(lambda: "answers 503" in server.errors, "it is noticed")
+            location = f"mlflow+http://127.0.0.1:{proxy.port}?alias=champion"
+            family = "conch_repository_errors_total"
+            eventually(lambda: value(scrape(server.metrics_url), family, repository=location), "counted")
+            assert "answers 503" in server.errors
             assert answer(client) == ("1", 1.0)
             new = registry.register("probe", number_files(4), "champion", status="PENDING_REGISTRATION")
             seen = len(proxy.seen)
