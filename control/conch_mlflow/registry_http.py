@@ -140,12 +140,16 @@ class RegistryHttp:
             connection, kept = self._connection()
             try:
                 with self.errors():
-                    connection.request("GET", f"{self._location.prefix}/{target}", headers=dict(headers))
-                    return connection, connection.getresponse()
-            except BaseException as error:
+                    try:
+                        connection.request("GET", f"{self._location.prefix}/{target}", headers=dict(headers))
+                        return connection, connection.getresponse()
+                    except ConnectionError:
+                        if not kept:
+                            raise
+                        # The server has closed an idle connection: the next one, or a new one.
+                        self.give_back(connection, False)
+            except BaseException:
                 self.give_back(connection, False)
-                if kept and isinstance(error, StoreBusyError):
-                    continue  # the server has closed an idle connection
                 raise
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:

@@ -44,11 +44,12 @@ _MOST_FILES = 100_000
 
 @dataclass(eq=False, slots=True)
 class _Reading:
-    """A file that is read; the lock is held for each block."""
+    """A file that is read; the lock is held for each block, `used` is the time of the last one."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     body: Body | None = None
     etag: str = ""
+    used: float = 0.0
 
     def drop(self) -> None:
         body, self.body = self.body, None
@@ -63,7 +64,7 @@ class RegistryStore:
         http: Requests to it.
         generated: Contents of files that conch has made, by digest.
         credentials: Those of object stores.
-        silence_s: Longest silence of an object store.
+        silence_s: Longest silence of an object store, and between blocks of a file.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class RegistryStore:
                 raise FileNotFoundError(f"'{path}' was not listed")
             store = self._stores[root]
             return await store.read(path[len(root) + 1 :], start, end)
+        self._drop_idle()
         reading = self._reading.setdefault(path, _Reading())
         async with reading.lock:
             try:
@@ -125,10 +127,19 @@ class RegistryStore:
             except BaseException:
                 reading.drop()
                 raise
+            reading.used = asyncio.get_running_loop().time()
             if reading.body is not None and reading.body.ended:
                 reading.drop()
                 self._reading.pop(path, None)
             return data
+
+    def _drop_idle(self) -> None:
+        """Closes the bodies of fetches that were given up."""
+        oldest = asyncio.get_running_loop().time() - self._silence_s
+        for path, reading in list(self._reading.items()):
+            if not reading.lock.locked() and reading.used < oldest:
+                reading.drop()
+                self._reading.pop(path, None)
 
     async def close(self) -> None:
         """Ends all requests and closes the connections."""

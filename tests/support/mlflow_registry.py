@@ -67,7 +67,7 @@ class FakeRegistry:
         models: The registered models by name.
         most: Entries of a page, at most.
         authorization: The header that requests need; empty for none.
-        own_disk: Whether artifacts lie on a disk that only the server can read.
+        elsewhere: URI of where artifacts lie, if the server does not hand them out.
         ranges: Whether it knows ranges.
     """
 
@@ -76,7 +76,7 @@ class FakeRegistry:
         self.port = 0
         self.most = 1000
         self.authorization = ""
-        self.own_disk = False
+        self.elsewhere = ""
         self.ranges = True
 
     def register(self, name: str, files: Mapping[str, bytes], *aliases: str, **more: Any) -> Version:
@@ -125,7 +125,7 @@ class FakeRegistry:
             return {"model_version": _version_json(query["name"], version) | {"aliases": aliases}}
         if method == "model-versions/get-download-uri":
             version = self._version(query)
-            start = "file:///srv/mlflow" if self.own_disk else "mlflow-artifacts:/1"
+            start = self.elsewhere or "mlflow-artifacts:/1"
             return {"artifact_uri": f"{start}/models/{version.id}/artifacts"}
         raise RefusedError(404, "ENDPOINT_NOT_FOUND", f"no method {method}")
 

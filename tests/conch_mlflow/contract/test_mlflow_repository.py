@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.support.emulators import s3_emulator
 from tests.support.faulty_proxy import Fault, Seen
 from tests.support.mlflow_registry import RegistryPlace, mlmodel, onnx_files, triton_files
 from tests.support.repositories import Told, stage, tree_of
@@ -212,7 +213,7 @@ def test_a_truncated_artifact_fails_the_load(place: RegistryPlace) -> None:
 
 
 def test_artifacts_that_only_the_server_can_read(place: RegistryPlace) -> None:
-    place.registry.own_disk = True
+    place.registry.elsewhere = "file:///srv/mlflow"
     place.registry.register(
         "a model", triton_files({"1/deep/er/x": b"deep", "config.pbtxt": b'backend: "fil"'})
     )
@@ -222,6 +223,29 @@ def test_artifacts_that_only_the_server_can_read(place: RegistryPlace) -> None:
             "1/deep/er/x": b"deep",
             "config.pbtxt": b'backend: "fil"\nversion_policy { all { } }\n',
         }
+
+
+@pytest.mark.process
+def test_artifacts_in_an_object_store_are_read_from_there(
+    place: RegistryPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = os.urandom((5 << 20) + 17)
+    version = place.registry.register("m", triton_files({"1/deep/model.onnx": content}))
+    with s3_emulator() as s3:
+        for name, value in s3.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3.port}")
+        bucket = s3.bucket("artifacts")
+        for path, data in version.files.items():
+            bucket.put(f"mlflow/models/{version.id}/artifacts/{path}", data)
+        place.registry.elsewhere = "s3://artifacts/mlflow"
+        with place.opened(allow_code=True) as repository:
+            staged = stage(repository.models()["m"])
+            assert tree_of(staged.directory) == {"1/deep/model.onnx": content}
+    assert not place.proxy.count("artifacts/")
+    place.registry.elsewhere = "s3://artifacts/../up"
+    with place.opened() as repository, pytest.raises(OSError, match=r"must not hold '\.' or '\.\.'"):
+        stage(repository.models()["m"])
 
 
 def test_credentials_are_sent_and_hidden(place: RegistryPlace, monkeypatch: pytest.MonkeyPatch) -> None:
