@@ -123,3 +123,30 @@ def test_the_flag_for_code_needs_a_registry(tmp_path: Path) -> None:
     with started(f"--model-repository={tmp_path}", "--mlflow-allow-code") as server:
         assert server.wait() != 0
         assert "--mlflow-allow-code has no effect" in server.errors
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # TorchScript
+def test_programs_and_scripts_of_pytorch_are_served(registry: FakeRegistry, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    module, rows = torch.nn.Linear(3, 2).eval(), torch.rand(4, 3)
+    expected = module(rows).detach().numpy()
+    batch = torch.export.Dim("batch", min=1, max=16)
+    torch.export.save(
+        torch.export.export(module, (rows,), dynamic_shapes=({0: batch},)), tmp_path / "model.pt2"
+    )
+    torch.jit.save(torch.jit.trace(module, rows), tmp_path / "model.pth")
+    signature = {
+        "inputs": '[{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 3]}}]',
+        "outputs": '[{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 2]}}]',
+    }
+    for name in ("model.pt2", "model.pth"):
+        made = mlmodel({"pytorch": {"model_data": "data", "pytorch_version": "2.9"}}, signature=signature)
+        registry.register(name, {"MLmodel": made, f"data/{name}": (tmp_path / name).read_bytes()})
+    with serving(registry.port, tmp_path / "cache") as server, client_of(server) as client:
+        for name in ("model.pt2", "model.pth"):
+            metadata = client.get_model_metadata(name)
+            given = triton.InferInput(metadata.inputs[0].name, [4, 3], "FP32")
+            given.set_data_from_numpy(rows.numpy())
+            found = client.infer(name, [given]).as_numpy(metadata.outputs[0].name)
+            assert np.allclose(found, expected, atol=1e-6)
