@@ -23,6 +23,8 @@ output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 parameters { key: "CONCH_PLACEMENT" value { string_value: "in_process" } }
 """
 
+POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.1", "--repository-settle-secs=0.05")
+
 
 def number_files(number: int) -> dict[str, bytes]:
     """The artifact of a model that answers with a number."""
@@ -51,12 +53,7 @@ def test_aliases_are_moved_under_load(registry: FakeRegistry, tmp_path: Path) ->
     for number in (1, 2, 3):
         registry.register("probe", number_files(number))
     registry.models["probe"].aliases = {"champion": 1}
-    flags = (
-        "--model-control-mode=poll",
-        "--repository-poll-secs=0.1",
-        "--repository-settle-secs=0.05",
-        "--mlflow-allow-code",
-    )
+    flags = (*POLL, "--mlflow-allow-code")
     with (
         faulty_proxy(registry.port) as proxy,
         serving(proxy.port, tmp_path / "cache", *flags, query="?alias=champion") as server,
@@ -105,7 +102,7 @@ def test_all_aliases_are_loaded_and_code_is_refused(registry: FakeRegistry, tmp_
     registry.register("pyfunc", {"MLmodel": pyfunc, "requirements.txt": b"mlflow"})
     with (
         serving(
-            registry.port, tmp_path / "cache", "--exit-on-error=false", "--strict-readiness=false"
+            registry.port, tmp_path / "cache", *POLL, "--exit-on-error=false", "--strict-readiness=false"
         ) as server,
         client_of(server) as client,
     ):
@@ -116,6 +113,12 @@ def test_all_aliases_are_loaded_and_code_is_refused(registry: FakeRegistry, tmp_
             (found,) = [each for (model, _), each in states.items() if model == name]
             assert found["state"] == "UNAVAILABLE" and why in found["reason"], found
             assert "--mlflow-allow-code is off" in found["reason"]
+        # The other alias's version stays as it is.
+        registry.register("graph", onnx_files(graph), "challenger")
+        eventually(lambda: client.is_model_ready("graph", "3"), "loaded")
+        eventually(lambda: not client.is_model_ready("graph", "2"), "unloaded")
+        assert client.is_model_ready("graph", "1")
+        assert server.errors.count('loading: graph:1"') == 1
         assert server.stop() == 0
 
 
