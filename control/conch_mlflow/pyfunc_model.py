@@ -66,6 +66,8 @@ class TritonPythonModel:
             arrays = [predicted[name] for name in names]
         elif len(names) == 1:
             arrays = [predicted]
+        elif isinstance(predicted, np.ndarray):
+            arrays = [predicted[:, number] for number in range(len(names))]
         else:
             arrays = list(predicted)
         specs = zip(names, arrays, self.outputs.inputs, strict=False)
@@ -107,4 +109,5 @@ def _array(values: Any, spec: Any) -> Any:
         return np.array(
             [each if isinstance(each, bytes) else str(each).encode() for each in array.reshape(-1)], object
         ).reshape(array.shape)
-    return array.astype(kind if name is None else kind.to_numpy())
+    casting = "unsafe" if array.dtype.kind == "O" else "same_kind"  # no silent loss of fractions
+    return array.astype(kind if name is None else kind.to_numpy(), casting=casting)

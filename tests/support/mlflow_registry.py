@@ -229,6 +229,7 @@ def running_registry() -> Iterator[FakeRegistry]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # so that head and body leave together
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
