@@ -104,7 +104,7 @@ def _param(array: Any, spec: Any) -> Any:
 def _array(values: Any, spec: Any) -> Any:
     kind = spec.type
     name = getattr(kind, "name", None) if not isinstance(kind, np.dtype) else None
-    array = np.asarray(values)
+    array: Any = np.asarray(values)
     if name in ("string", "datetime", "binary") or (name is None and kind.kind in "OUS"):
         return np.array(
             [each if isinstance(each, bytes) else str(each).encode() for each in array.reshape(-1)], object

@@ -268,6 +268,7 @@ def test_credentials_are_sent_and_hidden(place: RegistryPlace, monkeypatch: pyte
         assert served(repository) == {"m": [1]}
 
 
+@pytest.mark.slow
 def test_a_registry_that_does_not_answer(place: RegistryPlace) -> None:
     place.registry.register("m", onnx_files())
     with place.opened(timeout_s=1.5) as repository:
