@@ -118,7 +118,7 @@ class ControlOptions:
         load_retries: Retries of a version that fails to load.
         max_config_bytes: Largest config of a model, in a file or a load request.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
-        backend_directory: Directory of Python-based backends.
+        backend_directory: Directory of backends; None for Triton's.
         backend_options: Options by backend; those under the empty name apply to all.
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
             limits.
@@ -233,7 +233,8 @@ class ControlOptions:
         "--backend-directory",
         DIRECTORY,
         None,
-        "directory of Python-based backends: <name>/model.py runs all models whose backend is <name>",
+        "directory of backends: <name>/libtriton_<name>.so, compiled for Triton, or <name>/model.py runs all "
+        "models whose backend is <name>; /opt/tritonserver/backends unless set",
         group=_LOADING,
     )
     backend_options: Mapping[str, Mapping[str, str]] = option(
@@ -250,6 +251,14 @@ class ControlOptions:
     keep_latencies: bool = False
     keep_first_responses: bool = False
     keep_summaries: bool = False
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What backends that are compiled for Triton are told of the server."""
+        return {
+            "auto-complete-config": "false" if self.strict_model_config else "true",
+            "min-compute-capability": f"{self.devices.min_compute_capability:.6f}",
+        }
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

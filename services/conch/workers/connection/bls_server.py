@@ -258,7 +258,12 @@ class BlsServer:
         request.correlation_id = correlation if isinstance(correlation, int | str) else 0
         request.sequence_start = bool(query.get("start"))
         spec = self._calls.find(request).spec
-        return {"name": spec.name, "version": spec.version, "decoupled": spec.decoupled}
+        return {
+            "name": spec.name,
+            "version": spec.version,
+            "decoupled": spec.decoupled,
+            "max_batch_size": spec.max_batch_size,
+        }
 
     def _report_wait(self, query: Query) -> dict[str, object]:
         number, executed = query.get("call"), query.get("requests")

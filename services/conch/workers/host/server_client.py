@@ -66,7 +66,7 @@ class ServerClient:
     # --- called by models ---------------------------------------------------------------------------------
 
     def find(self, request: InferenceRequest) -> Servable:
-        """Finds the model of a request; only its ``spec.decoupled`` is valid.
+        """Finds the model of a request; only ``decoupled`` and ``max_batch_size`` of its spec are valid.
 
         The result of an earlier call is assumed, which saves a query: `submit` sends the assumption, and the
         server refuses the request if it no longer holds.
