@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 #include "internal.h"
+#include "triton/core/tritoncache.h"
+#include "triton/core/tritonrepoagent.h"
 
 #define MOST_TEXT 65536
 
@@ -144,14 +146,14 @@ TRITONSERVER_Error* TRITONBACKEND_ApiVersion(uint32_t* major, uint32_t* minor) {
 }
 
 TRITONSERVER_Error* TRITONREPOAGENT_ApiVersion(uint32_t* major, uint32_t* minor) {
-  *major = 0;
-  *minor = 1;
+  *major = TRITONREPOAGENT_API_VERSION_MAJOR;
+  *minor = TRITONREPOAGENT_API_VERSION_MINOR;
   return NO_ERROR;
 }
 
 TRITONSERVER_Error* TRITONCACHE_ApiVersion(uint32_t* major, uint32_t* minor) {
-  *major = 0;
-  *minor = 1;
+  *major = TRITONCACHE_API_VERSION_MAJOR;
+  *minor = TRITONCACHE_API_VERSION_MINOR;
   return NO_ERROR;
 }
 

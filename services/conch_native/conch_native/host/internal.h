@@ -90,6 +90,9 @@ typedef struct {
   event_t *first, *last;
 } event_list_t;
 
+/* Places of words in events. */
+enum { RESPONSE_RESULT = 5, STATE_RESULT = 3 };
+
 event_t* event_new(enum conch_event kind, uint64_t number);
 void event_append(event_list_t* list, event_t* event);
 /* Gives an event to the thread in `conch_wait`. */
@@ -99,6 +102,7 @@ void event_post_to(TRITONBACKEND_ModelInstance* instance, event_t* event);
 void event_note(conch_host* host, uint64_t number, const char* format, ...) __attribute__((format(printf, 3, 4)));
 /* Moves whole events to `out`; returns the words. */
 uint64_t event_take(conch_host* host, event_list_t* list, uint64_t* out, uint64_t room);
+/* Drops events and what they hold. */
 void event_free_all(event_list_t* list);
 
 /* --- Objects ----------------------------------------------------------------------------------------------- */
@@ -221,6 +225,10 @@ void life_drop(life_t* life);
 /* Ends a request that nothing can answer any more. */
 void life_check(life_t* life);
 void life_cancel(conch_host* host, uint64_t number);
+/* Keeps a state's event for the response. */
+void life_add_state(life_t* life, event_t* event);
+/* The backend has done with the request. */
+void life_release(life_t* life, TRITONBACKEND_ModelInstance* instance, bool again);
 /* Posts a response's event, behind the states of its request. */
 void life_respond(life_t* life, event_t* event, bool final);
 
@@ -243,7 +251,6 @@ void layout_drop(conch_layout* layout);
 #define REQUEST_DEAD 0x52455144u
 
 struct TRITONBACKEND_Input {
-  TRITONBACKEND_Request* request;
   const tensor_t* tensor;
   const void* data;
   TRITONSERVER_BufferAttributes attributes;
@@ -270,9 +277,10 @@ struct TRITONSERVER_InferenceTrace {
   char* context;
   bool owned; /* by the request */
 };
+void states_free(TRITONBACKEND_State* first);
 void trace_free(TRITONSERVER_InferenceTrace* trace);
 
-/* Writes of a call's inputs, outputs and options; see `conch_event`. */
+/* The change of a metric since it was taken last. */
 event_t* metric_take(TRITONSERVER_Metric* metric);
 
 #endif
