@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from conch.core.backend import FindBackend
 from conch.core.bls import Calls
 from conch.core.clock import wall_seconds
 from conch.core.custom_metrics import FAMILIES, CustomFamilies

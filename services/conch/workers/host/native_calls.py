@@ -7,7 +7,6 @@ reads.
 from __future__ import annotations
 
 import ctypes
-import json
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,14 +17,16 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, UnavailableError, UnsupportedError, as_conch_error
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import ModelSpec
-from conch.core.tensor import Tensor
+from conch.core.tensor import Array, Tensor
 from conch.workers.host.native_words import (
     NOTHING,
     Call,
     Query,
-    code_of,
+    address_of,
     datatype_number,
+    pack_error,
     pack_parameters,
+    pack_reply,
     pack_text,
     pack_words,
 )
@@ -46,7 +47,7 @@ _NAMES = {
 }
 _START, _END = 1, 2
 _FINAL = 1
-_ONE_TO_ONE, _DECOUPLED = 1, 2
+_DECOUPLED, _BATCHES = 1, 2
 
 
 class NativeCalls:
@@ -100,21 +101,18 @@ class NativeCalls:
             refuse(UnavailableError("no thread can be started for a call: there are too many"))
 
     def _answer(self, query: Query) -> str:
-        """The answer to a query, as JSON."""
+        """The answer to a query, as the host reads it."""
         calls, operation = self._calls, query.operation
         version = str(query.version) if query.version >= 0 else ""
         if operation in (_SERVER_LIVE, _SERVER_READY):
-            return "true"
+            return "1"
         if operation == _MODEL_READY:
-            return json.dumps(calls.model_ready(query.model, version))
+            return str(int(calls.model_ready(query.model, version)))
         if operation == _MODEL_PROPERTIES:
             model = calls.find(InferenceRequest(query.model, version, {}, _ignore, 0)).spec
-            first_dim = 2 if model.max_batch_size > 0 else 1
-            return json.dumps(
-                {"batch": first_dim, "transaction": _DECOUPLED if model.decoupled else _ONE_TO_ONE}
-            )
+            return str((_DECOUPLED if model.decoupled else 0) | (_BATCHES if model.max_batch_size else 0))
         if operation == _LOAD:
-            calls.load(query.model, json.loads(query.text) if query.text else {})
+            calls.load(query.model, {"config": query.text} if query.text else {})
             return ""
         if operation in (_UNLOAD, _UNLOAD_DEPENDENTS):
             calls.unload(query.model, operation == _UNLOAD_DEPENDENTS)
@@ -154,28 +152,20 @@ class NativeCalls:
     def _reply(self, call: Call, response: InferenceResponse | None, final: bool) -> None:
         if final:
             self._open.pop(call.call, None)
-        error = None if response is None else response.error
-        code = NOTHING if error is None else code_of(error)
-        parts = [pack_words((_FINAL if final else 0, code, response is not None)), pack_text(call.model)]
-        parts += [pack_words((call.version & NOTHING,)), pack_text(call.id)]
-        kept: list[object] = []
-        if error is not None:
-            parts.append(pack_text(error.message))
-        elif response is not None:
-            parts += [pack_parameters(response.parameters or {}), pack_words((len(response.outputs),))]
-            for tensor in response.outputs:
-                data = tensor.data
-                address = 0
-                if len(data):
-                    array = np.frombuffer(data, np.uint8)
-                    kept.append(array)
-                    address = array.__array_interface__["data"][0]
-                parts.append(pack_words((datatype_number(tensor.datatype), len(tensor.shape), *tensor.shape)))
-                parts += [pack_text(tensor.name), pack_words((address, len(data)))]
+        if response is None:
+            self._host.reply(call.call, pack_words((_FINAL if final else 0, NOTHING, 0)))
+        elif response.error is not None:
+            self._host.reply(call.call, pack_error(call, response.error, final))
         else:
-            parts.append(pack_words((0, 0)))
-        self._host.reply(call.call, b"".join(parts))
-        kept.clear()
+            arrays: list[Array] = []
+            words = [pack_reply(call, NOTHING, final), pack_parameters(response.parameters or {})]
+            words.append(pack_words((len(response.outputs),)))
+            for tensor in response.outputs:
+                arrays.append(np.frombuffer(tensor.data or bytes(1), np.uint8))
+                words.append(pack_words((datatype_number(tensor.datatype), len(tensor.shape), *tensor.shape)))
+                words += [pack_text(tensor.name), pack_words((address_of(arrays[-1]), tensor.nbytes))]
+            self._host.reply(call.call, b"".join(words))
+            del arrays  # the host has copied what it keeps
 
 
 def _ignore(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from conch.core.errors import InternalError, UnavailableError
 from conch.workers.host.native_library import HostLibrary, waiting_buffer
 from conch.workers.host.native_model import LEVELS, open_library, record_log
-from conch.workers.host.native_words import Call, LogText, Query, read_events
+from conch.workers.host.native_words import Call, LogText, Query, pack_error, read_events
 from conch.workers.protocol.spec_json import Library
 
 _SCHEDULING = {"dynamic_batching": 11, "sequence_batching": 13, "ensemble_scheduling": 15}
@@ -135,6 +135,6 @@ def _handle_events(host: HostLibrary, model_log: logging.Logger, over: threading
                 host.refuse(event.call, refusal)
             elif isinstance(event, Call):
                 host.call_taken(event.call)
-                host.reply_error(event.call, event.model, refusal)
+                host.reply(event.call, pack_error(event, refusal))
         if ending and not count:
             return

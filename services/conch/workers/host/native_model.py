@@ -25,7 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from random import SystemRandom
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from conch.core.execution.placement import Placement
 from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Buffer, Tensor
 from conch.workers.host.native_calls import NativeCalls
@@ -55,6 +56,7 @@ from conch.workers.host.native_words import (
     Released,
     Response,
     State,
+    address_of,
     flags_of,
     pack_layout,
     pack_rarities,
@@ -221,9 +223,7 @@ class NativeModel:
             case Released():
                 self._release(event, batch)
             case State():
-                opened = self._open.get(event.number)
-                if opened is not None:
-                    opened.states += self._tensors(event.result, (event.output,), None)
+                self._keep_state(event, batch, responses)
             case LogText():
                 record_log(self._log, event)
             case Note():
@@ -238,7 +238,7 @@ class NativeModel:
                 opened = self._open.get(event.number)
                 self._calls.call(event, None if opened is None else opened.request)
             case CallCancel():
-                self._calls.cancel(event)
+                self._calls.cancel(event.call)
 
     def _respond(
         self, event: Response, batch: Batch | None, responses: list[InferenceResponse | None] | None
@@ -281,6 +281,8 @@ class NativeModel:
         opened.inputs = None
         opened.released = True
         if event.again:
+            if opened.states:
+                self._note(f"model '{self.spec.name}' sets states of requests that run again, which are lost")
             del self._open[event.number]
             if batch is not None and opened.batch is batch:
                 opened.request.rescheduled = True
@@ -289,6 +291,20 @@ class NativeModel:
                 opened.request.fail(InternalError(failure))
         elif opened.answered:
             del self._open[event.number]
+
+    def _keep_state(
+        self, event: State, batch: Batch | None, responses: list[InferenceResponse | None] | None
+    ) -> None:
+        """Adds a state to the response that it belongs to; most states come before."""
+        tensors = self._tensors(event.result, (event.output,), None)
+        opened = self._open.get(event.number)
+        if opened is None:
+            return
+        given = responses[opened.index] if responses is not None and opened.batch is batch else None
+        if given is not None and given.error is None:
+            given.outputs += tensors
+        else:
+            opened.states += tensors
 
     def _tensors(
         self, result: int, outputs: Sequence[Output], requested: tuple[str, ...] | None
@@ -382,7 +398,7 @@ class NativeInstance:
         self._layouts: Table[tuple[LayoutKey, tuple[str, ...]], int] = Table(_MOST_LAYOUTS)
         padding = model.spec.padding
         self._padder = None if padding is None else Padder(padding)
-        self.readiness = _Readiness(model) if model.has_readiness else None
+        self.readiness: Readiness | None = _Readiness(model) if model.has_readiness else None
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
         """Runs a batch."""
@@ -460,7 +476,7 @@ class NativeInstance:
         return inputs
 
 
-def open_library(host: HostLibrary, library: Library, model_log: logging.Logger) -> dict[str, object]:
+def open_library(host: HostLibrary, library: Library, model_log: logging.Logger) -> dict[str, Any]:
     """Opens a backend; returns what it says of itself.
 
     Raises:
@@ -561,7 +577,7 @@ def _memory_of(tensor: Tensor, batch: Batch) -> tuple[int, int]:
     else:
         array = tensor.numpy()
         nbytes = array.nbytes
-    return array.__array_interface__["data"][0], nbytes
+    return address_of(array), nbytes
 
 
 def _policy(placement: Placement) -> str:

@@ -6,7 +6,7 @@ Texts and bytes are a word with their length, then the bytes, padded to words. P
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from conch.core.errors import (
@@ -21,6 +21,7 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.core.request import InferenceRequest, Parameter
+from conch.core.tensor import Array
 from conch.workers.protocol.tensors import LayoutKey
 
 NOTHING = (1 << 64) - 1
@@ -250,6 +251,27 @@ def pack_parameters(parameters: Mapping[str, Parameter]) -> bytes:
     return b"".join(parts)
 
 
+def pack_reply(call: Call, code: int, final: bool = True) -> bytes:
+    """The begin of a response to a call."""
+    return (
+        pack_words((1 if final else 0, code, 1))
+        + pack_text(call.model)
+        + pack_words((call.version & NOTHING,))
+        + pack_text(call.id)
+    )
+
+
+def pack_error(call: Call, error: ConchError, final: bool = True) -> bytes:
+    """An error as the response to a call."""
+    return pack_reply(call, code_of(error), final) + pack_text(error.message)
+
+
+def address_of(array: Array) -> int:
+    """Where an array's memory begins."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 def _kind_of(value: Parameter) -> int:
     if isinstance(value, bool):
         return _BOOL
@@ -388,14 +410,9 @@ def _read_call(number: int, reader: _Words) -> Call:
     call, model, version, flags = reader.word(), reader.text(), reader.signed(), reader.word()
     correlation: int | str = reader.word()
     priority, timeout_us = reader.word(), reader.word()
-    request_id = trace = ""
-    parameters: Mapping[str, Parameter] = {}
-    rarities = reader.word()
-    if rarities:
-        request_id = reader.text()
-        correlation = reader.text() or correlation
-        trace = reader.text()
-        parameters = reader.parameters()
+    request_id = reader.text()
+    correlation = reader.text() or correlation
+    trace, parameters = reader.text(), reader.parameters()
     inputs = []
     for _ in range(reader.word()):
         datatype, shape = DATATYPES[reader.word()], reader.dims()
@@ -419,7 +436,7 @@ def _signed(word: int) -> int:
 _RESPONSE, _RELEASED, _RESCHEDULED = 1, 2, 3
 _FINAL_ALONE = 2
 _HISTOGRAM = 2
-_READERS = {
+_READERS: Mapping[int, Callable[[int, _Words], Event]] = {
     4: _read_state,
     5: _read_log,
     6: _read_note,
