@@ -1,0 +1,160 @@
+"""Backends compiled for Triton, served unchanged."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tests.support.native_backends import NativeBackends, native_backends
+from tests.support.servers import ServerProcess, client_of, eventually, serving_process, started
+from tritonclient.utils import InferenceServerException
+
+__all__ = ["native_backends"]
+
+pytestmark = pytest.mark.process
+
+ONE_BY_ONE = """
+    backend: "probe"
+    input { name: "IN" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
+    output { name: "OUT" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
+    output { name: "BATCH" data_type: TYPE_INT32 dims: [ 1, 1 ] }
+"""
+TWO = "instance_group { count: 2 kind: KIND_CPU }"
+STREAM = """
+    backend: "stream"
+    input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+    model_transaction_policy { decoupled: true }
+"""
+
+
+def write(root: Path, name: str, config: str) -> Path:
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(config)
+    return root
+
+
+@contextmanager
+def serving(built: NativeBackends, models: Path) -> Iterator[ServerProcess]:
+    flags = [f"--backend-directory={built.directory}"]
+    with serving_process(models, flags=flags, environment={"PYTHONPATH": str(built.path)}) as server:
+        yield server
+
+
+def probed(server: ServerProcess, *texts: bytes) -> list[Any]:
+    """Results, or errors, of requests that are sent together."""
+    results: queue.Queue[tuple[int, Any]] = queue.Queue()
+    with client_of(server) as client:
+        for number, text in enumerate(texts):
+            tensor = triton.InferInput("IN", [1, len(text)], "UINT8")
+            tensor.set_data_from_numpy(np.frombuffer(text, np.uint8)[None])
+
+            def done(result: Any, error: Any, number: int = number) -> None:
+                results.put((number, error or result))
+
+            client.async_infer("probe", [tensor], done, request_id=f"request-{number}")
+        found = [results.get(timeout=120) for _ in texts]
+    return [result for _, result in sorted(found, key=lambda each: each[0])]
+
+
+def test_a_config_is_completed_and_requests_are_batched(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    native_backends.build("probe")
+    with serving(native_backends, write(tmp_path, "probe", 'backend: "probe"')) as server:
+        texts = [b"a" * (100 + 10_000 * (number % 8 == 7)) for number in range(32)] + [b"x" * 1_000_000]
+        results = probed(server, *texts)
+        assert [result.as_numpy("OUT").tobytes() for result in results] == texts
+        assert max(int(result.as_numpy("BATCH")[0, 0]) for result in results) > 1
+        assert results[0].get_response().parameters["by"].string_param == "probe"
+        with client_of(server) as client:
+            config: Any = client.get_model_config("probe", as_json=True)["config"]
+            assert config["max_batch_size"] == 8
+            (statistics,) = client.get_inference_statistics("probe", as_json=True)["model_stats"]
+            assert int(statistics["inference_count"]) == len(texts)
+            assert int(statistics["execution_count"]) < len(texts)
+        assert "the probe is there" in server.errors
+
+
+def test_instances_of_one_process_execute_at_the_same_time(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    native_backends.build("probe")
+    with serving(native_backends, write(tmp_path, "probe", ONE_BY_ONE + TWO)) as server:
+        results = probed(server, b"M", b"M")
+        assert [result.as_numpy("OUT").tobytes() for result in results] == [b"M", b"M"]
+
+
+def test_errors_of_batches_and_of_responses_reach_their_clients(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    native_backends.build("probe")
+    with serving(native_backends, write(tmp_path, "probe", ONE_BY_ONE)) as server:
+        error, refused, fine = probed(server, b"E", b"R", b"L")
+        assert (error.status(), error.message()) == ("StatusCode.INVALID_ARGUMENT", "the input has an E")
+        assert (refused.status(), refused.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
+        assert fine.as_numpy("OUT").tobytes() == b"L"
+        eventually(lambda: "the input has an L" in server.errors, "the text is logged")
+
+
+def test_a_crash_fails_the_requests_of_the_version_and_its_worker_restarts(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    library = native_backends.build("probe")
+    with serving(native_backends, write(tmp_path, "probe", f'backend: "probe" {TWO}')) as server:
+        (crashed,) = probed(server, b"C")
+        assert crashed.status() == "StatusCode.UNAVAILABLE"
+        (again,) = probed(server, b"again")
+        assert again.as_numpy("OUT").tobytes() == b"again"
+        assert f"backend: 'probe', {library}" in server.errors
+        assert "with the ids 'request-0'" in server.errors
+        assert "TRITONBACKEND_ModelInstanceExecute" in server.errors  # the C stack
+
+
+def test_a_decoupled_backend_responds_after_its_execution(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    native_backends.build("stream")
+    with serving(native_backends, write(tmp_path, "stream", STREAM)) as server:
+        counts = [0, 1, 5, 500, 3000]
+        with client_of(server) as client:
+            results: queue.Queue[Any] = queue.Queue()
+            client.start_stream(lambda result, error: results.put(error or result))
+            for number, count in enumerate(counts):
+                tensor = triton.InferInput("IN", [1], "INT32")
+                tensor.set_data_from_numpy(np.array([count], np.int32))
+                client.async_stream_infer(
+                    "stream", [tensor], request_id=str(number), enable_empty_final_response=True
+                )
+            values: dict[str, list[int]] = {str(number): [] for number in range(len(counts))}
+            left = len(counts)
+            while left:
+                result = results.get(timeout=120)
+                assert not isinstance(result, InferenceServerException), result
+                response = result.get_response()
+                left -= response.parameters["triton_final_response"].bool_param
+                if response.outputs:
+                    values[response.id] += result.as_numpy("OUT").tolist()
+        assert list(values.values()) == [list(range(count)) for count in counts]
+
+
+def test_without_the_package_the_load_says_what_to_install(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    native_backends.build("probe")
+    write(tmp_path, "probe", 'backend: "probe"')
+    flags = (
+        f"--model-repository={tmp_path}",
+        f"--backend-directory={native_backends.directory}",
+        "--grpc-port=0",
+    )
+    with started(*flags) as server:
+        assert server.wait() == 1
+        text = "backend 'probe' is a library compiled for Triton, which needs the package conch-native: pip"
+        assert text in server.errors
