@@ -254,7 +254,7 @@ class ControlOptions:
 
     @property
     def told(self) -> dict[str, str]:
-        """What backends that are compiled for Triton are told of the server."""
+        """Facts of the server for backends that are compiled for Triton."""
         return {
             "auto-complete-config": "false" if self.strict_model_config else "true",
             "min-compute-capability": f"{self.devices.min_compute_capability:.6f}",

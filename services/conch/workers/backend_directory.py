@@ -28,7 +28,7 @@ def backends_within(
     Args:
         directory: The directory of backends; None for Triton's.
         find: Finds installed backends.
-        told: What libraries are told of the server, besides their options.
+        told: Facts of the server for libraries, besides their options.
         has_gpus: Whether the server uses GPUs.
     """
     root = (directory or DEFAULT_DIRECTORY).absolute()

@@ -86,6 +86,7 @@ class BlsServer:
         self._closed = False
         self._quick_queries: dict[str, Callable[[Query], dict[str, object]]] = {
             "find": self._find,
+            "properties": self._properties,
             "family": metrics.family,
             "metric": metrics.metric,
             "value": metrics.value,
@@ -258,12 +259,12 @@ class BlsServer:
         request.correlation_id = correlation if isinstance(correlation, int | str) else 0
         request.sequence_start = bool(query.get("start"))
         spec = self._calls.find(request).spec
-        return {
-            "name": spec.name,
-            "version": spec.version,
-            "decoupled": spec.decoupled,
-            "max_batch_size": spec.max_batch_size,
-        }
+        return {"name": spec.name, "version": spec.version, "decoupled": spec.decoupled}
+
+    def _properties(self, query: Query) -> dict[str, object]:
+        request = InferenceRequest(_text(query, "name"), _text(query, "version"), {}, _ignore, 0)
+        spec = self._calls.find(request).spec
+        return {"decoupled": spec.decoupled, "batches": spec.max_batch_size > 0}
 
     def _report_wait(self, query: Query) -> dict[str, object]:
         number, executed = query.get("call"), query.get("requests")

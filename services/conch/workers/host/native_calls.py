@@ -32,8 +32,8 @@ from conch.workers.host.native_words import (
 )
 
 if TYPE_CHECKING:
-    from conch.core.bls import ServerCalls
     from conch.workers.host.native_library import HostLibrary
+    from conch.workers.host.server_client import ServerClient
 
 _MODEL_READY, _SERVER_READY, _SERVER_METADATA, _MODEL_METADATA, _MODEL_STATISTICS, _MODEL_CONFIG = range(6)
 _MODEL_INDEX, _LOAD, _UNLOAD, _UNLOAD_DEPENDENTS, _MODEL_PROPERTIES, _SERVER_LIVE = range(6, 12)
@@ -53,7 +53,7 @@ _DECOUPLED, _BATCHES = 1, 2
 class NativeCalls:
     """Questions of one library to the server."""
 
-    def __init__(self, host: HostLibrary, calls: ServerCalls, spec: ModelSpec) -> None:
+    def __init__(self, host: HostLibrary, calls: ServerClient, spec: ModelSpec) -> None:
         self._host = host
         self._calls = calls
         self._spec = spec
@@ -109,8 +109,8 @@ class NativeCalls:
         if operation == _MODEL_READY:
             return str(int(calls.model_ready(query.model, version)))
         if operation == _MODEL_PROPERTIES:
-            model = calls.find(InferenceRequest(query.model, version, {}, _ignore, 0)).spec
-            return str((_DECOUPLED if model.decoupled else 0) | (_BATCHES if model.max_batch_size else 0))
+            decoupled, batches = calls.properties(query.model, version)
+            return str((_DECOUPLED if decoupled else 0) | (_BATCHES if batches else 0))
         if operation == _LOAD:
             calls.load(query.model, {"config": query.text} if query.text else {})
             return ""
@@ -166,7 +166,3 @@ class NativeCalls:
                 words += [pack_text(tensor.name), pack_words((address_of(arrays[-1]), tensor.nbytes))]
             self._host.reply(call.call, b"".join(words))
             del arrays  # the host has copied what it keeps
-
-
-def _ignore(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-    """The request is never submitted."""

@@ -68,9 +68,9 @@ from conch.workers.protocol.spec_json import Library
 from conch.workers.protocol.tensors import LayoutKey
 
 if TYPE_CHECKING:
-    from conch.core.bls import ServerCalls
     from conch.core.custom_metrics import CustomFamilies
     from conch.workers.host.hosted_requests import HostedRequest
+    from conch.workers.host.server_client import ServerClient
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class NativeModel:
         self,
         spec: ModelSpec,
         library: Library,
-        calls: ServerCalls,
+        calls: ServerClient,
         families: CustomFamilies,
         note: Callable[[str], None],
     ) -> None:

@@ -66,7 +66,7 @@ class ServerClient:
     # --- called by models ---------------------------------------------------------------------------------
 
     def find(self, request: InferenceRequest) -> Servable:
-        """Finds the model of a request; only ``decoupled`` and ``max_batch_size`` of its spec are valid.
+        """Finds the model of a request; only its ``spec.decoupled`` is valid.
 
         The result of an earlier call is assumed, which saves a query: `submit` sends the assumption, and the
         server refuses the request if it no longer holds.
@@ -134,6 +134,11 @@ class ServerClient:
     def model_ready(self, name: str, version: str) -> bool:
         """See `ServerCalls.model_ready`."""
         return bool(self.query("ready", name=name, version=version)["ready"])
+
+    def properties(self, name: str, version: str) -> tuple[bool, bool]:
+        """Whether a model is decoupled, and whether it batches."""
+        found = self.query("properties", name=name, version=version)
+        return bool(found["decoupled"]), bool(found["batches"])
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """See `ServerCalls.load`."""

@@ -37,7 +37,7 @@ class NativeBackend(Backend):
 
     Args:
         backends: The directory of backends.
-        told: What backends are told of the server in their config.
+        told: Facts of the server for the config that backends read.
         has_gpus: Whether instance groups on GPUs that a backend prefers can be used.
     """
 

@@ -27,7 +27,7 @@ class Library:
     Attributes:
         backend: The backend's name.
         file: The library.
-        options: What the backend is told of the server, and the options of ``--backend-config``.
+        options: Facts of the server, and the options of ``--backend-config``.
         host: The library of conch-native, which provides Triton's functions.
     """
 
