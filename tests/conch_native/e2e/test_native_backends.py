@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,28 @@ ONE_BY_ONE = """
     output { name: "BATCH" data_type: TYPE_INT32 dims: [ 1, 1 ] }
 """
 TWO = "instance_group { count: 2 kind: KIND_CPU }"
+SUMS = """
+    backend: "sums"
+    max_batch_size: 8
+    input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+    sequence_batching {
+      oldest { max_candidate_sequences: 8 }
+      state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: 1 }
+    }
+"""
+AGAIN = """
+    backend: "again"
+    max_batch_size: 8
+    input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+    sequence_batching { iterative_sequence: true }
+"""
+TALK = """
+    backend: "talk"
+    input { name: "IN" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
+    output { name: "OUT" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
+"""
 STREAM = """
     backend: "stream"
     input { name: "IN" data_type: TYPE_INT32 dims: 1 }
@@ -47,7 +71,14 @@ def serving(built: NativeBackends, models: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def probed(server: ServerProcess, *texts: bytes) -> list[Any]:
+def number_of(client: triton.InferenceServerClient, model: str, value: int, **sequence: Any) -> int:
+    tensor = triton.InferInput("IN", [1, 1], "INT32")
+    tensor.set_data_from_numpy(np.array([[value]], np.int32))
+    result: Any = client.infer(model, [tensor], **sequence)
+    return int(result.as_numpy("OUT")[0, 0])
+
+
+def probed(server: ServerProcess, *texts: bytes, model: str = "probe") -> list[Any]:
     """Results, or errors, of requests that are sent together."""
     results: queue.Queue[tuple[int, Any]] = queue.Queue()
     with client_of(server) as client:
@@ -58,7 +89,7 @@ def probed(server: ServerProcess, *texts: bytes) -> list[Any]:
             def done(result: Any, error: Any, number: int = number) -> None:
                 results.put((number, error or result))
 
-            client.async_infer("probe", [tensor], done, request_id=f"request-{number}")
+            client.async_infer(model, [tensor], done, request_id=f"request-{number}")
         found = [results.get(timeout=120) for _ in texts]
     return [result for _, result in sorted(found, key=lambda each: each[0])]
 
@@ -142,6 +173,48 @@ def test_a_decoupled_backend_responds_after_its_execution(
                 if response.outputs:
                     values[response.id] += result.as_numpy("OUT").tolist()
         assert list(values.values()) == [list(range(count)) for count in counts]
+
+
+def test_states_of_sequences_are_kept(tmp_path: Path, native_backends: NativeBackends) -> None:
+    native_backends.build("sums")
+    with serving(native_backends, write(tmp_path, "sums", SUMS)) as server, client_of(server) as client:
+        for sequence in (7, 8):
+            values = [sequence, 1, 2, 4]
+            sums = [
+                number_of(
+                    client,
+                    "sums",
+                    value,
+                    sequence_id=sequence,
+                    sequence_start=index == 0,
+                    sequence_end=index == 3,
+                )
+                for index, value in enumerate(values)
+            ]
+            assert sums == list(itertools.accumulate(values))
+
+
+def test_requests_are_executed_again(tmp_path: Path, native_backends: NativeBackends) -> None:
+    native_backends.build("again")
+    with serving(native_backends, write(tmp_path, "again", AGAIN)) as server, client_of(server) as client:
+        assert [number_of(client, "again", value) for value in (1, 2, 30)] == [1, 2, 30]
+
+
+def test_a_backend_calls_a_model_and_counts(tmp_path: Path, native_backends: NativeBackends) -> None:
+    native_backends.build("probe")
+    native_backends.build("talk")
+    write(tmp_path, "probe", ONE_BY_ONE)
+    with serving(native_backends, write(tmp_path, "talk", TALK)) as server:
+        texts = [b"small", b"large" * 100_000]
+        results = probed(server, *texts, model="talk")
+        assert [result.as_numpy("OUT").tobytes() for result in results] == texts
+        (error,) = probed(server, b"R", model="talk")
+        assert (error.status(), error.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
+
+        def counted() -> bool:
+            return 'talk_calls{to="probe"} 3' in urllib.request.urlopen(server.metrics_url).read().decode()
+
+        eventually(counted, "the calls are counted")
 
 
 def test_without_the_package_the_load_says_what_to_install(
