@@ -14,7 +14,7 @@ struct TRITONSERVER_Error {
   char text[];
 };
 
-static _Thread_local char* last_text;
+static _Thread_local char last_text[8192];
 
 void* conch_alloc(size_t size) {
   void* memory = calloc(1, size ? size : 1);
@@ -72,8 +72,7 @@ TRITONSERVER_Error* conch_unsupported(const char* function) {
 int32_t conch_take_error(TRITONSERVER_Error* error) {
   if (error == NULL) return CONCH_OK;
   int32_t code = (int32_t)error->code;
-  free(last_text);
-  last_text = conch_copy(error->text);
+  snprintf(last_text, sizeof last_text, "%s", error->text);
   free(error);
   return code;
 }
@@ -82,7 +81,7 @@ int32_t conch_fail(int32_t code, const char* text) {
   return conch_take_error(TRITONSERVER_ErrorNew((TRITONSERVER_Error_Code)code, text));
 }
 
-const char* conch_error_text(void) { return last_text == NULL ? "" : last_text; }
+const char* conch_error_text(void) { return last_text; }
 
 void TRITONSERVER_ErrorDelete(TRITONSERVER_Error* error) { free(error); }
 

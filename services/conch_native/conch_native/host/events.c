@@ -1,7 +1,8 @@
 /* Events from the backend to conch's worker.
  *
- * While a batch runs, events of its instance are collected, and `conch_execute` returns them. All others, and
- * the responses of decoupled models, whose order must not depend on two threads, wait for `conch_wait`.
+ * While a batch runs, the events of its requests are collected, and `conch_execute` returns them. All others, and
+ * those of decoupled models, whose order must not depend on two threads, wait for `conch_wait`. That a request
+ * runs again belongs to the outcome of its batch.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -60,12 +61,29 @@ void event_post(conch_host* host, event_t* event) {
   if (wake) pthread_cond_signal(&host->arrived);
 }
 
-void event_post_to(TRITONBACKEND_ModelInstance* instance, event_t* event) {
-  pthread_mutex_lock(&instance->lock);
-  bool executing = instance->executing;
-  if (executing) event_append(&instance->events, event);
-  pthread_mutex_unlock(&instance->lock);
-  if (!executing) event_post(instance->host, event);
+static void append_all(event_list_t* list, event_list_t events) {
+  if (list->last == NULL)
+    list->first = events.first;
+  else
+    list->last->next = events.first;
+  list->last = events.last;
+}
+
+void event_post_of(const life_t* life, event_list_t events, bool ordered) {
+  TRITONBACKEND_ModelInstance* instance = life->instance;
+  conch_host* host = life->host;
+  if (!ordered) {
+    pthread_mutex_lock(&instance->lock);
+    bool running = instance->executing && instance->batch == life->batch;
+    if (running) append_all(&instance->events, events);
+    pthread_mutex_unlock(&instance->lock);
+    if (running) return;
+  }
+  pthread_mutex_lock(&host->lock);
+  append_all(&host->events, events);
+  bool wake = host->waiting;
+  pthread_mutex_unlock(&host->lock);
+  if (wake) pthread_cond_signal(&host->arrived);
 }
 
 void event_note(conch_host* host, uint64_t number, const char* format, ...) {

@@ -15,7 +15,7 @@
 
 /* Makes an error with a formatted text. */
 TRITONSERVER_Error* conch_error(TRITONSERVER_Error_Code code, const char* format, ...)
-    __attribute__((format(printf, 2, 3)));
+    __attribute__((format(printf, 2, 3), nonnull(2)));
 /* The error of a function that conch does not provide. */
 TRITONSERVER_Error* conch_unsupported(const char* function);
 /* Takes an error: keeps its text for `conch_error_text`, and returns its code. */
@@ -90,6 +90,8 @@ typedef struct {
   event_t *first, *last;
 } event_list_t;
 
+typedef struct life life_t;
+
 /* Places of words in events. */
 enum { RESPONSE_RESULT = 5, STATE_RESULT = 3 };
 
@@ -97,8 +99,9 @@ event_t* event_new(enum conch_event kind, uint64_t number);
 void event_append(event_list_t* list, event_t* event);
 /* Gives an event to the thread in `conch_wait`. */
 void event_post(conch_host* host, event_t* event);
-/* Gives an event to the instance's batch while one runs, else to the thread in `conch_wait`. */
-void event_post_to(TRITONBACKEND_ModelInstance* instance, event_t* event);
+/* Gives events of a request to its batch while that runs, else to the thread in `conch_wait`. The latter gets
+ * all that are `ordered`. */
+void event_post_of(const life_t* life, event_list_t events, bool ordered);
 void event_note(conch_host* host, uint64_t number, const char* format, ...) __attribute__((format(printf, 3, 4)));
 /* Moves whole events to `out`; returns the words. */
 uint64_t event_take(conch_host* host, event_list_t* list, uint64_t* out, uint64_t room);
@@ -107,7 +110,6 @@ void event_free_all(event_list_t* list);
 
 /* --- Objects ----------------------------------------------------------------------------------------------- */
 
-typedef struct life life_t;
 typedef struct conch_call conch_call_t;
 
 typedef struct {
@@ -167,6 +169,7 @@ struct TRITONBACKEND_ModelInstance {
   void* state;
   pthread_mutex_t lock; /* guards what follows */
   bool executing;
+  uint64_t batch; /* counts them */
   event_list_t events;
   uint64_t compute_start, compute_end;
 };
@@ -211,9 +214,10 @@ struct life {
   conch_host* host;
   TRITONBACKEND_ModelInstance* instance;
   uint64_t number;
-  char* id; /* or NULL */
+  uint64_t batch; /* of the instance, in which it runs or has run */
+  char* id;       /* or NULL */
   bool filler;
-  atomic_bool cancelled, final, released, responded;
+  atomic_bool cancelled, final, released;
   atomic_int producers; /* factories and unsent responses */
   life_t* next;
   pthread_mutex_t lock; /* guards the states, and keeps a request's events in order */
@@ -228,7 +232,7 @@ void life_cancel(conch_host* host, uint64_t number);
 /* Keeps a state's event for the response. */
 void life_add_state(life_t* life, event_t* event);
 /* The backend has done with the request. */
-void life_release(life_t* life, TRITONBACKEND_ModelInstance* instance, bool again);
+void life_release(life_t* life, bool again);
 /* Posts a response's event, behind the states of its request. */
 void life_respond(life_t* life, event_t* event, bool final);
 

@@ -37,6 +37,7 @@ life_t* life_open(TRITONBACKEND_ModelInstance* instance, uint64_t number, const 
     atomic_fetch_add(&life->references, 1);
     atomic_store(&life->released, false);
     life->instance = instance;
+    life->batch = instance->batch;
     pthread_mutex_unlock(&host->lives_lock);
     return life;
   }
@@ -44,6 +45,7 @@ life_t* life_open(TRITONBACKEND_ModelInstance* instance, uint64_t number, const 
   atomic_init(&life->references, 1);
   life->host = host;
   life->instance = instance;
+  life->batch = instance->batch;
   life->number = number;
   life->id = id == NULL ? NULL : conch_copy(id);
   pthread_mutex_init(&life->lock, NULL);
@@ -89,33 +91,27 @@ void life_cancel(conch_host* host, uint64_t number) {
 
 void conch_cancel(conch_host* host, uint64_t number) { life_cancel(host, number); }
 
-static void post(life_t* life, event_t* event) {
-  if (life->host->model.decoupled)
-    event_post(life->host, event);
-  else
-    event_post_to(life->instance, event);
-}
-
-static void post_states(life_t* life) {
-  while (life->states.first != NULL) {
-    event_t* state = life->states.first;
-    life->states.first = state->next;
-    post(life, state);
-  }
-  life->states.last = NULL;
+/* Posts an event behind the states; they stay together. Needs the lock. */
+static void post(life_t* life, event_t* event, bool ordered) {
+  event_append(&life->states, event);
+  event_list_t events = life->states;
+  life->states = (event_list_t){NULL, NULL};
+  event_post_of(life, events, ordered);
 }
 
 void life_add_state(life_t* life, event_t* event) {
   pthread_mutex_lock(&life->lock);
-  event_append(&life->states, event);
-  if (atomic_load(&life->final)) post_states(life);
+  if (atomic_load(&life->final))
+    post(life, event, life->host->model.decoupled);
+  else
+    event_append(&life->states, event);
   pthread_mutex_unlock(&life->lock);
 }
 
-void life_release(life_t* life, TRITONBACKEND_ModelInstance* instance, bool again) {
+void life_release(life_t* life, bool again) {
   pthread_mutex_lock(&life->lock);
-  post_states(life);
-  event_post_to(instance, event_new(again ? CONCH_RESCHEDULED : CONCH_RELEASED, life->number));
+  event_t* event = event_new(again ? CONCH_RESCHEDULED : CONCH_RELEASED, life->number);
+  post(life, event, life->host->model.decoupled && !again);
   pthread_mutex_unlock(&life->lock);
   if (again) return;
   atomic_store(&life->released, true);
@@ -124,9 +120,8 @@ void life_release(life_t* life, TRITONBACKEND_ModelInstance* instance, bool agai
 
 void life_respond(life_t* life, event_t* event, bool final) {
   pthread_mutex_lock(&life->lock);
-  post_states(life);
   if (final) atomic_store(&life->final, true);
-  post(life, event);
+  post(life, event, life->host->model.decoupled);
   pthread_mutex_unlock(&life->lock);
 }
 

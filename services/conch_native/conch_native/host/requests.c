@@ -133,6 +133,9 @@ int32_t conch_execute(
   TRITONBACKEND_ModelInstance* instance = host->instances[index];
   TRITONBACKEND_Request* few[64];
   TRITONBACKEND_Request** requests = count <= 64 ? few : conch_alloc(count * sizeof *requests);
+  pthread_mutex_lock(&instance->lock);
+  instance->batch++;
+  pthread_mutex_unlock(&instance->lock);
   for (uint32_t i = 0; i < count; i++) requests[i] = read_request(instance, &words);
   pthread_mutex_lock(&instance->lock);
   instance->executing = true;
@@ -159,18 +162,14 @@ int32_t conch_execute(
   times[1] = instance->compute_end;
   pthread_mutex_unlock(&instance->lock);
   if (requests != few) free(requests);
-  if (error != NULL) {
-    event_free_all(&events);
-    *written = 0;
-    return conch_take_error(error);
-  }
-  *written = event_take(host, &events, out, out_words);
+  *written = 0;
+  if (error == NULL) *written = event_take(host, &events, out, out_words);
   while (events.first != NULL) {
     event_t* event = events.first;
     events.first = event->next;
     event_post(host, event);
   }
-  return CONCH_OK;
+  return conch_take_error(error);
 }
 
 /* --- Requests ---------------------------------------------------------------------------------------------- */
@@ -337,7 +336,7 @@ TRITONSERVER_Error* TRITONBACKEND_RequestRelease(TRITONBACKEND_Request* request,
   }
   life_t* life = request->life;
   bury(request);
-  life_release(life, life->instance, again);
+  life_release(life, again);
   life_drop(life);
   return NO_ERROR;
 }

@@ -253,24 +253,20 @@ TRITONSERVER_Error* TRITONBACKEND_InferenceResponseOutput(
 /* True if a response may be sent; notes what is wrong otherwise. */
 static bool admit(life_t* life) {
   conch_host* host = life->host;
-  if (atomic_load(&life->final)) {
-    event_note(host, life->number, "backend '%s' sends responses after the final one", host->backend.name);
-    return false;
-  }
-  if (!host->model.decoupled && atomic_exchange(&life->responded, true)) {
-    event_note(
-        host, life->number, "backend '%s' sends several responses to a request, but the model is not decoupled",
-        host->backend.name);
-    return false;
-  }
-  return true;
+  if (!atomic_load(&life->final)) return true;
+  event_note(
+      host, life->number, "backend '%s' sends %s", host->backend.name,
+      host->model.decoupled ? "responses after the final one"
+                            : "several responses to a request, but the model is not decoupled");
+  return false;
 }
 
 TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
     TRITONBACKEND_Response* response, uint32_t flags, TRITONSERVER_Error* error) {
   CHECK_RESPONSE(response);
   life_t* life = response->life;
-  bool final = (flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL) != 0;
+  /* The only response is the last one, also where the flag follows by itself. */
+  bool final = (flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL) != 0 || !life->host->model.decoupled;
   if (!admit(life)) {
     outputs_free(response->first);
     response_end(response);
@@ -325,11 +321,7 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryDelete(TRITONBACKEND_ResponseFa
 TRITONSERVER_Error* TRITONBACKEND_ResponseFactorySendFlags(TRITONBACKEND_ResponseFactory* factory, uint32_t flags) {
   life_t* life = factory->life;
   if ((flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL) == 0) return NO_ERROR;
-  if (atomic_load(&life->final)) {
-    event_note(
-        life->host, life->number, "backend '%s' sends responses after the final one", life->host->backend.name);
-    return NO_ERROR;
-  }
+  if (atomic_load(&life->final)) return NO_ERROR;
   event_t* event = event_new(CONCH_RESPONSE, life->number);
   words_put(&event->body, 2);
   words_put(&event->body, NO_CODE);
