@@ -1,66 +1,54 @@
-"""The C host and backends in C, compiled once for the tests that run them."""
+"""The C host and backends in C, compiled once for the tests that serve models with them."""
 
 from __future__ import annotations
 
-import os
-import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-_ROOT = Path(__file__).resolve().parents[2]
-_PACKAGE = _ROOT / "services/conch_native/conch_native"
-_SOURCES = Path(__file__).parent / "native"
-_FLAGS = (
-    "-std=c11",
-    "-D_GNU_SOURCE",
-    "-g",
-    "-O1",
-    "-fPIC",
-    "-shared",
-    "-fvisibility=hidden",
-    "-pthread",
-    "-Wall",
-)
+from tests.support.native_builds import BACKENDS, PACKAGE, build_backend, compiler, run_compiler
+from tests.support.servers import ServerProcess, serving_process
 
 
 class NativeBackends:
-    """Backends in a directory, and the package conch-native as it would be installed.
+    """A directory of backends, and conch-native as it would be installed.
 
     Attributes:
         directory: For ``--backend-directory``.
-        path: What a server needs in ``PYTHONPATH``.
+        packages: What a server needs in ``PYTHONPATH``.
     """
 
-    def __init__(self, folder: Path, compiler: list[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.directory = folder / "backends"
-        self.path = folder / "packages"
-        self._compiler = compiler
-        self._host = self.path / "conch_native/libtritonserver.so"
-        shutil.copytree(_PACKAGE, self._host.parent)
-        sources = sorted(map(str, (_PACKAGE / "host").glob("*.c")))
-        self._compile(self._host, [*sources, "-Wl,-soname,libtritonserver.so,-z,now", "-ldl"])
+        self.packages = folder / "packages"
+        package = self.packages / "conch_native"
+        shutil.copytree(PACKAGE, package)
+        sources = sorted(map(str, (PACKAGE / "host").glob("*.c")))
+        name = "libtritonserver.so"
+        run_compiler(
+            *("-fPIC", "-shared", "-fvisibility=hidden", f"-Wl,-soname,{name}", "-o", str(package / name)),
+            *(*sources, "-ldl"),
+        )
 
     def build(self, name: str) -> Path:
-        """Compiles a backend of ``tests/support/native``, unless that was done; returns its library."""
+        """Compiles a backend of the tests, unless that was done; returns its library."""
         library = self.directory / name / f"libtriton_{name}.so"
-        if not library.exists():
-            library.parent.mkdir(parents=True)
-            self._compile(library, [str(_SOURCES / f"{name}.c"), str(self._host)])
-        return library
+        return library if library.exists() else build_backend(BACKENDS / f"{name}.c", library.parent)
 
-    def _compile(self, to: Path, arguments: list[str]) -> None:
-        include = f"-I{_PACKAGE / 'include'}"
-        subprocess.run([*self._compiler, *_FLAGS, include, "-o", str(to), *arguments], check=True)
+    @contextmanager
+    def serving(self, models: Path, *names: str, flags: tuple[str, ...] = ()) -> Iterator[ServerProcess]:
+        """Serves models that need these backends."""
+        for name in names:
+            self.build(name)
+        flags = (f"--backend-directory={self.directory}", *flags)
+        with serving_process(models, flags=flags, environment={"PYTHONPATH": str(self.packages)}) as server:
+            yield server
 
 
 @pytest.fixture(scope="session")
-def native_backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeBackends]:
+def native_backends(tmp_path_factory: pytest.TempPathFactory) -> NativeBackends:
     """The host and its backends; skips without a compiler."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if shutil.which(compiler[0]) is None:
-        pytest.skip(f"there is no C compiler '{compiler[0]}'")
-    yield NativeBackends(tmp_path_factory.mktemp("native"), compiler)
+    compiler()
+    return NativeBackends(tmp_path_factory.mktemp("native"))

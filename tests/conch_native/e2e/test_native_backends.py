@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import queue
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tests.support.core import make_spec
 from tests.support.native_backends import NativeBackends, native_backends
-from tests.support.servers import ServerProcess, client_of, eventually, serving_process, started
+from tests.support.servers import ServerProcess, client_of, eventually
 from tritonclient.utils import InferenceServerException
+
+from conch.backends import load_backend
+from conch.core.errors import UnavailableError
+from conch.workers.backend_directory import backends_within
 
 __all__ = ["native_backends"]
 
@@ -31,22 +36,32 @@ TWO = "instance_group { count: 2 kind: KIND_CPU }"
 SUMS = """
     backend: "sums"
     max_batch_size: 8
-    input { name: "IN" data_type: TYPE_INT32 dims: 1 }
-    output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+    input { name: "IN" data_type: TYPE_INT64 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT64 dims: 1 }
     sequence_batching {
       oldest { max_candidate_sequences: 8 }
-      state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: 1 }
+      state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT64 dims: 1 }
+    }
+"""
+LEFT = """
+    backend: "sums"
+    max_batch_size: 8
+    input { name: "IN" data_type: TYPE_INT64 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT64 dims: 1 }
+    sequence_batching {
+      iterative_sequence: true
+      state { input_name: "LEFT_IN" output_name: "LEFT_OUT" data_type: TYPE_INT64 dims: 1 }
     }
 """
 AGAIN = """
     backend: "again"
     max_batch_size: 8
-    input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+    input { name: "IN" data_type: TYPE_INT64 dims: 1 }
     output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
     sequence_batching { iterative_sequence: true }
 """
-TALK = """
-    backend: "talk"
+CALLER = """
+    backend: "caller"
     input { name: "IN" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
     output { name: "OUT" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
 """
@@ -64,21 +79,14 @@ def write(root: Path, name: str, config: str) -> Path:
     return root
 
 
-@contextmanager
-def serving(built: NativeBackends, models: Path) -> Iterator[ServerProcess]:
-    flags = [f"--backend-directory={built.directory}"]
-    with serving_process(models, flags=flags, environment={"PYTHONPATH": str(built.path)}) as server:
-        yield server
-
-
 def number_of(client: triton.InferenceServerClient, model: str, value: int, **sequence: Any) -> int:
-    tensor = triton.InferInput("IN", [1, 1], "INT32")
-    tensor.set_data_from_numpy(np.array([[value]], np.int32))
+    tensor = triton.InferInput("IN", [1, 1], "INT64")
+    tensor.set_data_from_numpy(np.array([[value]], np.int64))
     result: Any = client.infer(model, [tensor], **sequence)
     return int(result.as_numpy("OUT")[0, 0])
 
 
-def probed(server: ServerProcess, *texts: bytes, model: str = "probe") -> list[Any]:
+def probed(server: ServerProcess, *texts: bytes) -> list[Any]:
     """Results, or errors, of requests that are sent together."""
     results: queue.Queue[tuple[int, Any]] = queue.Queue()
     with client_of(server) as client:
@@ -89,7 +97,7 @@ def probed(server: ServerProcess, *texts: bytes, model: str = "probe") -> list[A
             def done(result: Any, error: Any, number: int = number) -> None:
                 results.put((number, error or result))
 
-            client.async_infer(model, [tensor], done, request_id=f"request-{number}")
+            client.async_infer("probe", [tensor], done, request_id=f"request-{number}")
         found = [results.get(timeout=120) for _ in texts]
     return [result for _, result in sorted(found, key=lambda each: each[0])]
 
@@ -97,8 +105,7 @@ def probed(server: ServerProcess, *texts: bytes, model: str = "probe") -> list[A
 def test_a_config_is_completed_and_requests_are_batched(
     tmp_path: Path, native_backends: NativeBackends
 ) -> None:
-    native_backends.build("probe")
-    with serving(native_backends, write(tmp_path, "probe", 'backend: "probe"')) as server:
+    with native_backends.serving(write(tmp_path, "probe", 'backend: "probe"'), "probe") as server:
         texts = [b"a" * (100 + 10_000 * (number % 8 == 7)) for number in range(32)] + [b"x" * 1_000_000]
         results = probed(server, *texts)
         assert [result.as_numpy("OUT").tobytes() for result in results] == texts
@@ -116,8 +123,7 @@ def test_a_config_is_completed_and_requests_are_batched(
 def test_instances_of_one_process_execute_at_the_same_time(
     tmp_path: Path, native_backends: NativeBackends
 ) -> None:
-    native_backends.build("probe")
-    with serving(native_backends, write(tmp_path, "probe", ONE_BY_ONE + TWO)) as server:
+    with native_backends.serving(write(tmp_path, "probe", ONE_BY_ONE + TWO), "probe") as server:
         results = probed(server, b"M", b"M")
         assert [result.as_numpy("OUT").tobytes() for result in results] == [b"M", b"M"]
 
@@ -125,20 +131,25 @@ def test_instances_of_one_process_execute_at_the_same_time(
 def test_errors_of_batches_and_of_responses_reach_their_clients(
     tmp_path: Path, native_backends: NativeBackends
 ) -> None:
-    native_backends.build("probe")
-    with serving(native_backends, write(tmp_path, "probe", ONE_BY_ONE)) as server:
+    with native_backends.serving(write(tmp_path, "probe", ONE_BY_ONE), "probe") as server:
         error, refused, fine = probed(server, b"E", b"R", b"L")
         assert (error.status(), error.message()) == ("StatusCode.INVALID_ARGUMENT", "the input has an E")
         assert (refused.status(), refused.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
         assert fine.as_numpy("OUT").tobytes() == b"L"
         eventually(lambda: "the input has an L" in server.errors, "the text is logged")
 
+        def counted() -> bool:
+            metrics = urllib.request.urlopen(server.metrics_url).read().decode()
+            return 'probe_letters_total{letter="L"} 1' in metrics or 'probe_letters{letter="L"} 1' in metrics
+
+        eventually(counted, "the metric is shown")
+
 
 def test_a_crash_fails_the_requests_of_the_version_and_its_worker_restarts(
     tmp_path: Path, native_backends: NativeBackends
 ) -> None:
     library = native_backends.build("probe")
-    with serving(native_backends, write(tmp_path, "probe", f'backend: "probe" {TWO}')) as server:
+    with native_backends.serving(write(tmp_path, "probe", ONE_BY_ONE + TWO)) as server:
         (crashed,) = probed(server, b"C")
         assert crashed.status() == "StatusCode.UNAVAILABLE"
         (again,) = probed(server, b"again")
@@ -151,8 +162,7 @@ def test_a_crash_fails_the_requests_of_the_version_and_its_worker_restarts(
 def test_a_decoupled_backend_responds_after_its_execution(
     tmp_path: Path, native_backends: NativeBackends
 ) -> None:
-    native_backends.build("stream")
-    with serving(native_backends, write(tmp_path, "stream", STREAM)) as server:
+    with native_backends.serving(write(tmp_path, "stream", STREAM), "stream") as server:
         counts = [0, 1, 5, 500, 3000]
         with client_of(server) as client:
             results: queue.Queue[Any] = queue.Queue()
@@ -176,8 +186,10 @@ def test_a_decoupled_backend_responds_after_its_execution(
 
 
 def test_states_of_sequences_are_kept(tmp_path: Path, native_backends: NativeBackends) -> None:
-    native_backends.build("sums")
-    with serving(native_backends, write(tmp_path, "sums", SUMS)) as server, client_of(server) as client:
+    with (
+        native_backends.serving(write(tmp_path, "sums", SUMS), "sums") as server,
+        client_of(server) as client,
+    ):
         for sequence in (7, 8):
             values = [sequence, 1, 2, 4]
             sums = [
@@ -195,39 +207,48 @@ def test_states_of_sequences_are_kept(tmp_path: Path, native_backends: NativeBac
 
 
 def test_requests_are_executed_again(tmp_path: Path, native_backends: NativeBackends) -> None:
-    native_backends.build("again")
-    with serving(native_backends, write(tmp_path, "again", AGAIN)) as server, client_of(server) as client:
+    with (
+        native_backends.serving(write(tmp_path, "again", AGAIN), "again") as server,
+        client_of(server) as client,
+    ):
         assert [number_of(client, "again", value) for value in (1, 2, 30)] == [1, 2, 30]
 
 
-def test_a_backend_calls_a_model_and_counts(tmp_path: Path, native_backends: NativeBackends) -> None:
-    native_backends.build("probe")
-    native_backends.build("talk")
-    write(tmp_path, "probe", ONE_BY_ONE)
-    with serving(native_backends, write(tmp_path, "talk", TALK)) as server:
+def test_requests_that_are_executed_again_keep_their_states(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    with (
+        native_backends.serving(write(tmp_path, "left", LEFT), "sums") as server,
+        client_of(server) as client,
+    ):
+        assert [number_of(client, "left", value) for value in (0, 1, 20)] == [0, 1, 20]
+
+
+def test_a_backend_calls_a_model(tmp_path: Path, native_backends: NativeBackends) -> None:
+    write(tmp_path, "inner", ONE_BY_ONE)
+    write(tmp_path, "probe", CALLER)
+    with native_backends.serving(tmp_path, "probe", "caller") as server:
         texts = [b"small", b"large" * 100_000]
-        results = probed(server, *texts, model="talk")
+        results = probed(server, *texts)
         assert [result.as_numpy("OUT").tobytes() for result in results] == texts
-        (error,) = probed(server, b"R", model="talk")
+        assert [result.get_response().parameters["transaction"].int64_param for result in results] == [1, 1]
+        (error,) = probed(server, b"R")
         assert (error.status(), error.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
-
-        def counted() -> bool:
-            return 'talk_calls{to="probe"} 3' in urllib.request.urlopen(server.metrics_url).read().decode()
-
-        eventually(counted, "the calls are counted")
 
 
 def test_without_the_package_the_load_says_what_to_install(
-    tmp_path: Path, native_backends: NativeBackends
+    tmp_path: Path, native_backends: NativeBackends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native_backends.build("probe")
-    write(tmp_path, "probe", 'backend: "probe"')
-    flags = (
-        f"--model-repository={tmp_path}",
-        f"--backend-directory={native_backends.directory}",
-        "--grpc-port=0",
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    get = backends_within(native_backends.directory, load_backend)
+    spec = replace(
+        make_spec(), backend="probe", directory=tmp_path, version_directory=tmp_path / "1", config={}
     )
-    with started(*flags) as server:
-        assert server.wait() == 1
-        text = "backend 'probe' is a library compiled for Triton, which needs the package conch-native: pip"
-        assert text in server.errors
+    backend = get("probe", "", tmp_path)
+    with pytest.raises(UnavailableError) as raised:
+        backend.load(spec)
+    assert str(raised.value) == (
+        "backend 'probe' is a library compiled for Triton, which needs the package conch-native: pip install "
+        "conch[native]"
+    )

@@ -33,7 +33,7 @@ from conch.workers.connection.socket_reader import MessageDispatcher, SocketRead
 from conch.workers.connection.threads import run_on_thread
 from conch.workers.connection.waiting_calls import WaitingCalls, WorkerWaiter
 from conch.workers.connection.worker_metrics import WorkerMetrics
-from conch.workers.connection.worker_responses import OpenRequest, OpenRequests
+from conch.workers.connection.worker_responses import OpenRequest, OpenRequests, states_of
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
 from conch.workers.protocol.codec import MOST_REQUESTS, encode_requests, span_from_json
@@ -108,7 +108,7 @@ class WorkerConnection:
         self._loss = CrashRecord(name)
         opened = OpenRequests(spec, self._grant)
         self.table = InFlightTable(opened.make, self._cancel, self._loss.refuse)
-        self._results = OutcomeHandler(self.table, self._abandon, self._grant)
+        self._results = OutcomeHandler(self.table, self._abandon, self._grant, states_of(spec))
         self._log = WorkerLog(spec.name)
         self._gpus = cuda_devices() if gpus is None else gpus
         self.devices: ServerDevices | None = None  # until the server uses a GPU

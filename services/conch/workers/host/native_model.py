@@ -221,7 +221,7 @@ class NativeModel:
             case Response():
                 self._respond(event, batch, responses)
             case Released():
-                self._release(event, batch)
+                self._release(event, batch, responses)
             case State():
                 self._keep_state(event, batch, responses)
             case LogText():
@@ -274,18 +274,20 @@ class NativeModel:
         else:
             self._send(opened, response, event.final)
 
-    def _release(self, event: Released, batch: Batch | None) -> None:
+    def _release(
+        self, event: Released, batch: Batch | None, responses: list[InferenceResponse | None] | None
+    ) -> None:
         opened = self._open.get(event.number)
         if opened is None:
             return
         opened.inputs = None
         opened.released = True
         if event.again:
-            if opened.states:
-                self._note(f"model '{self.spec.name}' sets states of requests that run again, which are lost")
             del self._open[event.number]
-            if batch is not None and opened.batch is batch:
+            if responses is not None and opened.batch is batch:
                 opened.request.rescheduled = True
+                if opened.states:
+                    responses[opened.index] = InferenceResponse(opened.states)
             else:
                 failure = f"model '{self.spec.name}' has rescheduled a request after its execution had ended"
                 opened.request.fail(InternalError(failure))

@@ -4,7 +4,7 @@
  *   R  the response is an error
  *   C  it writes to address 0
  *   M  it waits until another instance executes an M
- *   L  it logs
+ *   L  it logs, and counts in the metric probe_letters{letter="L"}
  *   anything else: nothing more
  */
 #include <pthread.h>
@@ -30,6 +30,7 @@ static const char CONFIG[] =
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t met = PTHREAD_COND_INITIALIZER;
 static int meeting;
+static TRITONSERVER_Metric* letters;
 
 EXPORT TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
   uint32_t major, minor;
@@ -37,6 +38,11 @@ EXPORT TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backe
   if (major != TRITONBACKEND_API_VERSION_MAJOR || minor < 10)
     return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_UNSUPPORTED, "triton backend API version does not support this");
   (void)backend;
+  TRITONSERVER_MetricFamily* family;
+  TRY(TRITONSERVER_MetricFamilyNew(&family, TRITONSERVER_METRIC_KIND_COUNTER, "probe_letters", "Letters."));
+  TRITONSERVER_Parameter* label = TRITONSERVER_ParameterNew("letter", TRITONSERVER_PARAMETER_STRING, "L");
+  TRY(TRITONSERVER_MetricNew(&letters, family, (const TRITONSERVER_Parameter*[]){label}, 1));
+  TRITONSERVER_ParameterDelete(label);
   return TRITONSERVER_LogMessage(TRITONSERVER_LOG_INFO, "probe.c", __LINE__, "the probe is there");
 }
 
@@ -117,7 +123,10 @@ EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     if (what == 'E') return TRITONSERVER_ErrorNew(TRITONSERVER_ERROR_INVALID_ARG, "the input has an E");
     if (what == 'C') *(volatile int*)0 = 1;
     if (what == 'M') TRY(meet());
-    if (what == 'L') TRY(TRITONSERVER_LogMessage(TRITONSERVER_LOG_WARN, "probe.c", __LINE__, "the input has an L"));
+    if (what == 'L') {
+      TRY(TRITONSERVER_LogMessage(TRITONSERVER_LOG_WARN, "probe.c", __LINE__, "the input has an L"));
+      TRY(TRITONSERVER_MetricIncrement(letters, 1));
+    }
     TRY(answer(requests[i], data, size, dims, rank, (int32_t)count));
   }
   for (uint32_t i = 0; i < count; i++)

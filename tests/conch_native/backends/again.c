@@ -10,7 +10,7 @@
     if (failed != NULL) return failed;       \
   } while (0)
 
-static int32_t executions[1 << 16];
+static int64_t executions[1 << 16];
 
 static TRITONSERVER_Error* run(TRITONBACKEND_Request* request) {
   TRITONBACKEND_Input* input;
@@ -21,15 +21,15 @@ static TRITONSERVER_Error* run(TRITONBACKEND_Request* request) {
   const void* data;
   void* buffer;
   uint64_t size, sequence;
-  int32_t wanted;
+  int64_t wanted;
   TRY(TRITONBACKEND_RequestCorrelationId(request, &sequence));
   TRY(TRITONBACKEND_RequestInput(request, "IN", &input));
   TRY(TRITONBACKEND_InputBuffer(input, 0, &data, &size, &type, &id));
   memcpy(&wanted, data, sizeof wanted);
-  int32_t* count = &executions[sequence % (1 << 16)];
+  int64_t* count = &executions[sequence % (1 << 16)];
   if (++*count < wanted) return TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE);
   TRY(TRITONBACKEND_ResponseNew(&response, request));
-  TRY(TRITONBACKEND_ResponseOutput(response, &output, "OUT", TRITONSERVER_TYPE_INT32, dims, 2));
+  TRY(TRITONBACKEND_ResponseOutput(response, &output, "OUT", TRITONSERVER_TYPE_INT64, dims, 2));
   TRY(TRITONBACKEND_OutputBuffer(output, &buffer, sizeof *count, &type, &id));
   memcpy(buffer, count, sizeof *count);
   *count = 0;
