@@ -288,7 +288,7 @@ class _Words:
 
     __slots__ = ("at", "data", "words")
 
-    def __init__(self, words: Sequence[int], data: memoryview, at: int = 0) -> None:
+    def __init__(self, words: tuple[int, ...], data: memoryview, at: int = 0) -> None:
         self.words = words
         self.data = data
         self.at = at
@@ -323,7 +323,7 @@ class _Words:
         rank = self.word()
         at = self.at
         self.at = at + rank
-        return tuple(self.words[at : at + rank])
+        return self.words[at : at + rank]
 
     def parameters(self) -> dict[str, Parameter]:
         found: dict[str, Parameter] = {}
@@ -338,12 +338,16 @@ class _Words:
         return found
 
     def output(self) -> Output:
-        place: int | str = self.word()
-        datatype = DATATYPES[self.word()]
-        shape = self.dims()
-        address, nbytes = self.word(), self.word()
-        self.at += 2  # memory type and device: the host keeps outputs in its own memory
-        return Output(self.text() if place == NOTHING else place, datatype, shape, address, nbytes)
+        words, at = self.words, self.at  # each response has some: without a call for each word
+        place: int | str
+        place, datatype, rank = words[at : at + 3]
+        at += 3 + rank
+        address, nbytes = words[at : at + 2]
+        shape = words[at - rank : at]
+        self.at = at + 4  # behind memory type and device: the host keeps outputs in its own memory
+        return Output(
+            self.text() if place == NOTHING else place, DATATYPES[datatype], shape, address, nbytes
+        )
 
 
 def read_events(data: memoryview, count: int) -> Iterator[Event]:
