@@ -13,7 +13,7 @@ from conch.cli.command_parser import CommandParser
 from conch.core.errors import ConchError
 
 if TYPE_CHECKING:
-    from conch_tools.optimize.optimizer import OptimizeOptions
+    from conch_tools.optimize.options import OptimizeOptions
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes; argparse ends with 2 for a wrong command line."""
@@ -151,7 +151,7 @@ def make_parser() -> CommandParser:
 
 def _options(given: argparse.Namespace) -> OptimizeOptions:
     from conch_tools.optimize.judging import Limits
-    from conch_tools.optimize.optimizer import OptimizeOptions
+    from conch_tools.optimize.options import OptimizeOptions
 
     return OptimizeOptions(
         to=[each for each in given.to.split(",") if each],

@@ -8,6 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from conch_tools.whole_files import write_whole
+
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
@@ -24,8 +26,8 @@ _MIB = 1 << 20
 
 def write_report(folder: Path, report: Mapping[str, Any]) -> None:
     """Writes ``report.json`` and ``report.html``."""
-    _replace(folder / "report.json", json.dumps(report, indent=1) + "\n")
-    _replace(folder / "report.html", as_html(report))
+    write_whole(folder / "report.json", json.dumps(report, indent=1) + "\n")
+    write_whole(folder / "report.html", as_html(report))
 
 
 def write_status(
@@ -42,7 +44,7 @@ def write_status(
         "candidates": [{key: each[key] for key in shown} for each in candidates],
         "recommended": recommended,
     }
-    _replace(folder / "status.json", json.dumps(status, indent=1) + "\n")
+    write_whole(folder / "status.json", json.dumps(status, indent=1) + "\n")
 
 
 def conclusion(report: Mapping[str, Any]) -> str:
@@ -100,12 +102,6 @@ def as_html(report: Mapping[str, Any]) -> str:
         "</head><body>"
         f"{''.join(parts)}</body></html>\n"
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    unfinished = path.with_name(f"{path.name}.new")
-    unfinished.write_text(text)
-    unfinished.rename(path)
 
 
 def _keeps(candidate: Mapping[str, Any], report: Mapping[str, Any]) -> bool:

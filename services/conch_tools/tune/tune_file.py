@@ -12,6 +12,7 @@ from typing import Any
 
 from conch_tools.perf.measure.intervals import t_quantile
 from conch_tools.tune.searcher import Variant
+from conch_tools.whole_files import write_whole
 
 FORMAT = 1
 LATENCIES = ("p50", "p90", "p95", "p99")
@@ -160,9 +161,7 @@ class TuneFile:
             "result": self.result,
             "stopped_by": self.stopped_by,
         }
-        new = path.with_name(f"{path.name}.new")
-        new.write_text(json.dumps(whole, indent=1) + "\n")
-        new.replace(path)
+        write_whole(path, json.dumps(whole, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> TuneFile:

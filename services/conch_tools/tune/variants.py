@@ -14,6 +14,7 @@ from conch.core.errors import InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import read_config
 from conch_tools.tune.space import Field, apply_variant
+from conch_tools.whole_files import write_whole
 
 CONFIG = "config.pbtxt"
 
@@ -41,9 +42,7 @@ def copy_repository(repository: Path, model: str, copy: Path) -> ModelConfig:
 
 def write_config(path: Path, config: ModelConfig) -> None:
     """Writes a config in the text format, whole or not at all."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(config_text(config))
-    new.replace(path)
+    write_whole(path, config_text(config))
 
 
 def config_text(config: ModelConfig) -> str:
