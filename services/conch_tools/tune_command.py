@@ -7,18 +7,17 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from conch_tools.tune.tune_file import Measurement, TuneFile
+    from conch_tools.tune.measurement import Measurement
+    from conch_tools.tune.tune_file import TuneFile
     from conch_tools.tune.tuner import TuneSettings
 
 DONE, REFUSED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
 
 _VERBS = ("apply", "show")
-_OBJECTIVES = ("throughput", "p50", "p90", "p95", "p99")
-_BACKUP = "config.pbtxt.before-tune"
 _LEAST_WINDOW_S, _LEAST_PAIRS = 2, 3
 
 
@@ -44,21 +43,34 @@ def make_parser() -> argparse.ArgumentParser:
         "--model-repository", type=Path, help="the directory with the model; only apply writes"
     )
     parser.add_argument("-o", "--output", type=Path, help="folder of tune.json and the reports (tune-MODEL)")
-    parser.add_argument("--objective", choices=_OBJECTIVES, default="throughput", help="(throughput)")
+    parser.add_argument(
+        "--objective",
+        action="append",
+        default=[],
+        metavar="NAME[=WEIGHT]",
+        help="throughput, p50, p90, p95, p99, memory or gpu_memory; several as throughput=2,p99 (throughput; "
+        "p99 with --rate)",
+    )
     parser.add_argument(
         "--max", action="append", default=[], metavar="LIMIT", help="as p99=20ms or memory=2GB; repeatable"
     )
+    parser.add_argument("--min", action="append", default=[], metavar="LIMIT", help="as throughput=100")
     parser.add_argument(
         "--search",
         action="append",
         default=[],
         metavar="FIELD=A,B",
-        help="values of instances, batch, delay_us, placement or threads; none leaves the field as it is",
+        help="values of instances, batch, delay_us, preferred, placement, threads, spinning or execution; "
+        "without values the field stays as it is",
     )
     parser.add_argument("--budget", type=_seconds, default=300, help="load of the search, as 10m or 90s (5m)")
     parser.add_argument("--window", type=_seconds, default=5, help="length of a full window (5s)")
     parser.add_argument("--pairs", type=_count, default=5, help="windows of the best and of today's (5)")
-    parser.add_argument("-c", "--concurrency", type=_count, default=32, help="requests in flight (32)")
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument("-c", "--concurrency", type=_count, default=32, help="requests in flight (32)")
+    load.add_argument(
+        "--rate", type=_count, help="requests a second, sent whether others are answered or not"
+    )
     parser.add_argument("-b", "--batch", type=_count, default=1, help="rows of a request (1)")
     parser.add_argument("--shape", action="append", default=[], metavar="INPUT:DIMS", help="as IN:3,224")
     parser.add_argument(
@@ -88,6 +100,7 @@ def run(arguments: Sequence[str]) -> int:
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
     from conch_tools.perf.measuring import SettingError
+    from conch_tools.tune.apply import NotAppliedError
     from conch_tools.tune.trial_server import TrialError
     from conch_tools.tune.tune_file import FormatError
     from conch_tools.tune.tuner import NotTunedError
@@ -104,7 +117,7 @@ def run(arguments: Sequence[str]) -> int:
     except ConchError as error:
         print(f"conch tune: {error.message}", file=sys.stderr)
         return REFUSED
-    except (FormatError, NotTunedError, TrialError, LoadError, OSError) as error:
+    except (FormatError, NotAppliedError, NotTunedError, TrialError, LoadError, OSError) as error:
         print(f"conch tune: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
@@ -131,29 +144,16 @@ def _show(path: Path, as_json: bool) -> int:
 
 def _apply(path: Path, options: argparse.Namespace) -> int:
     """Writes the winner's config, if the model is the one that was measured."""
-    from conch.protocol.model_config_pb2 import ModelConfig
-    from conch_control.config.parse import read_config
-    from conch_tools.tune.space import apply_variant
+    from conch_tools.tune.apply import apply_winner
     from conch_tools.tune.tune_file import TuneFile
-    from conch_tools.tune.variants import CONFIG, changed, digest_of, write_config
 
     if options.model_repository is None:
         raise FlagsError("apply needs --model-repository DIR")
     file = TuneFile.read(path)
-    winner = file.result.get("winner")
-    if winner is None:
-        print(f"conch tune: {path} has no winner to apply", file=sys.stderr)
-        return REFUSED
-    model = options.model_repository / file.identity["model"]["name"]
-    if digest_of(model) != file.identity["model"]["digest"]:
-        print(f"conch tune: '{model}' has changed since it was measured: tune it again", file=sys.stderr)
-        return REFUSED
-    config = model / CONFIG
-    written = read_config(config) if config.exists() else ModelConfig()
-    if config.exists():
-        (model / _BACKUP).write_bytes(config.read_bytes())
-    write_config(config, apply_variant(written, changed(winner, file.identity["today"])))
-    print(f"wrote {config}" + (f"; the old one is {_BACKUP}" if (model / _BACKUP).exists() else ""))
+    applied = apply_winner(file, options.model_repository)
+    print(f"wrote {applied.config}" + (f"; the old one is {applied.backup.name}" if applied.backup else ""))
+    for comment in applied.dropped:
+        print(f"dropped a comment inside a field that has changed: {comment}")
     return DONE
 
 
@@ -161,8 +161,7 @@ def _print(file: TuneFile, as_json: bool) -> None:
     from conch_tools.tune.tune_report import as_text
 
     if as_json:
-        whole = {**file.facts, **file.identity, "result": file.result, "stopped_by": file.stopped_by}
-        print(json.dumps(whole, indent=1))
+        print(json.dumps(file.to_json(), indent=1))
     else:
         print(as_text(file), end="")
 
@@ -176,7 +175,8 @@ def _progress(one: Measurement) -> None:
 
 
 def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> TuneSettings:
-    from conch_tools.tune.tune_file import Most
+    from conch_tools.perf.measure.results import Load
+    from conch_tools.tune.goals import Limit, Objectives
     from conch_tools.tune.tuner import TuneSettings
 
     if options.model_repository is None:
@@ -187,18 +187,31 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> TuneSett
         raise FlagsError("--pairs is at least 3: fewer say nothing about noise")
     if options.budget < 2 * (options.window + 1):
         raise FlagsError("--budget is below two windows, each with a second of warm-up")
+    limits: dict[tuple[str, str], Limit] = {}
+    for bound in ("max", "min"):
+        for text in getattr(options, bound):
+            try:
+                limit = Limit.parse(bound, text)
+            except ValueError as error:
+                raise FlagsError(f"--{bound}: {error}") from None
+            limits[bound, limit.name] = limit
     try:
-        limits = [Most.parse(text) for text in options.max]
+        objectives = Objectives.parse(options.objective or ["p99" if options.rate else "throughput"])
     except ValueError as error:
-        raise FlagsError(f"--max: {error}") from None
+        raise FlagsError(f"--objective: {error}") from None
+    if options.rate and "throughput" in objectives.weights:
+        raise FlagsError(
+            "--objective throughput has no effect with --rate, which gives all variants the same"
+        )
+    load = Load("rate", options.rate, "poisson") if options.rate else Load("concurrency", options.concurrency)
     model = options.words[0]
     return TuneSettings(
         repository=options.model_repository,
         model=model,
         folder=options.output or Path(f"tune-{model}"),
-        objective=options.objective,
-        limits=limits,
-        concurrency=options.concurrency,
+        objectives=objectives,
+        limits=list(limits.values()),
+        load=load,
         budget_s=options.budget,
         window_s=options.window,
         pairs=options.pairs,
@@ -214,13 +227,11 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> TuneSett
     )
 
 
-def _field(text: str) -> tuple[str, list[Any]]:
+def _field(text: str) -> tuple[str, list[str]]:
     name, equals, values = text.partition("=")
-    found = [each for each in values.split(",") if each]
-    texts = name == "placement"
-    if not equals or not (texts or all(each.isdecimal() for each in found)):
+    if not equals:
         raise FlagsError(f"--search takes FIELD=A,B, such as instances=1,2,4, not '{text}'")
-    return name, list(found) if texts else sorted({int(each) for each in found})
+    return name, [each for each in values.split(",") if each]
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
