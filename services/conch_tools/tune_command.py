@@ -30,6 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="conch tune",
         usage="conch tune MODEL --model-repository DIR [flags]\n"
+        "       conch tune [MODEL] -f FILE [flags]\n"
         "       conch tune show FILE\n"
         "       conch tune apply FILE --model-repository DIR",
         description="Serves variants of a model's config from a copy of its repository, measures them, and "
@@ -38,7 +39,13 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 refused, none meets the limits, 2 wrong usage, 130 interrupted",
         allow_abbrev=False,
     )
-    parser.add_argument("words", nargs="+", metavar="MODEL")
+    parser.add_argument("words", nargs="*", metavar="MODEL")
+    parser.add_argument(
+        "-f",
+        "--file",
+        type=Path,
+        help="YAML file of Triton's Model Analyzer, whose keys are flags; other flags replace them",
+    )
     parser.add_argument(
         "--model-repository", type=Path, help="the directory with the model; only apply writes"
     )
@@ -91,9 +98,12 @@ def make_parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
     options = make_parser().parse_args(arguments)
-    verb = options.words[0] if options.words[0] in _VERBS else ""
-    if len(options.words) != (2 if verb else 1):
+    verb = options.words[0] if options.words and options.words[0] in _VERBS else ""
+    if len(options.words) != (2 if verb else 1) and (options.words or options.file is None):
         print("conch tune: it takes MODEL, show FILE or apply FILE", file=sys.stderr)
+        return USAGE
+    if verb and options.file is not None:
+        print(f"conch tune: -f has no effect with {verb}", file=sys.stderr)
         return USAGE
     # They import numpy and gRPC, which the help can do without.
     from conch.core.errors import ConchError
@@ -101,6 +111,7 @@ def run(arguments: Sequence[str]) -> int:
     from conch_tools.perf.load.input_data import DataError
     from conch_tools.perf.measuring import SettingError
     from conch_tools.tune.apply import NotAppliedError
+    from conch_tools.tune.model_analyzer_file import YamlError
     from conch_tools.tune.trial_server import TrialError
     from conch_tools.tune.tune_file import FormatError
     from conch_tools.tune.tuner import NotTunedError
@@ -110,8 +121,10 @@ def run(arguments: Sequence[str]) -> int:
             return _show(Path(options.words[1]), options.json)
         if verb == "apply":
             return _apply(Path(options.words[1]), options)
+        if options.file is not None:
+            options = _with_file(options, arguments)
         return _tune(_settings(options, arguments), options.json)
-    except (FlagsError, SettingError, DataError) as error:
+    except (FlagsError, YamlError, SettingError, DataError) as error:
         print(f"conch tune: {error}", file=sys.stderr)
         return USAGE
     except ConchError as error:
@@ -123,6 +136,16 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("conch tune: interrupted; the same command continues", file=sys.stderr)
         return INTERRUPTED
+
+
+def _with_file(options: argparse.Namespace, arguments: Sequence[str]) -> argparse.Namespace:
+    """The options with those of a file of Model Analyzer."""
+    from conch_tools.tune.model_analyzer_file import flags_of, without_replaced
+
+    model, flags = flags_of(options.file, options.words[0] if options.words else "")
+    given = make_parser().parse_args([*without_replaced(flags, arguments), *arguments])
+    given.words = [model]
+    return given
 
 
 def _tune(settings: TuneSettings, as_json: bool) -> int:
