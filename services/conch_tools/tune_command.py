@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conch_tools.durations import seconds_of
+
 if TYPE_CHECKING:
     from conch_tools.tune.measurement import Measurement
     from conch_tools.tune.tune_file import TuneFile
@@ -70,8 +72,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="values of instances, batch, delay_us, preferred, placement, threads, spinning or execution; "
         "without values the field stays as it is",
     )
-    parser.add_argument("--budget", type=_seconds, default=300, help="load of the search, as 10m or 90s (5m)")
-    parser.add_argument("--window", type=_seconds, default=5, help="length of a full window (5s)")
+    parser.add_argument(
+        "--budget", type=seconds_of, default=300, help="load of the search, as 10m or 90s (5m)"
+    )
+    parser.add_argument("--window", type=seconds_of, default=5, help="length of a full window (5s)")
     parser.add_argument("--pairs", type=_count, default=5, help="windows of the best and of today's (5)")
     load = parser.add_mutually_exclusive_group()
     load.add_argument("-c", "--concurrency", type=_count, default=32, help="requests in flight (32)")
@@ -190,11 +194,9 @@ def _print(file: TuneFile, as_json: bool) -> None:
 
 
 def _progress(one: Measurement) -> None:
-    name = " ".join(f"{field}={value}" for field, value in one.variant.items())
-    found = (
-        f"{one.throughput:,.0f}/s, p99 {one.latency_us['p99'] / 1e3:.2f} ms" if not one.failed else one.failed
-    )
-    print(f"{one.purpose} {one.window_s} s: {name}: {found}", file=sys.stderr, flush=True)
+    from conch_tools.tune.tune_report import measurement_text
+
+    print(measurement_text(one), file=sys.stderr, flush=True)
 
 
 def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> TuneSettings:
@@ -262,13 +264,6 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     if not colon or not name or not all(dim.isdecimal() for dim in dims.split(",") if dims):
         raise FlagsError(f"--shape takes INPUT:DIM,DIM, such as IN:3,224, not '{text}'")
     return name, tuple(int(dim) for dim in dims.split(",")) if dims else ()
-
-
-def _seconds(text: str) -> int:
-    for unit, length in (("m", 60), ("s", 1)):
-        if text.endswith(unit):
-            return int(text.removesuffix(unit)) * length
-    return int(text)
 
 
 def _count(text: str) -> int:

@@ -45,6 +45,8 @@ def as_html(report: Mapping[str, Any], conclusion: str) -> str:
         for each in candidates
         if each.get("tail")
     )
+    if report["tune"] and report["tune"]["diff"]:
+        parts.append(Lines("What tuning has changed in config.pbtxt", report["tune"]["diff"]))
     parts.append(_facts(report))
     name = Path(report["source"]["path"]).name
     return page(f"Conversions of {name}", conclusion, parts)

@@ -4,13 +4,50 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from conch_tools.machine import machine_facts
+from conch_tools.optimize.candidate_choice import Measured, Objective
 from conch_tools.optimize.optimize_page import as_html, throughput
+from conch_tools.optimize.original import Original
 from conch_tools.whole_files import write_whole
 
+FORMAT = 1
 _MIB = 1 << 20
+
+
+def make_report(
+    original: Original,
+    objective: Objective,
+    results: Sequence[Mapping[str, Any]],
+    best: Measured | None,
+    front: Sequence[Measured],
+    packages: Mapping[str, str],
+) -> dict[str, Any]:
+    """The content of ``report.json``."""
+    source, signature = original.source, original.signature
+    return {
+        "format": FORMAT,
+        "source": {
+            "path": str(source.path),
+            "kind": source.kind.name,
+            "digest": source.digest,
+            "inputs": [_public(asdict(each)) for each in signature.inputs],
+            "outputs": [_public(asdict(each)) for each in signature.outputs],
+        },
+        "environment": {**machine_facts(), "packages": dict(sorted(packages.items()))},
+        "samples": {"origin": original.origin, "rows": original.rows},
+        "noise": original.noise,
+        "objective": objective,
+        "candidates": [
+            {key: value for key, value in each.items() if key != "parameters"} for each in results
+        ],
+        "recommended": best.id if best else None,
+        "front": [each.id for each in front],
+        "tune": None,
+    }
 
 
 def write_report(folder: Path, report: Mapping[str, Any]) -> None:
@@ -51,11 +88,11 @@ def conclusion(report: Mapping[str, Any]) -> str:
         f"{best['profile'][0]['p50_us']:,.0f} µs for one sample, {throughput(best):,.0f} samples/s"
     )
     original = next((each for each in passed.values() if _keeps(each, report)), None)
-    if original is None or original is best:
-        return f"{text}."
-    faster = throughput(best) / throughput(original)
-    quicker = original["profile"][0]["p50_us"] / best["profile"][0]["p50_us"]
-    return f"{text}: {quicker:.2f} times as quick as the original, with {faster:.2f} times its throughput."
+    if original is not None and original is not best:
+        faster = throughput(best) / throughput(original)
+        quicker = original["profile"][0]["p50_us"] / best["profile"][0]["p50_us"]
+        text += f": {quicker:.2f} times as quick as the original, with {faster:.2f} times its throughput"
+    return f"{text}. Tuning: {report['tune']['sentence']}" if report["tune"] else f"{text}."
 
 
 def as_text(report: Mapping[str, Any]) -> str:
@@ -65,6 +102,10 @@ def as_text(report: Mapping[str, Any]) -> str:
     widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join([*(line.rstrip() for line in lines), "", conclusion(report)])
+
+
+def _public(tensor: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in tensor.items() if value != ""}
 
 
 def _keeps(candidate: Mapping[str, Any], report: Mapping[str, Any]) -> bool:

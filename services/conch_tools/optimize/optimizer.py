@@ -11,26 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.workers.environments.locks import FileLock
-from conch_tools.machine import machine_facts
 from conch_tools.optimize.candidate_choice import Measured, front, recommended
 from conch_tools.optimize.candidate_folders import CandidateFolders
 from conch_tools.optimize.candidate_maker import CandidateMaker
 from conch_tools.optimize.model_kinds import Source, find_source
-from conch_tools.optimize.optimize_report import write_report, write_status
+from conch_tools.optimize.optimize_report import make_report, write_report, write_status
 from conch_tools.optimize.options import OptimizeOptions, check_options
 from conch_tools.optimize.original import Original, run_original
 from conch_tools.optimize.result_repository import ResultRepository
 from conch_tools.optimize.served_model import read_served_model
 from conch_tools.optimize.step_environments import StepEnvironments
 from conch_tools.optimize.step_plan import StepPlan
-
-FORMAT = 1
+from conch_tools.optimize.winner_tuning import tune_winner
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,8 @@ def optimize(
         original = run_original(found, folder, options, samples, environments, progress)
         maker = CandidateMaker(original, options, folders, environments, progress)
         results = _make_all(found, folder, options, folders, maker)
-        return _finish(folder, original, options, folders, repository, results, environments)
+        packages = environments.own.packages
+        return _finish(folder, original, options, folders, repository, results, packages, progress)
 
 
 def _make_all(
@@ -127,40 +126,25 @@ def _finish(
     folders: CandidateFolders,
     repository: ResultRepository,
     results: Sequence[dict[str, Any]],
-    environments: StepEnvironments,
+    packages: Mapping[str, str],
+    progress: Callable[[str], None],
 ) -> OptimizeResult:
     """Writes the repository and the report."""
     measured = [_measured(each) for each in results if each["status"] == "passed"]
     best = recommended(measured, options.objective)
     repository.clear()
+    report = make_report(original, options.objective, results, best, front(measured), packages)
     written = None
     if best is not None:
         chosen = next(each for each in results if each["id"] == best.id)
         written = repository.write(original, folders.folder_of(best.id), chosen)
-    source, signature = original.source, original.signature
-    report = {
-        "format": FORMAT,
-        "source": {
-            "path": str(source.path),
-            "kind": source.kind.name,
-            "digest": source.digest,
-            "inputs": [_public(asdict(each)) for each in signature.inputs],
-            "outputs": [_public(asdict(each)) for each in signature.outputs],
-        },
-        "environment": {**machine_facts(), "packages": dict(sorted(environments.own.packages.items()))},
-        "samples": {"origin": original.origin, "rows": original.rows},
-        "noise": original.noise,
-        "objective": options.objective,
-        "candidates": [
-            {key: value for key, value in each.items() if key != "parameters"} for each in results
-        ],
-        "recommended": best.id if best else None,
-        "front": [each.id for each in front(measured)],
-    }
+        if options.tune_s:
+            write_report(folder, report)
+            where, signature = folder / "tune" / best.id, original.signature.changed_by(chosen)
+            report["tune"] = tune_winner(repository, where, original, signature, options, progress)
+        repository.apply()
     write_report(folder, report)
     write_status(folder, results, best.id if best else None, done=True)
-    if written is not None:
-        repository.apply()
     return OptimizeResult(folder, report, written)
 
 
@@ -168,7 +152,3 @@ def _measured(result: Mapping[str, Any]) -> Measured:
     profile = result["profile"]
     throughput = max(row["throughput"] for row in profile)
     return Measured(result["id"], profile[0]["p50_us"], throughput, result["host_bytes"], result["bytes"])
-
-
-def _public(tensor: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in tensor.items() if value != ""}

@@ -14,6 +14,7 @@ from conch_tools.optimize.model_kinds import KINDS, Kind
 from conch_tools.optimize.step_table import STEPS, Step
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_LEAST_TUNING_S = 10
 _TARGETS = sorted({kind.target for kind in KINDS.values() if kind.backend})
 
 
@@ -35,6 +36,7 @@ class OptimizeOptions:
     name: str = ""
     labels: Path | None = None
     apply: Path | None = None
+    tune_s: int = 0
     offline: bool = False
     environments: Sequence[Path] = ()
     step_timeout_s: float = 600.0
@@ -51,6 +53,8 @@ def check_options(options: OptimizeOptions) -> None:
             raise InvalidArgumentError(f"--to: '{target}' is none of {', '.join(_TARGETS)}")
     if options.max_batch_size < 1:
         raise InvalidArgumentError(f"--max-batch-size must be 1 or more, not {options.max_batch_size}")
+    if options.tune_s and options.tune_s < _LEAST_TUNING_S:
+        raise InvalidArgumentError(f"--tune must be {_LEAST_TUNING_S}s or more, not {options.tune_s}s")
     for flag, path in (("--labels", options.labels), ("--targets", options.targets)):
         if path is not None and not path.is_file():
             raise NotFoundError(f"{flag}: there is no file '{path}'")

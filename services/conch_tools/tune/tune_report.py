@@ -40,6 +40,12 @@ def as_text(file: TuneFile) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measurement_text(one: Measurement) -> str:
+    """A measurement in a line."""
+    found = one.failed or f"{one.throughput:,.0f}/s, p99 {one.latency_us['p99'] / 1e3:.2f} ms"
+    return f"{one.purpose} {one.window_s} s: {_short(one.variant)}: {found}"
+
+
 def as_csv(file: TuneFile) -> str:
     """A row for each variant at full length, with Model Analyzer's columns and the fields of the search."""
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""YAML files of Model Analyzer as flags: keys that are taken, keys that are refused, and what replaces them."""
+"""YAML files of Model Analyzer as flags: keys that are taken or refused, and flags that replace them."""
 
 from __future__ import annotations
 

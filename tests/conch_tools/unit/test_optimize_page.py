@@ -44,6 +44,7 @@ REPORT = {
     "candidates": CANDIDATES,
     "recommended": "02-b",
     "front": ["02-b"],
+    "tune": {"sentence": HOSTILE, "diff": HOSTILE},
 }
 
 
@@ -71,7 +72,7 @@ def test_the_page_stands_alone_and_shows_what_was_made_of_what() -> None:
         HOSTILE: 2,
         "03-c": 1,
     }
-    assert [each.text for each in page.iter("pre")] == [HOSTILE]
+    assert [each.text for each in page.iter("pre")] == [HOSTILE, HOSTILE]
 
 
 def test_the_page_of_a_run_in_which_nothing_passes_says_so() -> None:
