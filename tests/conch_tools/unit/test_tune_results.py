@@ -13,6 +13,7 @@ from google.protobuf import text_format
 from conch.core.errors import InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import parse_config
+from conch_tools import tune_command
 from conch_tools.tune.apply import NotAppliedError, apply_winner
 from conch_tools.tune.config_text import change_text
 from conch_tools.tune.goals import Limit, Objectives, limits_json, limits_of, paired_gain, score
@@ -50,6 +51,22 @@ def test_a_variant_beyond_a_limit_is_below_all_others_and_lower_further_from_it(
     least = [Limit.parse("min", "throughput=100/s")]
     p99 = Objectives.parse(["p99"])
     assert score(slower, p99, least) > score(replace(met, throughput=99.0), p99, least)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["m", "--rate=5", "--objective=throughput"], "--objective throughput has no effect with --rate"),
+        (["m", "--objective=p98"], "--objective: 'p98' is none of throughput, p50"),
+        (["m", "--min=p99=5ms"], "--min: 'p99=5ms' is no limit; write throughput=100"),
+        (["m", "--search=batch"], "--search takes FIELD=A,B"),
+        (["apply", "x", "-f", "y"], "-f has no effect with apply"),
+        ([], "it takes MODEL"),
+    ],
+)
+def test_wrong_flags_are_refused(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune_command.run([*arguments, "--model-repository=none"]) == tune_command.USAGE
+    assert text in capsys.readouterr().err
 
 
 def test_several_objectives_gain_the_weighted_mean_of_their_gains() -> None:
