@@ -114,6 +114,7 @@ def run(arguments: Sequence[str]) -> int:
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
     from conch_tools.perf.measuring import SettingError
+    from conch_tools.server_api import AskError
     from conch_tools.tune.apply import NotAppliedError
     from conch_tools.tune.model_analyzer_file import YamlError
     from conch_tools.tune.trial_server import TrialError
@@ -134,7 +135,7 @@ def run(arguments: Sequence[str]) -> int:
     except ConchError as error:
         print(f"conch tune: {error.message}", file=sys.stderr)
         return REFUSED
-    except (FormatError, NotAppliedError, NotTunedError, TrialError, LoadError, OSError) as error:
+    except (AskError, FormatError, NotAppliedError, NotTunedError, TrialError, LoadError, OSError) as error:
         print(f"conch tune: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:

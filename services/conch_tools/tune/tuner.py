@@ -88,7 +88,7 @@ def run_tune(settings: TuneSettings, done: Callable[[Measurement], object] = lam
         FormatError: The folder has the file of another search.
         NotTunedError: Today's configuration cannot be measured.
         SettingError, DataError: Data or shapes do not fit the model.
-        TrialError: The server does not start.
+        AskError, LoadError, TrialError: The server does not start or answer, or the load can't be made.
         KeyboardInterrupt: All whole measurements are in the file.
     """
     machine = machine_facts()
