@@ -69,8 +69,8 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FIELD=A,B",
-        help="values of instances, batch, delay_us, preferred, placement, threads, spinning or execution; "
-        "without values the field stays as it is",
+        help="values of instances, batch, delay_us, preferred, padding, placement, threads, spinning or "
+        "execution; without values the field stays as it is",
     )
     parser.add_argument(
         "--budget", type=seconds_of, default=300, help="load of the search, as 10m or 90s (5m)"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
+from conch.core.padding import PARAMETER as PADDING
 from conch.protocol.model_config_pb2 import ModelConfig
 
 NO_SIZES = "none"
+_POWERS, _MULTIPLE = "pow2", "multiple_of/"
 _MOST_INSTANCES = 8
 _MOST_BATCH_POWER = 7
 
@@ -150,6 +153,29 @@ class _Preferred(Field):
         return NO_SIZES if kept == [others["batch"]] else _sizes_text(kept)
 
 
+class _Padding(Field):
+    name = "padding"
+    reason = "lengths to which inputs are padded; with fewer, more requests share a batch"
+    searched = False
+    form = "lengths as 16/64, or pow2, or multiple_of/8"
+
+    def values(self, config: ModelConfig, rows: int, cores: int) -> tuple[Any, ...]:
+        found = {_lengths_text(axis["to"]) for axis in _padded_axes(_padding(config))}
+        return tuple(found) if len(found) == 1 else ()
+
+    def today(self, config: ModelConfig) -> Any:
+        return _lengths_text(next(_padded_axes(_padding(config)))["to"])
+
+    def apply(self, config: ModelConfig, value: Any) -> None:
+        padding = _padding(config)
+        for axis in _padded_axes(padding):
+            axis["to"] = _lengths(value)
+        config.parameters[PADDING].string_value = json.dumps(padding)
+
+    def parse(self, text: str) -> Any:
+        return _lengths_text(_lengths(text))
+
+
 class _Placement(Field):
     name = "placement"
     reason = "threads of the server, or processes of their own"
@@ -228,6 +254,7 @@ FIELDS: tuple[Field, ...] = (
     _Batch(),
     _Delay(),
     _Preferred(),
+    _Padding(),
     _Placement(),
     _Threads(),
     _Spinning(),
@@ -243,6 +270,34 @@ def _batches(config: ModelConfig) -> bool:
 
 def _parameter(config: ModelConfig, name: str) -> str:
     return config.parameters[name].string_value if name in config.parameters else ""
+
+
+def _padding(config: ModelConfig) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_parameter(config, PADDING) or "{}")
+    return found
+
+
+def _padded_axes(padding: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for axes in padding.get("inputs", {}).values():
+        yield from axes if isinstance(axes, list) else [axes]
+
+
+def _lengths(text: str) -> Any:
+    """Lengths as the model parameter has them. Raises ValueError."""
+    if text == _POWERS:
+        return text
+    numbers = text.removeprefix(_MULTIPLE)
+    if not all(each.isdecimal() and int(each) for each in numbers.split("/")):
+        raise ValueError(text)
+    if numbers != text:
+        return {"multiple_of": int(numbers)}
+    return sorted({int(each) for each in numbers.split("/")})
+
+
+def _lengths_text(lengths: Any) -> str:
+    if isinstance(lengths, list):
+        return "/".join(map(str, sorted(set(lengths))))
+    return lengths if lengths == _POWERS else f"{_MULTIPLE}{lengths['multiple_of']}"
 
 
 def _sizes(text: str) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import text_format
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.padding import parse_padding
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import parse_config
 from conch_tools import tune_command
@@ -120,6 +121,23 @@ def test_todays_variant_changes_nothing_and_others_what_they_name() -> None:
         make_space(config, {"threads": ["1"]})
     with pytest.raises(InvalidArgumentError, match="a value is none, or sizes as 4/8, not '4/x'"):
         make_space(config, {"preferred": ["4/x"]})
+
+
+def test_padded_lengths_change_on_all_axes() -> None:
+    padding = {"inputs": {"A": [{"axis": 0, "to": [16, 64]}, {"axis": 1, "to": [16, 64]}]}, "outputs": {}}
+    config = parse_config('max_batch_size: 4 input { name: "A" dims: [ -1, -1 ] }', "config.pbtxt")
+    config.parameters["CONCH_PADDING"].string_value = json.dumps(padding)
+    texts = {"16/64": 64, "pow2": 32, "multiple_of/8": 24, "32": 32}
+    space = make_space(config, {"padding": list(texts)})
+    assert (space.today["padding"], space.values["padding"]) == ("16/64", tuple(texts))
+    assert "padding" not in make_space(config, {}).values
+    for text, length in texts.items():
+        made = apply_variant(config, {"padding": text})
+        assert space.read(made)["padding"] == text
+        axes = parse_padding(made.parameters["CONCH_PADDING"].string_value).inputs
+        assert [axis.padded(20) for axis in axes] == [length, length]
+    with pytest.raises(InvalidArgumentError, match="a value is lengths as 16/64, or pow2"):
+        make_space(config, {"padding": ["x"]})
 
 
 def test_variants_with_one_effect_are_one() -> None:
