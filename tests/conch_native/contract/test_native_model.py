@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ class Answered:
     def grant(self, units: int) -> None:
         self.request.granted += units
         self.request.granted_more()
+
+    def has_more(self, count: int) -> bool:
+        return len(self.responses) > count or self.ended.is_set()
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         assert not self.ended.is_set()
@@ -93,7 +97,7 @@ def test_responses_wait_for_their_own_client_only(stream: NativeModel) -> None:
     while not slow.ended.is_set():
         sent = len(slow.responses)
         slow.grant(7)
-        eventually(lambda sent=sent: len(slow.responses) > sent or slow.ended.is_set(), "more are sent")
+        eventually(partial(slow.has_more, sent), "more are sent")
     assert slow.values == list(range(count))
 
 

@@ -7,6 +7,7 @@ import itertools
 import queue
 import urllib.request
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ def number_of(client: triton.InferenceServerClient, model: str, value: int, **se
     tensor.set_data_from_numpy(np.array([[value]], np.int64))
     result: Any = client.infer(model, [tensor], **sequence)
     return int(result.as_numpy("OUT")[0, 0])
+
+
+def gone(client: triton.InferenceServerClient, model: str) -> bool:
+    return not client.is_model_ready(model)
 
 
 def echo(client: triton.InferenceServerClient, model: str, value: int) -> int:
@@ -208,7 +213,7 @@ def test_crashes_stay_in_the_worker(tmp_path: Path, native_backends: NativeBacke
                     echo(client, where, 13)
                 assert echo(client, where, 12) == 12
             client.unload_model(where)
-            eventually(lambda model=where: not client.is_model_ready(model), "it is unloaded")
+            eventually(partial(gone, client, where), "it is unloaded")
         assert echo(client, "fine", 13) == 13
 
 
