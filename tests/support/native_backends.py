@@ -18,17 +18,25 @@ class NativeBackends:
     Attributes:
         directory: For ``--backend-directory``.
         packages: What a server needs in ``PYTHONPATH``.
+        host: The C host.
     """
 
     def __init__(self, folder: Path) -> None:
         self.directory = folder / "backends"
         self.packages = folder / "packages"
         package = self.packages / "conch_native"
+        self.host = package / "libtritonserver.so"
         shutil.copytree(PACKAGE, package)
         sources = sorted(map(str, (PACKAGE / "host").glob("*.c")))
-        name = "libtritonserver.so"
         run_compiler(
-            *("-fPIC", "-shared", "-fvisibility=hidden", f"-Wl,-soname,{name}", "-o", str(package / name)),
+            *(
+                "-fPIC",
+                "-shared",
+                "-fvisibility=hidden",
+                f"-Wl,-soname,{self.host.name}",
+                "-o",
+                str(self.host),
+            ),
             *(*sources, "-ldl"),
         )
 

@@ -7,6 +7,7 @@ import itertools
 import queue
 import urllib.request
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,13 @@ CALLER = """
     input { name: "IN" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
     output { name: "OUT" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
 """
+CRASH = """
+    backend: "crash"
+    input {{ name: "IN" data_type: TYPE_INT32 dims: 1 }}
+    output {{ name: "OUT" data_type: TYPE_INT32 dims: 1 }}
+    parameters {{ key: "where" value {{ string_value: "{where}" }} }}
+    parameters {{ key: "how" value {{ string_value: "{how}" }} }}
+"""
 STREAM = """
     backend: "stream"
     input { name: "IN" data_type: TYPE_INT32 dims: 1 }
@@ -84,6 +92,17 @@ def number_of(client: triton.InferenceServerClient, model: str, value: int, **se
     tensor.set_data_from_numpy(np.array([[value]], np.int64))
     result: Any = client.infer(model, [tensor], **sequence)
     return int(result.as_numpy("OUT")[0, 0])
+
+
+def gone(client: triton.InferenceServerClient, model: str) -> bool:
+    return not client.is_model_ready(model)
+
+
+def echo(client: triton.InferenceServerClient, model: str, value: int) -> int:
+    tensor = triton.InferInput("IN", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([value], np.int32))
+    result: Any = client.infer(model, [tensor])
+    return int(result.as_numpy("OUT")[0])
 
 
 def probed(server: ServerProcess, *texts: bytes) -> list[Any]:
@@ -157,6 +176,45 @@ def test_a_crash_fails_the_requests_of_the_version_and_its_worker_restarts(
         assert f"backend: 'probe', {library}" in server.errors
         assert "with the ids 'request-0'" in server.errors
         assert "TRITONBACKEND_ModelInstanceExecute" in server.errors  # the C stack
+
+
+CRASHES = {
+    "ModelInitialize": "loading",
+    "ModelInstanceInitialize": "loading",
+    "ModelInstanceExecute": "executing",
+    "ModelInstanceFinalize": "unloading",
+    "Finalize": "unloading",
+}
+
+
+@pytest.mark.parametrize("how", ["write", "abort", "exit"])
+def test_crashes_stay_in_the_worker(tmp_path: Path, native_backends: NativeBackends, how: str) -> None:
+    for where in CRASHES:
+        write(tmp_path, where, CRASH.format(where=where, how=how))
+    write(tmp_path, "fine", CRASH.format(where="nowhere", how=how))
+    flags = ("--model-control-mode=explicit", "--load-model=fine")
+    with (
+        native_backends.serving(tmp_path, "crash", flags=flags) as server,
+        client_of(server) as client,
+    ):
+        for where, when in CRASHES.items():
+            if when == "loading":
+                with pytest.raises(
+                    InferenceServerException, match=r"Stub process .* is not healthy"
+                ) as raised:
+                    client.load_model(where)
+                assert (
+                    "(SIGSEGV)" if how == "write" else "SIGABRT" if how == "abort" else "status 7"
+                ) in str(raised.value)
+                continue
+            client.load_model(where)
+            if when == "executing":
+                with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+                    echo(client, where, 13)
+                assert echo(client, where, 12) == 12
+            client.unload_model(where)
+            eventually(partial(gone, client, where), "it is unloaded")
+        assert echo(client, "fine", 13) == 13
 
 
 def test_a_decoupled_backend_responds_after_its_execution(

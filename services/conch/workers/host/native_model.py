@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 _WAIT_MS = 1_000
 _MOST_LAYOUTS = 256
-_MOST_WAITING = 256 << 20
+MOST_WAITING = 256 << 20
 """Bytes of responses that may wait for slow clients."""
 
 LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
@@ -352,7 +352,7 @@ class NativeModel:
             if not opened.waiting and not request.behind:
                 _send_now(request, response, final)
                 return
-            if self._waiting_bytes + nbytes > _MOST_WAITING:
+            if self._waiting_bytes + nbytes > MOST_WAITING:
                 self._give_up(opened)
                 return
             first = not opened.waiting
@@ -381,7 +381,7 @@ class NativeModel:
         self.host.cancel(request.number)
         request.granted = request.spent + 1  # the last response may overdraw
         text = (
-            f"model '{self.spec.name}' responds faster than its clients read: {_MOST_WAITING >> 20} MiB of "
+            f"model '{self.spec.name}' responds faster than its clients read: {MOST_WAITING >> 20} MiB of "
             f"its responses wait"
         )
         _send_now(request, InferenceResponse([], ResourceExhaustedError(text)), True)

@@ -345,9 +345,7 @@ class _Words:
         address, nbytes = words[at : at + 2]
         shape = words[at - rank : at]
         self.at = at + 4  # behind memory type and device: the host keeps outputs in its own memory
-        return Output(
-            self.text() if place == NOTHING else place, DATATYPES[datatype], shape, address, nbytes
-        )
+        return Output(self.text() if place == NOTHING else place, DATATYPES[datatype], shape, address, nbytes)
 
 
 def read_events(data: memoryview, count: int) -> Iterator[Event]:
