@@ -143,3 +143,14 @@ def test_a_failed_batch_leaves_the_model_as_it_was(native_backends: NativeBacken
             assert responses is not None
             assert responses[0] is not None
             assert responses[0].outputs[0].numpy().tobytes() == b"fine"
+
+
+def test_a_cancelled_request_ends_early(stream: NativeModel) -> None:
+    answered = Answered(1, np.array([10_000_000], np.int32), "INT32", 1 << 40)
+    stream.instances[0].execute(Batch([answered.request], 1, 0))
+    eventually(partial(answered.has_more, 0), "the first response is there")
+    answered.request.cancelled = True
+    answered.request.notify_cancelled()
+    assert answered.ended.wait(60)
+    assert answered.values == list(range(len(answered.responses)))
+    assert len(answered.responses) < 10_000_000

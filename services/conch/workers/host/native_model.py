@@ -132,13 +132,21 @@ class NativeModel:
         Raises:
             ConchError: A call of the library failed.
         """
-        spec, host = self.spec, self.host
+        host = self.host
         self.follow_log_level()
         host.report_crashes()
         facts = open_library(host, self._library, self._log)
         self.has_readiness = facts.get("ready") is True
         self._deliverer = threading.Thread(target=self._deliver, name="conch-native-deliver", daemon=True)
         self._deliverer.start()
+        try:
+            self._open_instances(placements)
+        except ConchError:
+            self._stop_delivery()  # once the log has what the library has logged
+            raise
+
+    def _open_instances(self, placements: Sequence[Placement]) -> None:
+        spec, host = self.spec, self.host
         sequence = spec.sequence
         host.open_model(
             spec.name,
@@ -170,6 +178,9 @@ class NativeModel:
     def close(self) -> None:
         """Finalizes everything; events that come meanwhile are handled."""
         self.host.close()
+        self._stop_delivery()
+
+    def _stop_delivery(self) -> None:
         self._closing = True
         if self._deliverer is not None:
             self.host.wake()
