@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import queue
 import urllib.request
 from dataclasses import replace
@@ -289,7 +290,12 @@ def test_a_backend_calls_a_model(tmp_path: Path, native_backends: NativeBackends
         texts = [b"small", b"large" * 100_000]
         results = probed(server, *texts)
         assert [result.as_numpy("OUT").tobytes() for result in results] == texts
-        assert [result.get_response().parameters["transaction"].int64_param for result in results] == [1, 1]
+        parameters = results[0].get_response().parameters
+        assert parameters["transaction"].int64_param == 1
+        assert json.loads(parameters["config"].string_param)["backend"] == "probe"
+        metadata = json.loads(parameters["metadata"].string_param)
+        assert (metadata["name"], metadata["versions"]) == ("inner", ["1"])
+        assert metadata["inputs"] == [{"name": "IN", "datatype": "UINT8", "shape": [1, -1]}]
         (error,) = probed(server, b"R")
         assert (error.status(), error.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
 
