@@ -38,12 +38,12 @@ TWO = "instance_group { count: 2 kind: KIND_CPU }"
 SUMS = """
     backend: "sums"
     max_batch_size: 8
-    input { name: "IN" data_type: TYPE_INT64 dims: 1 }
-    output { name: "OUT" data_type: TYPE_INT64 dims: 1 }
-    sequence_batching {
-      oldest { max_candidate_sequences: 8 }
-      state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT64 dims: 1 }
-    }
+    input {{ name: "IN" data_type: TYPE_INT64 dims: 1 }}
+    output {{ name: "OUT" data_type: TYPE_INT64 dims: 1 }}
+    sequence_batching {{
+      {strategy}
+      state {{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT64 dims: 1 }}
+    }}
 """
 LEFT = """
     backend: "sums"
@@ -188,6 +188,7 @@ CRASHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["write", "abort", "exit"])
 def test_crashes_stay_in_the_worker(tmp_path: Path, native_backends: NativeBackends, how: str) -> None:
     for where in CRASHES:
@@ -244,25 +245,29 @@ def test_a_decoupled_backend_responds_after_its_execution(
         assert list(values.values()) == [list(range(count)) for count in counts]
 
 
-def test_states_of_sequences_are_kept(tmp_path: Path, native_backends: NativeBackends) -> None:
+@pytest.mark.parametrize("strategy", ["oldest { max_candidate_sequences: 8 }", "direct { }"])
+def test_states_of_sequences_are_kept(tmp_path: Path, native_backends: NativeBackends, strategy: str) -> None:
     with (
-        native_backends.serving(write(tmp_path, "sums", SUMS), "sums") as server,
+        native_backends.serving(write(tmp_path, "sums", SUMS.format(strategy=strategy)), "sums") as server,
         client_of(server) as client,
     ):
-        for sequence in (7, 8):
-            values = [sequence, 1, 2, 4]
-            sums = [
-                number_of(
-                    client,
-                    "sums",
-                    value,
-                    sequence_id=sequence,
-                    sequence_start=index == 0,
-                    sequence_end=index == 3,
+        # Each runs while the other one has a row of the batch.
+        sums: dict[int, list[int]] = {7: [], 8: []}
+        values = [3, 1, 2, 4]
+        for index, value in enumerate(values):
+            for sequence, found in sums.items():
+                found.append(
+                    number_of(
+                        client,
+                        "sums",
+                        value * sequence,
+                        sequence_id=sequence,
+                        sequence_start=index == 0,
+                        sequence_end=index == 3,
+                    )
                 )
-                for index, value in enumerate(values)
-            ]
-            assert sums == list(itertools.accumulate(values))
+        for sequence, found in sums.items():
+            assert found == [sequence * total for total in itertools.accumulate(values)]
 
 
 def test_requests_are_executed_again(tmp_path: Path, native_backends: NativeBackends) -> None:
