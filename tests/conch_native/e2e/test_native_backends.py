@@ -148,6 +148,18 @@ def test_instances_of_one_process_execute_at_the_same_time(
         assert [result.as_numpy("OUT").tobytes() for result in results] == [b"M", b"M"]
 
 
+def test_a_changed_number_of_instances_is_a_new_process(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=probe")
+    models = write(tmp_path, "probe", ONE_BY_ONE)
+    with native_backends.serving(models, "probe", flags=flags) as server, client_of(server) as client:
+        (models / "probe/config.pbtxt").write_text(ONE_BY_ONE + TWO)
+        client.load_model("probe")
+        results = probed(server, b"M", b"M")
+        assert [result.as_numpy("OUT").tobytes() for result in results] == [b"M", b"M"]
+
+
 def test_errors_of_batches_and_of_responses_reach_their_clients(
     tmp_path: Path, native_backends: NativeBackends
 ) -> None:
