@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from conch_control.canary.rollout_plan import (
     Traffic,
     VersionSight,
 )
+from conch_control.canary.state_file import SavedRollout, StateDirectory
 
 MINUTE = 60_000_000_000
 PASS = Verdict(Result.PASS, "errors 0.0 %: pass")
@@ -519,10 +522,15 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.directory = StateDirectory(Path(self.folder.name))
         self.text = STEPS
         self.driven = Driven(STEPS, v7="a ready", v8="a ready")
         self.earned = Earned(number=1)
         self.before: Progress = self.driven.plan.progress
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
 
     def check(self) -> None:
         """What holds for the actions of one event."""
@@ -617,7 +625,8 @@ class AnyOrder(RuleBasedStateMachine):
     def restart(self) -> None:
         """A server that stops here goes on as it was, from what it has saved."""
         before = self.driven
-        self.driven = Driven(self.text, before.saved)
+        self.directory.write("m", SavedRollout(before.saved))
+        self.driven = Driven(self.text, self.directory.read()["m"].progress)
         assert self.driven.plan.progress == before.plan.progress
         assert self.driven.hold >= before.selection.hold
         self.driven.versions = before.versions
