@@ -202,7 +202,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Publishes a route; None for none."""
+    """Publishes a route, with what the declaration says about keys and matches; None for none."""
 
     traffic: Traffic | None
 
@@ -279,6 +279,7 @@ class RolloutPlan:
     _failing: int = field(default=0, init=False)
     _old_failure: tuple[int, float] = field(default=(0, 0.0), init=False)  # of a load before this rollout
     _urgent: bool = field(default=False, init=False)  # publish before saving
+    _redeclared: bool = field(default=False, init=False)  # what goes with a route has changed
     _traffic: Traffic | None = field(default=None, init=False)
     _labels: Mapping[str, int] = field(default_factory=dict, init=False)
     _selection: Select = field(default_factory=Select, init=False)
@@ -489,6 +490,7 @@ class RolloutPlan:
         if digest != progress.declared:
             guarded = tuple(each for each in progress.refused if not each.by_call and rollout is not None)
             self.progress = replace(progress, declared=digest, refused=guarded)
+            self._redeclared = True
         changed = "the declaration has changed"
         if progress.state is State.SPLIT and rollout is not None and _same_pair(progress, rollout):
             self.progress = replace(self.progress, weight=rollout.split[1][1])
@@ -560,7 +562,7 @@ class RolloutPlan:
                 break
         traffic, labels, selection = self._wanted_traffic(), self._wanted_labels(), self._wanted_selection()
         publish: list[Action] = []
-        if traffic != self._traffic:
+        if traffic != self._traffic or (self._redeclared and traffic is not None):
             publish.append(Publish(traffic))
         if labels != self._labels:
             publish.append(PublishLabels(labels))
@@ -569,7 +571,7 @@ class RolloutPlan:
         if selection != self._selection:
             actions.append(Select(selection.hold, selection.out))
         self._traffic, self._labels, self._selection = traffic, labels, selection
-        self._saved, self._urgent = self.progress, False
+        self._saved, self._urgent, self._redeclared = self.progress, False, False
         return actions
 
     def _transition(self, now: int) -> None:
