@@ -22,14 +22,14 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import NotFoundError, OutOfRangeError, UnavailableError
 from conch_control.canary.guards import Counts, Window, judge, traffic_note
 from conch_control.canary.rollout_file import Declaration, Rollout
-from conch_control.canary.rollout_plan import (
+from conch_control.canary.rollout_plan import RolloutPlan
+from conch_control.canary.rollout_state import (
     LIVE,
     Action,
     Call,
     Progress,
     Publish,
     PublishLabels,
-    RolloutPlan,
     Save,
     Select,
     State,
@@ -173,6 +173,22 @@ class RolloutLoop:
         if begun or declaration != Declaration():
             self._command(partial(self._declare, model, declaration, by_call))
 
+    def change(self, model: str, edit: Callable[[Declaration], Declaration]) -> None:
+        """Changes by a call what calls have declared, such as a label.
+
+        Raises:
+            FailedPreconditionError: A file declares it.
+        """
+        self._command(partial(self._edit, model, edit))
+
+    def start(self, model: str, rollout: Rollout, again: bool = False) -> None:
+        """Declares and starts a rollout by a call; labels stay. See `RolloutPlan.start_by_call`.
+
+        Raises:
+            FailedPreconditionError: One runs, a file declares it, or the candidate is missing or refused.
+        """
+        self._command(partial(self._start, model, rollout, again))
+
     def call(self, model: str, call: Call, weight: int | None = None, again: bool = False) -> None:
         """Carries out an operator's call; see `RolloutPlan.call`.
 
@@ -210,6 +226,7 @@ class RolloutLoop:
         def run(now: int) -> None:
             if (found := self._models.get(model)) is None:
                 raise _no_rollout(model)
+            self._see(model, found)
             found.pending += action(found.plan, now)
             self._carry_out(model, found)
 
@@ -299,22 +316,41 @@ class RolloutLoop:
 
     def _declare(self, model: str, declaration: Declaration, by_call: bool, now: int) -> None:
         found = self._models.get(model)
-        if found is not None and not (found.plan.from_file or by_call) and declaration == Declaration():
-            return
         if found is None:
-            saved = self._kept.pop(model, SavedRollout(Progress()))
-            plan = RolloutPlan(
-                model, declaration, saved.progress, not by_call, partial(self._next_number, model)
-            )
-            found = _Model(plan)
-            self._models = {**self._models, model: found}
-            found.pending += plan.start(now)
+            found = self._begin(model, declaration, not by_call, now)
+        elif declaration == Declaration() and not (found.plan.from_file or by_call):
+            return
         else:
             found.pending += found.plan.declare(declaration, now, by_call)
             if by_call and declaration != Declaration():
                 found.pending.append(Save(found.plan.progress))  # with the new declaration
         self._carry_out(model, found)
         self._see(model, found)
+
+    def _edit(self, model: str, edit: Callable[[Declaration], Declaration], now: int) -> None:
+        found = self._models.get(model)
+        self._declare(model, edit(Declaration() if found is None else found.plan.declaration), True, now)
+
+    def _start(self, model: str, rollout: Rollout, again: bool, now: int) -> None:
+        found = self._models.get(model)
+        if found is None:
+            found = self._begin(model, Declaration(), False, now)
+        plan = found.plan
+        found.pending += plan.sees(self._server.versions(model, plan.progress.stable), now)
+        try:
+            found.pending += plan.start_by_call(replace(plan.declaration, rollout=rollout), now, again)
+            found.pending.append(Save(plan.progress))  # with the new declaration
+        finally:
+            self._carry_out(model, found)
+        self._see(model, found)
+
+    def _begin(self, model: str, declaration: Declaration, from_file: bool, now: int) -> _Model:
+        saved = self._kept.pop(model, SavedRollout(Progress()))
+        number = partial(self._next_number, model)
+        found = _Model(RolloutPlan(model, declaration, saved.progress, from_file, number))
+        self._models = {**self._models, model: found}
+        found.pending += found.plan.start(now)
+        return found
 
     def _next_number(self, model: str, group: str, last: int) -> int:
         """The number of a model's next rollout: that of a group's running ones, else a new one."""

@@ -37,10 +37,9 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import NoReturn
 
-from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.errors import InvalidArgumentError
 from conch_control.canary.guards import SURE, Result, Verdict
 from conch_control.canary.rollout_file import (
     NEWEST,
@@ -52,194 +51,31 @@ from conch_control.canary.rollout_file import (
     Rollout,
     percent,
 )
+from conch_control.canary.rollout_state import (
+    LIVE,
+    RESTING,
+    Action,
+    Call,
+    FailedPreconditionError,
+    Note,
+    Progress,
+    Publish,
+    PublishLabels,
+    Refusal,
+    Save,
+    Select,
+    State,
+    Traffic,
+    VersionSight,
+)
 
 EXTENSION = 3
 """A step without a verdict lasts at most so many times its duration."""
 LEAST_EXTENSION_NS = 60_000_000_000
 _MOST_REFUSED = 100
-
-
-class State(Enum):
-    """State of a model's rollout; see the table above."""
-
-    IDLE = "IDLE"
-    LOADING = "LOADING"
-    STEP = "STEP"
-    PAUSED = "PAUSED"
-    BAKING = "BAKING"
-    ROLLING_BACK = "ROLLING_BACK"
-    ABORTING = "ABORTING"
-    ABORTED = "ABORTED"
-    DONE = "DONE"
-    FAILED = "FAILED"
-    SPLIT = "SPLIT"
-
-
-RESTING = frozenset({State.IDLE, State.FAILED, State.ABORTED, State.DONE})
-LIVE = frozenset({State.LOADING, State.STEP, State.PAUSED})
 _STEPPING = frozenset({State.STEP, State.PAUSED})
 _SHARING = _STEPPING | {State.SPLIT}
 _ALARMING = frozenset({State.FAILED, State.ABORTING, State.ROLLING_BACK})
-
-
-class Call(Enum):
-    """What an operator may ask for."""
-
-    START = "start"
-    PAUSE = "pause"
-    RESUME = "resume"
-    ADVANCE = "advance"
-    SET_WEIGHT = "set_weight"
-    PROMOTE = "promote"
-    ABORT = "abort"
-    ROLLBACK = "rollback"
-
-
-class FailedPreconditionError(ConchError):
-    """The rollout's state does not allow the call."""
-
-    code = "FAILED_PRECONDITION"
-    label = "Failed precondition"
-    grpc_status = 9
-    http_status = 400
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSight:
-    """A version as repository and server show it.
-
-    Attributes:
-        files: Digest of its files in the repository; empty if it has none.
-        serves: Digest of the files that the ready copy was loaded from; empty if none is ready.
-        failure: Why its last load failed; empty if it did not.
-        since: Time of its last transition.
-        backs_off: Its workers fail again and again.
-        differences: Ways in which its interface differs from stable's; None while not compared.
-    """
-
-    files: str = ""
-    serves: str = ""
-    failure: str = ""
-    since: float = 0.0
-    backs_off: bool = False
-    differences: tuple[str, ...] | None = None
-
-    @property
-    def exists(self) -> bool:
-        """True if it has files, or still serves."""
-        return bool(self.files or self.serves)
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A version that is held out until the digest of its files changes.
-
-    Attributes:
-        by_call: An operator refused it, so that a change of the declaration ends the refusal, too.
-    """
-
-    version: int
-    digest: str
-    by_call: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a restart must know.
-
-    Attributes:
-        number: Number of the newest rollout, which names it and its salt; 0 before the first.
-        stable: The version that an empty version means; None as in Triton.
-        candidate: The version under test, or the one that an abort releases.
-        digest: Its files.
-        previous: Stable before the last promotion.
-        step: Current step, from 0.
-        weight: The candidate's share, of `WHOLE`.
-        shadow: Share of mirrored requests, of `WHOLE`.
-        reason: Why the state was entered.
-        called: A call led to the state.
-        refused: Versions held out, oldest first.
-        declared: Digest of the table ``[rollout]`` that this belongs to; empty for none.
-        declared_stable: The label ``stable`` that was followed last.
-    """
-
-    state: State = State.IDLE
-    number: int = 0
-    stable: int | None = None
-    candidate: int | None = None
-    digest: str = ""
-    previous: int | None = None
-    step: int = 0
-    weight: int = 0
-    shadow: int = 0
-    reason: str = ""
-    called: bool = False
-    refused: tuple[Refusal, ...] = ()
-    declared: str = ""
-    declared_stable: int | None = None
-
-    def refusal(self, version: int) -> Refusal | None:
-        """The refusal of a version, if any."""
-        return next((each for each in self.refused if each.version == version), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Where requests without a version go.
-
-    Attributes:
-        weight: The candidate's share, of `WHOLE`.
-        shadow_percent: Percent of the requests that the candidate gets a copy of.
-        salt: Key of the hash that gives each user a side.
-    """
-
-    stable: int
-    candidate: int | None = None
-    weight: int = 0
-    shadow_percent: float = 0.0
-    salt: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Publishes a route, with what the declaration says about keys and matches; None for none."""
-
-    traffic: Traffic | None
-
-
-@dataclass(frozen=True, slots=True)
-class PublishLabels:
-    """Publishes all labels of the model, each with a ready version."""
-
-    labels: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Writes the progress to the state directory."""
-
-    progress: Progress
-
-
-@dataclass(frozen=True, slots=True)
-class Select:
-    """Versions to load besides those of the version policy, and versions not to load."""
-
-    hold: frozenset[int] = frozenset()
-    out: frozenset[int] = frozenset()
-
-
-Action = Publish | PublishLabels | Save | Select
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A decision, for the log; `level` as in `logging`."""
-
-    text: str
-    level: int = logging.INFO
-
-
 _NOTHING = VersionSight()
 
 
@@ -302,13 +138,32 @@ class RolloutPlan:
         Raises:
             FailedPreconditionError: A call may not change what a file declares.
         """
-        if by_call and self.from_file:
-            raise FailedPreconditionError(
-                f"the rollout of '{self.model}' is declared in {ROLLOUT_FILE}; change it there"
-            )
+        if by_call:
+            self._refuse_calls()
         self.from_file = not by_call and declaration != Declaration()
         self.declaration = declaration
         self._follow_declaration(now)
+        return self._act(now)
+
+    def start_by_call(self, declaration: Declaration, now: int, again: bool = False) -> list[Action]:
+        """Declares a rollout and starts it, or changes nothing.
+
+        Raises:
+            FailedPreconditionError: One runs, a file declares it, or the candidate is missing or refused.
+        """
+        self._refuse_calls()
+        before = self.declaration, self.progress
+        if self.progress.state not in RESTING:
+            self._fail(f"is {self.progress.state.value} already")
+        self.declaration = declaration
+        self._follow_declaration(now)
+        self._follow_stable()
+        try:
+            if not self._rollout.split:
+                self._start(again)
+        except FailedPreconditionError:
+            self.declaration, self.progress = before
+            raise
         return self._act(now)
 
     def sees(self, versions: Mapping[int, VersionSight], now: int) -> list[Action]:
@@ -454,6 +309,12 @@ class RolloutPlan:
             self.progress = replace(self.progress, weight=weight)
             self._enter(State.PAUSED, f"weight set to {percent(weight)} by a call", called=True)
             self._begin_window(now)
+
+    def _refuse_calls(self) -> None:
+        if self.from_file:
+            raise FailedPreconditionError(
+                f"the rollout of '{self.model}' is declared in {ROLLOUT_FILE}; change it there"
+            )
 
     def _fail(self, text: str) -> NoReturn:
         raise FailedPreconditionError(f"the rollout of '{self.model}' {text}")

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from conch.core.errors import InvalidArgumentError
 from conch_control.canary.rollout_file import WHOLE, Declaration, as_json, check_declaration
-from conch_control.canary.rollout_plan import Progress, Refusal, State
+from conch_control.canary.rollout_state import Progress, Refusal, State
 
 log = logging.getLogger(__name__)
 

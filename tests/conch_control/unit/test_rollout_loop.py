@@ -17,7 +17,7 @@ from conch.core.errors import NotFoundError, UnavailableError
 from conch_control.canary.guards import Counts
 from conch_control.canary.rollout_file import Declaration, Rollout, parse_toml
 from conch_control.canary.rollout_loop import LOOK_NS, RolloutLoop
-from conch_control.canary.rollout_plan import (
+from conch_control.canary.rollout_state import (
     Call,
     FailedPreconditionError,
     Select,
@@ -229,10 +229,40 @@ def test_a_restart_goes_on_from_the_state_files(server: FakeServer, tmp_path: Pa
     assert second.loop.stop(WAIT_S)
 
 
+def test_calls_declare_labels_and_rollouts(site: Site, server: FakeServer) -> None:
+    assert DECLARED.rollout is not None
+    with pytest.raises(FailedPreconditionError, match="has no candidate: no version is above version 7"):
+        site.loop.start("m", DECLARED.rollout)
+    with pytest.raises(NotFoundError):
+        site.loop.status("m")
+    site.loop.change("m", lambda each: replace(each, labels={**each.labels, "best": 7}))
+    assert (server.labels["m"], server.routes) == ({"best": 7}, {})
+    server.repository["m"].add(8)
+    site.loop.start("m", DECLARED.rollout)
+    assert site.settle().progress.state is State.STEP
+    assert server.labels["m"] == {"best": 7, "stable": 7}
+    with pytest.raises(FailedPreconditionError, match="the rollout of 'm' is STEP already"):
+        site.loop.start("m", DECLARED.rollout)
+    site.loop.call("m", Call.ABORT)
+    aborted = site.settle()
+    with pytest.raises(
+        FailedPreconditionError, match="holds version 8 out: aborted by a call; change its files"
+    ):
+        site.loop.start("m", DECLARED.rollout)
+    assert site.settle().progress == aborted.progress
+    site.loop.start("m", DECLARED.rollout, again=True)
+    assert site.settle().progress.state is State.STEP
+    site.loop.change("m", lambda each: Declaration())
+    assert (server.labels["m"], server.routes["m"]) == ({}, None)
+
+
 def test_calls_do_not_change_what_a_file_declares(site: Site) -> None:
     site.loop.declare("m", DECLARED)
     with pytest.raises(FailedPreconditionError, match=r"is declared in rollout\.toml"):
         site.loop.declare("m", Declaration(), by_call=True)
+    assert DECLARED.rollout is not None
+    with pytest.raises(FailedPreconditionError, match=r"is declared in rollout\.toml"):
+        site.loop.start("m", DECLARED.rollout)
 
 
 def test_actions_that_fail_are_tried_again_in_their_order(

@@ -16,8 +16,8 @@ from tests.support.machines import run_machine
 from conch.core.errors import InvalidArgumentError
 from conch_control.canary.guards import Result, Verdict
 from conch_control.canary.rollout_file import WHOLE, Declaration, parse_toml
-from conch_control.canary.rollout_plan import (
-    EXTENSION,
+from conch_control.canary.rollout_plan import EXTENSION, RolloutPlan
+from conch_control.canary.rollout_state import (
     LIVE,
     RESTING,
     Action,
@@ -26,7 +26,6 @@ from conch_control.canary.rollout_plan import (
     Progress,
     Publish,
     PublishLabels,
-    RolloutPlan,
     Save,
     Select,
     State,

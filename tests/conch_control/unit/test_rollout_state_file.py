@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conch.core.errors import InvalidArgumentError
 from conch_control.canary.rollout_file import WHOLE, Declaration, parse_toml
-from conch_control.canary.rollout_plan import Progress, Refusal, State
+from conch_control.canary.rollout_state import Progress, Refusal, State
 from conch_control.canary.state_file import SavedRollout, StateDirectory, file_name
 
 PROGRESS = Progress(
