@@ -11,7 +11,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -220,6 +220,47 @@ def check_declaration(content: object, place: str) -> tuple[Declaration, list[Pr
     rollout = _rollout(top.table("rollout"), labels) if top.has("rollout") else None
     top.refuse_others()
     return Declaration(labels, rollout), problems
+
+
+def declaration_doubts(
+    declaration: Declaration, place: str, versions: Collection[int], group: Mapping[str, Rollout]
+) -> Iterator[Problem]:
+    """What is allowed, and probably a mistake.
+
+    Args:
+        declaration: A declaration without problems.
+        place: Names the file in the messages.
+        versions: Versions that have a directory.
+        group: Rollouts of the other models of its group, by model.
+    """
+    for label, version in declaration.labels.items():
+        if version not in versions:
+            yield _doubt(
+                place, f"labels.{label}", f"version {version} has no directory; the label waits for it"
+            )
+    rollout = declaration.rollout
+    if rollout is None:
+        return
+    named = {f"rollout.split.{version}": version for version, _ in rollout.split}
+    if isinstance(rollout.candidate, int):
+        named["rollout.candidate"] = rollout.candidate
+    for path, version in named.items():
+        if version not in versions:
+            yield _doubt(place, path, f"version {version} has no directory")
+    weight = 0
+    for number, step in enumerate(rollout.steps):
+        if step.weight < weight and not step.shadow:
+            fall = f"falls from {percent(weight)} to {percent(step.weight)}; steps should grow"
+            yield _doubt(place, f"rollout.steps[{number}]", fall)
+        weight = max(weight, step.weight)
+    for model, other in sorted(group.items()):
+        if other.steps != rollout.steps:
+            text = f"differ from those of '{model}', which is in the same group; give both the same steps"
+            yield _doubt(place, "rollout.steps", text)
+
+
+def _doubt(place: str, path: str, text: str) -> Problem:
+    return Problem(path, f"{place}: {path}: {text}")
 
 
 def percent(share: int) -> str:

@@ -6,11 +6,11 @@ Inputs: `VersionSight`, `Call`. Kept over restarts: `Progress`. Outputs: the act
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, InvalidArgumentError
 
 
 class State(Enum):
@@ -178,6 +178,27 @@ class Select:
 
     hold: frozenset[int] = frozenset()
     out: frozenset[int] = frozenset()
+
+    def versions(
+        self, available: Collection[int], policy: Callable[[Collection[int]], Collection[int]]
+    ) -> list[int]:
+        """Versions to load of the available ones, ascending.
+
+        Args:
+            available: Versions that have files.
+            policy: The version policy; it may raise InvalidArgumentError if it selects none.
+
+        Raises:
+            InvalidArgumentError: The policy selects none, and none is held.
+        """
+        held = self.hold.intersection(available)
+        try:
+            selected = policy([version for version in available if version not in self.out])
+        except InvalidArgumentError:
+            if not held:
+                raise
+            selected = ()
+        return sorted(held.union(selected))
 
 
 Action = Publish | PublishLabels | Save | Select

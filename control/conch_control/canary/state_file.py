@@ -105,9 +105,9 @@ class StateDirectory:
 
 def file_name(model: str) -> str:
     """Name of a model's file; one of a very long name ends with a digest."""
-    name = quote(model, safe="", errors="surrogateescape")
+    name = quote(model, safe="", errors="surrogatepass")
     if len(name) > _LONGEST:
-        digest = hashlib.blake2b(model.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(model.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         name = f"{name[: _LONGEST - len(digest)]}{digest}"
     return f"{name}.json"
 

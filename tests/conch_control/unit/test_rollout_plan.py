@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.support.machines import run_machine
 
 from conch.core.errors import InvalidArgumentError
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.canary.guards import Result, Verdict
 from conch_control.canary.rollout_file import WHOLE, Declaration, parse_toml
 from conch_control.canary.rollout_plan import EXTENSION, RolloutPlan
@@ -33,6 +35,7 @@ from conch_control.canary.rollout_state import (
     VersionSight,
 )
 from conch_control.canary.state_file import SavedRollout, StateDirectory
+from conch_control.repository.layout import select_versions
 
 MINUTE = 60_000_000_000
 PASS = Verdict(Result.PASS, "errors 0.0 %: pass")
@@ -370,6 +373,29 @@ def test_trouble_while_baking_leads_back(trouble: str) -> None:
 def test_without_a_declaration_nothing_is_published() -> None:
     driven = Driven("", v7="a ready", v8="b ready")
     assert (driven.traffic, driven.labels, driven.selection, driven.saved) == (None, {}, Select(), Progress())
+
+
+@pytest.mark.parametrize(
+    ("policy", "hold", "out", "chosen"),
+    [
+        ("latest { num_versions: 1 }", (), (), [9]),
+        ("latest { num_versions: 1 }", (7,), (9,), [7, 8]),
+        ("all {}", (3,), (9,), [7, 8]),
+        ("specific { versions: 9 }", (7,), (9,), [7]),
+    ],
+)
+def test_held_versions_are_loaded_beside_those_of_the_policy(
+    policy: str, hold: tuple[int, ...], out: tuple[int, ...], chosen: list[int]
+) -> None:
+    config = text_format.Parse(f"version_policy {{ {policy} }}", ModelConfig())
+    select = Select(frozenset(hold), frozenset(out))
+    assert select.versions((7, 8, 9), lambda versions: select_versions(config, versions)) == chosen
+
+
+def test_without_a_held_version_the_policys_error_stays() -> None:
+    config = text_format.Parse("version_policy { specific { versions: 9 } }", ModelConfig())
+    with pytest.raises(InvalidArgumentError, match="at least one version must be available"):
+        Select(out=frozenset({9})).versions((7, 9), lambda versions: select_versions(config, versions))
 
 
 def test_labels_alone_route_and_move_when_their_version_is_ready() -> None:
