@@ -58,8 +58,11 @@ class CanaryServer(Protocol):
     def events(self) -> EventLog:
         """The events of all versions."""
 
-    def versions(self, model: str, stable: int | None) -> Mapping[int, VersionSight]:
-        """A model's versions in repository and server, with their differences from the stable one."""
+    def versions(self, model: str, stable: int | None) -> Mapping[int, VersionSight] | None:
+        """A model's versions in repository and server, with their differences from the stable one.
+
+        None while the repository has not been read or does not answer: a missing version drops progress.
+        """
 
     def publish(self, model: str, traffic: Traffic | None, rollout: Rollout | None) -> None:
         """Publishes a route; `rollout` tells keys, matches and shadows. None for both removes it."""
@@ -336,7 +339,9 @@ class RolloutLoop:
         if found is None:
             found = self._begin(model, Declaration(), False, now)
         plan = found.plan
-        found.pending += plan.sees(self._server.versions(model, plan.progress.stable), now)
+        versions = self._server.versions(model, plan.progress.stable)
+        if versions is not None:
+            found.pending += plan.sees(versions, now)
         try:
             found.pending += plan.start_by_call(replace(plan.declaration, rollout=rollout), now, again)
             found.pending.append(Save(plan.progress))  # with the new declaration
@@ -367,7 +372,9 @@ class RolloutLoop:
     def _see(self, model: str, found: _Model) -> None:
         while True:
             stable = found.plan.progress.stable
-            found.pending += found.plan.sees(self._server.versions(model, stable), self._clock())
+            versions = self._server.versions(model, stable)
+            if versions is not None:
+                found.pending += found.plan.sees(versions, self._clock())
             self._carry_out(model, found)
             if found.plan.progress.stable == stable:
                 return

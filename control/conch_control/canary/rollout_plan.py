@@ -129,7 +129,7 @@ class RolloutPlan:
     def start(self, now: int) -> list[Action]:
         """Begins, before the model is loaded; the first action tells which versions to load."""
         self.since = now
-        self._follow_declaration(now)
+        self._follow_declaration()
         return self._act(now)
 
     def declare(self, declaration: Declaration, now: int, by_call: bool = False) -> list[Action]:
@@ -142,7 +142,7 @@ class RolloutPlan:
             self._refuse_calls()
         self.from_file = not by_call and declaration != Declaration()
         self.declaration = declaration
-        self._follow_declaration(now)
+        self._follow_declaration()
         return self._act(now)
 
     def start_by_call(self, declaration: Declaration, now: int, again: bool = False) -> list[Action]:
@@ -156,7 +156,7 @@ class RolloutPlan:
         if self.progress.state not in RESTING:
             self._fail(f"is {self.progress.state.value} already")
         self.declaration = declaration
-        self._follow_declaration(now)
+        self._follow_declaration()
         self._follow_stable()
         try:
             if not self._rollout.split:
@@ -337,7 +337,7 @@ class RolloutPlan:
 
     # --- the declaration
 
-    def _follow_declaration(self, now: int) -> None:
+    def _follow_declaration(self) -> None:
         """Ends what the former declaration asked for."""
         progress, rollout = self.progress, self.declaration.rollout
         digest = rollout.digest if rollout is not None else ""
@@ -745,12 +745,9 @@ class RolloutPlan:
             return None
         if not self._sharing:
             return Traffic(progress.stable)
-        salt = hashlib.blake2b(
-            f"{self._rollout.group or self.model}\0{progress.number}".encode(), digest_size=16
-        )
-        return Traffic(
-            progress.stable, progress.candidate, progress.weight, progress.shadow / 100, salt.digest()
-        )
+        key = f"{self._rollout.group or self.model}\0{progress.number}".encode(errors="surrogatepass")
+        salt = hashlib.blake2b(key, digest_size=16).digest()
+        return Traffic(progress.stable, progress.candidate, progress.weight, progress.shadow / 100, salt)
 
     @property
     def _labelled(self) -> frozenset[int]:
@@ -795,8 +792,8 @@ def _same_pair(progress: Progress, rollout: Rollout) -> bool:
     return tuple(version for version, _ in rollout.split) == (progress.stable, progress.candidate)
 
 
-def _numbers(*versions: int | None) -> frozenset[int]:
-    return frozenset(version for version in versions if version is not None)
+def _numbers(version: int | None) -> frozenset[int]:
+    return frozenset() if version is None else frozenset({version})
 
 
 def _extended(least_ns: int) -> int:

@@ -59,8 +59,10 @@ class FakeServer:
         self.threads: set[str] = set()
         self.changed = threading.Condition()
 
-    def versions(self, model: str, stable: int | None) -> Mapping[int, VersionSight]:
+    def versions(self, model: str, stable: int | None) -> Mapping[int, VersionSight] | None:
         self.threads.add(threading.current_thread().name)
+        if model not in self.repository:
+            return None
         differences = None if stable is None else ()
         return {
             version: VersionSight("a", "a" if version in self.serving[model] else "", differences=differences)
@@ -215,8 +217,11 @@ def test_a_restart_goes_on_from_the_state_files(server: FakeServer, tmp_path: Pa
     with pytest.raises(UnavailableError, match="Server exiting"):
         first.loop.status("m")
     server.serving["m"] = set()
+    versions = server.repository.pop("m")
     second = Site(server, tmp_path)
-    second.loop.restore()
+    second.loop.restore()  # before the repository is read
+    assert second.loop.status("m").progress == before.progress
+    server.repository["m"] = versions
     second.loop.declare("m", Declaration())  # no file, when the model is loaded
     assert second.loop.selections["m"].hold == {7, 8}
     after = second.settle()
