@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from conch_tools.perf.measure.results import Load, PerfResult
     from conch_tools.perf.measure.slices import Slice
     from conch_tools.perf.measure.slo_search import Limit
-    from conch_tools.perf.measuring import PerfSettings
+    from conch_tools.perf.measuring import PerfSettings, SequenceSettings
     from conch_tools.perf.perf_analyzer.flags import Translation
     from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured
 
 DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
 
+_END_OF_IDS = 2**63
 _WRITTEN = (".html", ".json", ".md", ".csv")
 
 
@@ -78,6 +79,24 @@ def make_parser() -> argparse.ArgumentParser:
     load.add_argument("--processes", type=_count, default=0, help="that make the load (half of the cores)")
     load.add_argument(
         "--max-outstanding", type=_count, default=10_000, help="unanswered requests of a rate (10000)"
+    )
+    load.add_argument(
+        "--sequences", type=_count, metavar="N", help="of a rate: live sequences of a model that has some (4)"
+    )
+    load.add_argument(
+        "--sequence-length",
+        type=_count,
+        metavar="N",
+        help="requests of a sequence (those of its data, or 20)",
+    )
+    load.add_argument(
+        "--sequence-length-variation",
+        type=_percentage,
+        metavar="P",
+        help="percentage of the length by which sequences are shorter or longer (20)",
+    )
+    load.add_argument(
+        "--sequence-ids", type=_ids, metavar="FIRST:END", help="ids of sequences, without END (random ones)"
     )
     data = parser.add_argument_group("data")
     data.add_argument("-b", "--batch", type=_count, default=1, help="rows of a request (1)")
@@ -211,6 +230,7 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         processes=options.processes,
         most_outstanding=options.max_outstanding,
         gaps_us=gaps,
+        sequences=_sequences(options),
         seed=options.seed,
         arguments=_without_secrets(arguments),
     )
@@ -241,6 +261,24 @@ def _loads(options: argparse.Namespace) -> tuple[list[Load], Sequence[float]]:
     if any(value != int(value) for value in values):
         raise FlagsError("-c takes whole numbers")
     return [Load("concurrency", int(value)) for value in values], ()
+
+
+def _sequences(options: argparse.Namespace) -> SequenceSettings | None:
+    from conch_tools.perf.measuring import SequenceSettings
+
+    if options.sequences and options.rate is None and not options.distribution.startswith("trace:"):
+        raise FlagsError("--sequences is for --rate; with -c there are as many live sequences as requests")
+    of_files = not {"random", "zero"} >= set(options.data)
+    if options.sequence_length_variation is not None and options.sequence_length is None and of_files:
+        raise FlagsError("--sequence-length-variation needs --sequence-length with the data of files")
+    given = {
+        "live": options.sequences,
+        "length": options.sequence_length,
+        "variation": options.sequence_length_variation,
+        "ids": options.sequence_ids,
+    }
+    found = {name: value for name, value in given.items() if value is not None}
+    return SequenceSettings(**found) if found else None
 
 
 def _limits(options: argparse.Namespace) -> list[Limit]:
@@ -299,6 +337,21 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("it is at least 1")
     return value
+
+
+def _percentage(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError("it is 0 to 100")
+    return value / 100
+
+
+def _ids(text: str) -> range:
+    first, colon, end = text.partition(":")
+    found = range(int(first), int(end) if colon else _END_OF_IDS)
+    if found.start < 1 or not found or found.stop > _END_OF_IDS:
+        raise argparse.ArgumentTypeError("it is FIRST or FIRST:END, with ids from 1 on below 2^63")
+    return found
 
 
 def _seconds(text: str) -> int:

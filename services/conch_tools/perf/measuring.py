@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ from urllib.parse import quote
 from conch_tools.connection import Endpoint
 from conch_tools.perf.gpu_metrics import GpuMetrics
 from conch_tools.perf.load.coordinator import run_load
-from conch_tools.perf.load.input_data import DataError, made_up, read_files, rules_of
+from conch_tools.perf.load.input_data import made_up, read_files, rules_of
 from conch_tools.perf.load.load_process import Plan
 from conch_tools.perf.load.ready_requests import InputTensor, ReadyRequest, grpc_request, http_request
+from conch_tools.perf.load.sequences import SequencePlan
 from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
 from conch_tools.perf.measure.slices import Slice
 from conch_tools.perf.measure.slo_search import Limit, RateSearch
@@ -26,6 +28,12 @@ from conch_tools.server_api import AskError, ServerApi
 
 _POOL = 64
 """Requests with values of their own, so that caches of the server do not answer."""
+
+_SEQUENCE_LENGTH = 20
+"""Requests of a sequence, unless the data or the user says otherwise; perf_analyzer's number."""
+
+_MOST_ID = 2**31 - 1
+"""Fits all integers that a model may have ids in."""
 
 _METHODS = {
     False: "/inference.GRPCInferenceService/ModelInfer",
@@ -75,6 +83,23 @@ class EndRule(Protocol):
 
 
 @dataclass(frozen=True)
+class SequenceSettings:
+    """What a user says of sequences.
+
+    Attributes:
+        live: Of a rate: how many there are at the same time.
+        length: Requests of a sequence; 0 for those of the data, or 20.
+        variation: Share of the length by which sequences may be shorter or longer.
+        ids: Those that they may have; empty for a random part of the 31-bit numbers.
+    """
+
+    live: int = 4
+    length: int = 0
+    variation: float = 0.2
+    ids: range = range(0)
+
+
+@dataclass(frozen=True)
 class PerfSettings:
     """What is measured.
 
@@ -98,6 +123,7 @@ class PerfSettings:
         processes: That make the load; 0 for half of the cores.
         most_outstanding: Requests of a rate that may be unanswered; others are shed.
         gaps_us: Of a trace, in microseconds.
+        sequences: How the sequences are, of a model that has them.
         seed: Of all that is random.
         composing: Models that a BLS model calls, with their versions, whose statistics are read too.
         calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
@@ -126,6 +152,7 @@ class PerfSettings:
     processes: int = 0
     most_outstanding: int = 10_000
     gaps_us: Sequence[float] = ()
+    sequences: SequenceSettings | None = None
     seed: int = 0
     composing: Mapping[str, str] = field(default_factory=dict)
     calls: int = 0
@@ -161,15 +188,18 @@ def run_perf(
         raise SettingError(f"model '{settings.model}' is decoupled: measure it with --stream")
     if settings.streams and settings.endpoint.protocol == "http":
         raise SettingError("--stream needs gRPC: a URL with grpc://")
-    if config.get("sequence_batching"):
-        raise SettingError(f"model '{settings.model}' has sequences, which conch perf does not send yet")
-    requests = _requests(settings, config, decoupled)
+    batching = _sequence_batching(api, settings, config)
+    streams = _requests(settings, config, decoupled)
+    if batching is not None:
+        _check_sequences(settings)
+    elif settings.sequences is not None:
+        raise SettingError(f"model '{settings.model}' has no sequences: leave out the settings of sequences")
     processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
     points = []
     interrupted = False
     search = RateSearch(settings.limits) if settings.limits else None
     for load in settings.loads if search is None else _searched(search, settings.distribution):
-        plan = _plan(settings, load, requests, decoupled)
+        plan = _plan(settings, load, streams, decoupled, batching)
         share = processes if load.mode == "rate" else min(processes, int(load.value))
         before = _statistics(api, settings, config)
         rule = settings.end_rule
@@ -200,7 +230,7 @@ def run_perf(
         endpoint=settings.endpoint.url,
         protocol="grpc-stream" if settings.streams else settings.endpoint.protocol,
         batch=settings.batch,
-        request_bytes=len(requests[0].body),
+        request_bytes=len(streams[0][0].body),
         argv=tuple(settings.arguments),
         machine=_machine(),
         started=started,
@@ -220,9 +250,69 @@ def _searched(search: RateSearch, distribution: str) -> Iterator[Load]:
         yield Load("rate", rate, distribution)
 
 
-def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], decoupled: bool) -> Plan:
+def _sequence_batching(
+    api: ServerApi, settings: PerfSettings, config: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """The sequence batcher of a model, or of one that an ensemble or a BLS model calls; None without one."""
+    if (found := config.get("sequence_batching")) is not None:
+        return dict(found)
+    for step in config.get("ensemble_scheduling", {}).get("step", ()):
+        composing = api.config(step["model_name"], "")
+        if (inner := _sequence_batching(api, replace(settings, composing={}), composing)) is not None:
+            return inner
+    for name, version in settings.composing.items():
+        if (found := api.config(name, version).get("sequence_batching")) is not None:
+            return dict(found)
+    return None
+
+
+def _check_sequences(settings: PerfSettings) -> None:
+    if settings.batch > 1:
+        raise SettingError(f"-b {settings.batch}: requests of sequences have one row")
+    ids = (settings.sequences or SequenceSettings()).ids
+    for load in settings.loads:
+        live = _live(settings, load)
+        if ids and len(ids) < live:
+            raise SettingError(f"{live} live sequences need as many ids, but there are {len(ids)}")
+
+
+def _live(settings: PerfSettings, load: Load) -> int:
+    return int(load.value) if load.mode == "concurrency" else (settings.sequences or SequenceSettings()).live
+
+
+def _sequence_plan(
+    settings: PerfSettings, streams: Sequence[Sequence[ReadyRequest]], batching: Mapping[str, Any]
+) -> SequencePlan:
+    asked = settings.sequences or SequenceSettings()
+    length = asked.length
+    if not any(isinstance(each, Path) for each in settings.data):
+        (pool,) = streams
+        streams = [[*pool[first:], *pool[:first]] for first in range(len(pool))]
+        length = length or _SEQUENCE_LENGTH
+    ids = asked.ids
+    if not ids:  # two runs against one server should not have the same
+        first = secrets.randbelow(_MOST_ID // 2) + 1
+        ids = range(first, _MOST_ID + 1)
+    kinds = {
+        control.get("data_type")
+        for each in batching.get("control_input", ())
+        for control in each.get("control", ())
+        if control.get("kind") == "CONTROL_SEQUENCE_CORRID"
+    }
+    return SequencePlan(streams, ids, "TYPE_STRING" in kinds, length, asked.variation)
+
+
+def _plan(
+    settings: PerfSettings,
+    load: Load,
+    streams: Sequence[Sequence[ReadyRequest]],
+    decoupled: bool,
+    batching: Mapping[str, Any] | None,
+) -> Plan:
     http = settings.endpoint.protocol == "http"
     in_flight = int(load.value) if load.mode == "concurrency" else 128
+    if batching is not None:
+        in_flight = _live(settings, load)
     path = _METHODS[settings.streams]
     if http:
         path = f"/v2/models/{quote(settings.model, safe='')}"
@@ -232,7 +322,7 @@ def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], 
         path,
         settings.streams,
         decoupled,
-        requests,
+        [] if batching is not None else [request for stream in streams for request in stream],
         load,
         settings.connections or (in_flight if http else -(-in_flight // 8)),
         settings.warm_up + settings.seconds,
@@ -240,10 +330,13 @@ def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], 
         settings.gaps_us,
         settings.seed,
         settings.calls,
+        None if batching is None else _sequence_plan(settings, streams, batching),
+        0 if batching is None else _live(settings, load),
     )
 
 
-def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool) -> list[ReadyRequest]:
+def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool) -> list[list[ReadyRequest]]:
+    """The requests by sequences of the data; one sequence of all without such data."""
     rules = rules_of(config, settings.shapes)
     batched = int(config.get("max_batch_size", 0)) > 0
     most = int(config.get("max_batch_size", 0))
@@ -255,18 +348,21 @@ def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool
         raise SettingError("--data takes random, zero, or files")
     if paths:
         streams = read_files(paths, rules, settings.batch, batched)
-        if any(len(stream) > 1 for stream in streams):
-            raise DataError("the data has sequences, but the model has none")
-        rows: Sequence[Sequence[InputTensor]] = [stream[0] for stream in streams]
     else:
         count = 1 if settings.reuse_data or kinds == ["zero"] else _POOL
-        rows = made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)
-    if settings.endpoint.protocol == "http":
-        return [http_request(tensors, dict(settings.parameters)) for tensors in rows]
+        streams = [
+            made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)
+        ]
     parameters = dict(settings.parameters)
     if decoupled:
         parameters["triton_enable_empty_final_response"] = True
-    return [grpc_request(settings.model, settings.version, tensors, parameters) for tensors in rows]
+
+    def ready(tensors: Sequence[InputTensor]) -> ReadyRequest:
+        if settings.endpoint.protocol == "http":
+            return http_request(tensors, parameters)
+        return grpc_request(settings.model, settings.version, tensors, parameters)
+
+    return [[ready(tensors) for tensors in stream] for stream in streams]
 
 
 def _statistics(

@@ -65,13 +65,15 @@ class _Load:
 
     def closed(self, slots: int, calls: int) -> Slice:
         self.wanted = calls
-        self.driver.run_closed(range(slots), self.begin_ns + _LONG_NS)
+        self.driver.run_closed(slots, self.begin_ns + _LONG_NS)
+        self.driver.close()
         return self.counts
 
     def open(self, rate: float, calls: int, most: int = 10_000) -> Slice:
         self.wanted = calls
         times = (self.begin_ns + int(time) for time in islice(schedules.constant(rate), calls))
         self.driver.run_open(times, self.begin_ns + _LONG_NS, most)
+        self.driver.close()
         return self.counts
 
 
@@ -130,7 +132,8 @@ def test_counts_a_server_that_is_not_there_yet() -> None:
     refused = _Load(_http(free_port()))
     end_ns = refused.begin_ns + 500_000_000
     refused.wanted = 1
-    refused.driver.run_closed(range(4), end_ns)
+    refused.driver.run_closed(4, end_ns)
+    refused.driver.close()
     assert sum(refused.counts.errors.values()) >= 2
     assert all(error.startswith("can't connect: ") for error in refused.counts.errors)
     assert not refused.counts.answered

@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.support.servers import copy_example, serving, write_model
+from tests.support.sequence_models import write_sums
+from tests.support.servers import WAIT_S, client_of, copy_example, serving, tensor, write_model
 
 from conch_tools import perf_command
 
@@ -61,6 +63,51 @@ def test_counts_what_the_server_counts(
     if "--rate" in flags:
         # A busy machine leaves some unsent at the end; a random schedule has more or fewer.
         assert sent == pytest.approx(100, abs=60)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "model", "flags"),
+    [
+        ("http", "sums", ["-c", "3"]),
+        ("grpc", "texts", ["-c", "3"]),
+        ("grpc", "sums", ["-c", "3", "--stream"]),
+        ("grpc", "sums", ["--rate", "60", "--sequences", "3", "--sequence-length", "5"]),
+    ],
+    ids=["http", "grpc", "stream", "rate"],
+)
+def test_sequences_are_whole_and_left_to_no_server(
+    scheme: str, model: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sums(tmp_path, "sums", "direct")
+    write_sums(tmp_path, "texts", "oldest", "TYPE_STRING")
+    with serving(tmp_path) as server:
+        address = server.http_address if scheme == "http" else server.address
+        arguments = [model, "-u", f"{scheme}://{address}", "--duration", "2", "--warmup", "0", "--json"]
+        assert perf_command.run([*arguments, "--processes", "2", *flags]) == perf_command.DONE
+        result = capsys.readouterr().out
+        # Four sequences have slots of the server at a time: those of the load have left theirs.
+        with client_of(server) as client:
+            for starts in (True, False):
+                for number in range(4):
+                    client.infer(
+                        model,
+                        [tensor("IN", np.ones((1, 1), np.float32))],
+                        sequence_id=f"own{number}" if model == "texts" else 1 + number,
+                        sequence_start=starts,
+                        sequence_end=not starts,
+                        client_timeout=WAIT_S,
+                    )
+    (point,) = json.loads(result)["points"]
+    answered, ended, sent = (
+        sum(one[name] for one in point["slices"]) for name in ("answered", "sequences", "sent")
+    )
+    assert not any(one["errors"] for one in point["slices"])
+    length = 5 if "--sequence-length" in flags else 20
+    # Three sequences have not ended; lengths vary by a fifth.
+    assert 0.75 * length * ended <= answered <= 1.25 * length * (ended + 3)
+    assert ended > 0
+    # The server has the last requests of these, too, which count for nothing.
+    assert answered <= point["server"]["requests"] <= sent + 6
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,12 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
             "m --distribution trace:f --duration 60 -b 1 --shape IN:1,2 --data d.json -u https://h:1 -H A:b",
         ),
         (
+            "--request-rate-range 9 --num-of-sequences 3 --sequence-length 7 --sequence-length-variation 0 "
+            "--sequence-id-range 5:90 --serial-sequences",
+            "m --rate 9 --distribution constant --duration 60 -b 1 --sequences 3 --sequence-length 7 "
+            "--sequence-length-variation 0.0 --sequence-ids 5:90 --reuse-data -u http://localhost:8000",
+        ),
+        (
             "--request-parameter n:3:int --request-parameter s:x:y:string",
             'm -c 1 --duration 60 -b 1 --reuse-data --parameter n=3 --parameter s="x:y" -u http://localhost:8000',
         ),
@@ -218,6 +224,8 @@ def test_a_number_of_requests_has_no_windows() -> None:
         ("--concurrency-range 1.5", "integers"),
         ("--streaming", "needs -i grpc"),
         ("--unknown", "--unknown"),
+        ("--num-of-sequences 2", "needs --request-rate-range"),
+        ("--start-sequence-id 3 --sequence-id-range 3:9", "not allowed with"),
         ("--request-distribution poisson", "needs --request-rate-range"),
         ("--request-parameter n:x:int", "NAME:VALUE"),
         ("--concurrency-range 1 --request-rate-range 1", "not allowed with"),

@@ -16,7 +16,7 @@ class Call:
         sent_ns: When it was.
         responses: How many responses have come.
         last_ns: When the last of them came; 0 before.
-        slot: Number of the slot of a closed loop; -1 in an open one.
+        slot: Number of the slot of a closed loop, or of the sequence; -1 for none.
     """
 
     __slots__ = ("due_ns", "last_ns", "request", "responses", "sent_ns", "slot")
@@ -49,9 +49,8 @@ class Client(Protocol):
     in_flight: int
     lost: bool
 
-    @property
-    def can_send(self) -> bool:
-        """Whether a call may be sent now."""
+    def takes(self, slot: int) -> bool:
+        """Whether a call of a slot may be sent now."""
 
     @property
     def wants_write(self) -> bool:

@@ -48,9 +48,8 @@ class Http1Client:
         """The socket's descriptor."""
         return self._socket.fileno()
 
-    @property
-    def can_send(self) -> bool:
-        """Whether a call may be sent now."""
+    def takes(self, slot: int) -> bool:
+        """Whether a call of a slot may be sent now."""
         return not self.lost and self._call is None
 
     @property

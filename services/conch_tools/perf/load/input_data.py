@@ -2,8 +2,8 @@
 
 A JSON file has ``{"data": [{input: value, ...}, ...]}``; each entry is one request of one row. A value is a
 flat list in row-major order, ``{"b64": text}`` with the bytes of the tensor, or ``{"content": either,
-"shape": [...]}``. Entries that are lists are sequences: their entries are sent one after the other. Several
-files are joined.
+"shape": [...]}``. Entries that are lists are sequences: their entries are sent one after the other. A file
+without lists is one sequence. Several files are joined.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _made_up(datatype: str, count: int, kind: str, chance: np.random.Generator, 
 def read_files(
     paths: Sequence[Path], rules: Sequence[InputRule], batch: int, batched: bool
 ) -> list[list[list[InputTensor]]]:
-    """Requests of JSON files, as streams of requests; an entry that is no list is a stream of one.
+    """Requests of JSON files, as sequences of requests.
 
     Raises:
         DataError: A file can't be read, or does not fit.
@@ -143,10 +143,16 @@ def read_files(
             raise DataError(f"{path}: there is no list 'data' with entries")
         if "validation_data" in found:
             raise DataError(f"{path}: outputs are not compared: remove 'validation_data'")
-        for number, entry in enumerate(entries):
-            steps = entry if isinstance(entry, list) else [entry]
+        nested = isinstance(entries[0], list)
+        for number, steps in enumerate(entries) if nested else [(None, entries)]:
+            if not isinstance(steps, list) or not steps:
+                raise DataError(f"{path}: data[{number}] is no list with entries, unlike data[0]")
+            where = f"{path}: data" if number is None else f"{path}: data[{number}]"
             streams.append(
-                [_read_entry(f"{path}: data[{number}]", step, rules, batch, batched) for step in steps]
+                [
+                    _read_entry(f"{where}[{place}]", step, rules, batch, batched)
+                    for place, step in enumerate(steps)
+                ]
             )
     return streams
 

@@ -14,12 +14,16 @@ from time import monotonic_ns, process_time
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load import schedules
 from conch_tools.perf.load.calls import Client
-from conch_tools.perf.load.driver import Driver
+from conch_tools.perf.load.driver import Driver, SequenceDriver
 from conch_tools.perf.load.http1_client import Http1Client
 from conch_tools.perf.load.http2_client import Http2Client
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.load.recorder import Recorder
+from conch_tools.perf.load.sequences import SequencePlan, Sequences
 from conch_tools.perf.measure.results import Load
+
+_SEQUENCES_END_NS = 5_000_000_000
+"""Longest time for the last requests of live sequences, after the load."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Plan:
         gaps_us: Of a trace; empty for none.
         seed: Of random times.
         calls: Of all processes, which end with the last one; 0 for as many as there is time for.
+        sequences: If there are any, their requests are sent, and not ``requests``.
+        live_sequences: Of a rate: sequences of all processes at the same time.
     """
 
     endpoint: Endpoint
@@ -53,6 +59,8 @@ class Plan:
     gaps_us: Sequence[float] = ()
     seed: int = 0
     calls: int = 0
+    sequences: SequencePlan | None = None
+    live_sequences: int = 0
 
 
 def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None:
@@ -65,27 +73,44 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
     try:
         parent.send("ready")
         begin_ns: int = parent.recv()
-        stop = _Stop(parent)
         recorder = Recorder(begin_ns, parent.send)
-        next_request = _in_turn(plan.requests, share)
-        connections = max(1, plan.connections // shares)
-        calls = len(range(share, plan.calls, shares)) if plan.calls else sys.maxsize
-        driver = Driver(lambda ended: _connect(plan, ended), connections, next_request, recorder, stop, calls)
+        driver, slots = _driver(plan, share, shares, recorder, _Stop(parent))
         gc.freeze()
         gc.disable()
         parent.poll(max(begin_ns - monotonic_ns(), 0) / 1e9)  # waits for the time, or to be stopped
         before_s = process_time()
         end_ns = begin_ns + plan.seconds * 1_000_000_000
         if plan.load.mode == "concurrency":
-            slots = range(share, int(plan.load.value), shares)
-            driver.run_closed([number // shares for number in slots], end_ns)
+            driver.run_closed(slots, end_ns)
         else:
             times = _times(plan, share, shares)
             most = max(1, plan.most_outstanding // shares)
             driver.run_open((begin_ns + int(at_ns) for at_ns in times), end_ns, most)
         parent.send(process_time() - before_s)
+        if isinstance(driver, SequenceDriver):
+            driver.end_sequences(monotonic_ns() + _SEQUENCES_END_NS)
+        driver.close()
     except (BrokenPipeError, EOFError):
         os._exit(1)  # the parent is gone
+
+
+def _driver(
+    plan: Plan, share: int, shares: int, recorder: Recorder, stops: Callable[[], bool]
+) -> tuple[Driver, int]:
+    """The driver of one process, and how many slots of all there are it has."""
+    connections = max(1, plan.connections // shares)
+    calls = len(range(share, plan.calls, shares)) if plan.calls else sys.maxsize
+    whole = int(plan.load.value) if plan.load.mode == "concurrency" else plan.live_sequences
+    slots = len(range(share, whole, shares))
+
+    def connect(ended: Driver) -> Client:
+        return _connect(plan, ended)
+
+    if plan.sequences is None:
+        return Driver(connect, connections, _in_turn(plan.requests, share), recorder, stops, calls), slots
+    http = plan.endpoint.protocol == "http"
+    sequences = Sequences(plan.sequences, http, slots, share, shares, plan.seed)
+    return SequenceDriver(connect, connections, sequences, slots, recorder, stops, calls), slots
 
 
 class _Stop:

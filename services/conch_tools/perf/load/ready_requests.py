@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,27 @@ class ReadyRequest:
     body: bytes
     head_bytes: int = 0
 
+    def marked(self, mark: bytes) -> ReadyRequest:
+        """The request with the parameters of a `sequence_mark`."""
+        if not self.head_bytes:
+            return ReadyRequest(self.body + mark)  # joined messages are merged
+        at = self.head_bytes - len("}}")  # the JSON ends with its parameters, of which there is one
+        return ReadyRequest(b"".join((self.body[:at], mark, self.body[at:])), self.head_bytes + len(mark))
+
+
+def sequence_mark(http: bool, sequence_id: int | str, first: bool, last: bool) -> bytes:
+    """The parameters of a request of a sequence, as `ReadyRequest.marked` adds them."""
+    parameters: dict[str, Any] = {"sequence_id": sequence_id}
+    if first:
+        parameters["sequence_start"] = True
+    if last:
+        parameters["sequence_end"] = True
+    if http:
+        return f",{json.dumps(parameters, separators=(',', ':'))[1:-1]}".encode()
+    message = inference_pb2.ModelInferRequest()
+    _set_parameters(message, parameters)
+    return message.SerializeToString()
+
 
 def grpc_request(
     model: str, version: str, tensors: Sequence[InputTensor], parameters: dict[str, Any], request_id: str = ""
@@ -51,19 +72,24 @@ def grpc_request(
     for tensor in tensors:
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         message.raw_input_contents.append(tensor.data)
+    _set_parameters(message, parameters)
+    return ReadyRequest(message.SerializeToString())
+
+
+def _set_parameters(message: inference_pb2.ModelInferRequest, parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         kind = {bool: "bool_param", int: "int64_param", float: "double_param"}.get(
             type(value), "string_param"
         )
         setattr(message.parameters[name], kind, value)
-    return ReadyRequest(message.SerializeToString())
 
 
 def http_request(
     tensors: Sequence[InputTensor], parameters: dict[str, Any], request_id: str = ""
 ) -> ReadyRequest:
     """An infer request with binary data, whose outputs are binary, too."""
-    head: dict[str, Any] = {
+    head: dict[str, Any] = {"id": request_id} if request_id else {}
+    head |= {
         "inputs": [
             {
                 "name": tensor.name,
@@ -75,8 +101,6 @@ def http_request(
         ],
         "parameters": {"binary_data_output": True, **parameters},
     }
-    if request_id:
-        head["id"] = request_id
     text = json.dumps(head, separators=(",", ":")).encode()
     return ReadyRequest(b"".join((text, *(tensor.data for tensor in tensors))), len(text))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable
 
@@ -31,12 +32,12 @@ class Recorder:
         self._latency, self._service = array("q"), array("q")
         self._first, self._between = array("q"), array("q")
 
-    def sent(self, call: Call, now_ns: int) -> None:
-        """Counts a call that is sent."""
+    def sent(self, ready_ns: int, now_ns: int) -> None:
+        """Counts a call that is sent, and could have been since a time."""
         if now_ns >= self._ends_ns:
             self._turn(now_ns)
         self._slice.sent += 1
-        if now_ns - call.due_ns > _LATE_NS:
+        if now_ns - ready_ns > _LATE_NS:
             self._slice.late += 1
 
     def shed(self, now_ns: int) -> None:
@@ -67,6 +68,12 @@ class Recorder:
         self._latency.append(last_ns - call.due_ns)
         self._service.append(last_ns - call.sent_ns)
 
+    def sequence_ended(self, now_ns: int) -> None:
+        """Counts a sequence."""
+        if now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        self._slice.sequences += 1
+
     def failed(self, error: str, now_ns: int) -> None:
         """Counts an error that is no call's end."""
         if now_ns >= self._ends_ns:
@@ -74,8 +81,9 @@ class Recorder:
         self._slice.errors[error] += 1
 
     def finish(self) -> None:
-        """Gives the last slice."""
+        """Gives the last slice; what comes after it does not count."""
         self._fold()
+        self._ends_ns = sys.maxsize
 
     def _turn(self, now_ns: int) -> None:
         self._fold()

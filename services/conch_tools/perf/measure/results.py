@@ -27,7 +27,10 @@ QUANTILES: Mapping[str, float] = {
 """The percentiles that reports show."""
 
 _MODES: Mapping[str, Literal["concurrency", "rate"]] = {"concurrency": "concurrency", "rate": "rate"}
-_COUNTS = ("second", "sent", "answered", "responses", "late", "shed")
+_COUNTS = ("second", "sent", "answered", "responses", "late", "shed", "sequences")
+_LATER = ("sequences",)
+"""Counts that older files of the format do not have."""
+
 _HISTOGRAMS = ("latency", "service", "first", "between")
 
 
@@ -145,6 +148,11 @@ class Point:
     def shed(self) -> int:
         """Requests never sent, because too many were outstanding."""
         return sum(one.shed for one in self.slices)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that have ended."""
+        return sum(one.sequences for one in self.slices)
 
     @cached_property
     def errors(self) -> Counter[str]:
@@ -317,7 +325,7 @@ def _read_slice(found: object, where: str) -> Slice:
     fields = Fields(found, where)
     one = Slice(fields.whole("second"), errors=Counter(fields.wholes("errors")))
     for name in _COUNTS:
-        setattr(one, name, fields.whole(name))
+        setattr(one, name, fields.whole(name, 0 if name in _LATER else None))
     for name in _HISTOGRAMS:
         try:
             setattr(one, name, Histogram.from_json(fields.mapping(name)))

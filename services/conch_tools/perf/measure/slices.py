@@ -25,6 +25,7 @@ class Slice:
         service: Times from when it was sent. The same as ``latency`` in a closed loop.
         first: Times from the sending to the first response, for streamed requests.
         between: Times between responses of one request.
+        sequences: Sequences whose last request was answered.
     """
 
     second: int
@@ -38,6 +39,7 @@ class Slice:
     service: Histogram = field(default_factory=Histogram)
     first: Histogram = field(default_factory=Histogram)
     between: Histogram = field(default_factory=Histogram)
+    sequences: int = 0
 
     def add(self, other: Slice) -> None:
         """Adds what another process counted in the same second."""
@@ -47,6 +49,7 @@ class Slice:
         self.errors.update(other.errors)
         self.late += other.late
         self.shed += other.shed
+        self.sequences += other.sequences
         for name in ("latency", "service", "first", "between"):
             histogram: Histogram = getattr(self, name)
             histogram.add(getattr(other, name))

@@ -29,11 +29,6 @@ _UNSUPPORTED = {
     "--fixed-schedule": "use --request-intervals FILE",
     "--session-concurrency": "use --concurrency-range",
     "--binary-search": "use conch perf --rate auto --slo p99=20ms",
-    "--num-of-sequences": "use conch perf for requests without sequences",
-    "--serial-sequences": "use conch perf for requests without sequences",
-    "--sequence-length": "use conch perf for requests without sequences",
-    "--sequence-length-variation": "use conch perf for requests without sequences",
-    "--sequence-id-range": "use conch perf for requests without sequences",
     "--warmup-request-count": "use conch perf --warmup",
     "--string-data": "give the text in a file with --input-data FILE.json",
     "--input-tensor-format": "conch perf chooses it",
@@ -59,6 +54,7 @@ _UNSUPPORTED = {
 _WITHOUT_EFFECT = {
     "asynchronous": "-a: all requests are sent asynchronously",
     "synchronous": "--sync: all requests are sent asynchronously",
+    "serial_sequences": "--serial-sequences: the requests of a sequence are always sent one after the other",
     "max_threads": "--max-threads: the load is made by processes",
     "verbose": "-v: the report always has all lines",
 }
@@ -124,6 +120,7 @@ def translate(arguments: Sequence[str]) -> Translation:
         if values.latency_threshold:
             raise FlagError("--latency-threshold needs windows: leave out --request-count")
         found += ["--warmup", "0"]
+    found += _sequences(values)
     found += _data(values)
     found += _connection(values)
     if values.streaming:
@@ -156,6 +153,13 @@ def _parser() -> _Parser:
     modes.add_argument("--concurrency-range")
     modes.add_argument("--request-rate-range")
     modes.add_argument("--request-intervals", type=Path)
+    add("--num-of-sequences", type=int)
+    add("--serial-sequences", action="store_true")
+    add("--sequence-length", type=int)
+    add("--sequence-length-variation", type=float)
+    ids = parser.add_mutually_exclusive_group()
+    ids.add_argument("--start-sequence-id", dest="sequence_ids")
+    ids.add_argument("--sequence-id-range", dest="sequence_ids")
     add("--request-distribution", choices=("constant", "poisson"))
     add("--max-threads")
     add("-a", "--async", dest="asynchronous", action="store_true")
@@ -221,6 +225,19 @@ def _load(values: argparse.Namespace) -> tuple[list[str], int]:
     if any(count != int(count) for count in counts):
         raise FlagError("--concurrency-range takes integers")
     return ["-c", ",".join(str(int(count)) for count in counts)], len(counts)
+
+
+def _sequences(values: argparse.Namespace) -> list[str]:
+    rate = values.request_rate_range is not None or values.request_intervals is not None
+    if values.num_of_sequences is not None and not rate:
+        raise FlagError("--num-of-sequences needs --request-rate-range or --request-intervals")
+    flags = {
+        "--sequences": values.num_of_sequences,
+        "--sequence-length": values.sequence_length,
+        "--sequence-length-variation": values.sequence_length_variation,
+        "--sequence-ids": values.sequence_ids,
+    }
+    return [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
 
 
 def _composing(text: str) -> dict[str, str]:
