@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from conch_tools.perf.measure.results import Load, PerfResult
     from conch_tools.perf.measure.slices import Slice
     from conch_tools.perf.measure.slo_search import Limit
-    from conch_tools.perf.measuring import PerfSettings, SequenceSettings
     from conch_tools.perf.perf_analyzer.flags import Translation
     from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured
+    from conch_tools.perf.perf_settings import PerfSettings, SequenceSettings
 
 DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
@@ -110,6 +110,18 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="WHAT",
         help="random, zero, or a JSON file of perf_analyzer; repeatable (random)",
     )
+    data.add_argument(
+        "--shm",
+        choices=["none", "system", "cuda"],
+        default="none",
+        help="where tensors are: in system shared memory, or in the requests (none)",
+    )
+    data.add_argument(
+        "--shm-output-size",
+        type=_count,
+        metavar="BYTES",
+        help="for an output of variable size in shared memory (102400)",
+    )
     data.add_argument("--reuse-data", action="store_true", help="send the same values each time")
     data.add_argument("--string-length", type=_count, default=128, help="of random texts (128)")
     data.add_argument(
@@ -140,7 +152,8 @@ def run(arguments: Sequence[str]) -> int:
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
     from conch_tools.perf.measure.comparison import compare
-    from conch_tools.perf.measuring import PerfInterrupted, SettingError, run_perf
+    from conch_tools.perf.measuring import PerfInterrupted, run_perf
+    from conch_tools.perf.perf_settings import SettingError
     from conch_tools.server_api import AskError
 
     show: Callable[[Load, Slice], object] = _ignore if options.json or not sys.stderr.isatty() else _progress
@@ -177,8 +190,9 @@ def _measured(asked: Translation) -> Measured:
     """Measures what perf_analyzer's flags ask for."""
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
-    from conch_tools.perf.measuring import PerfInterrupted, SettingError, run_perf
+    from conch_tools.perf.measuring import PerfInterrupted, run_perf
     from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
+    from conch_tools.perf.perf_settings import SettingError
     from conch_tools.server_api import AskError
 
     if asked.profile_export is not None:
@@ -201,13 +215,17 @@ def _measured(asked: Translation) -> Measured:
 
 
 def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSettings:
-    from conch_tools.perf.measuring import PerfSettings
+    from conch_tools.perf.perf_settings import PerfSettings
 
     for path in options.report:
         if path.suffix not in _WRITTEN:
             raise FlagsError(f"--report {path}: the name ends in {', '.join(_WRITTEN)}")
     if options.concurrency is not None and options.rate is not None:
         raise FlagsError("-c and --rate are two kinds of load: give one of them")
+    if options.shm == "cuda":
+        raise FlagsError("--shm cuda is not supported: use --shm system")
+    if options.shm_output_size is not None and options.shm == "none":
+        raise FlagsError("--shm-output-size needs --shm system")
     loads, gaps = _loads(options)
     limits = _limits(options)
     return PerfSettings(
@@ -225,6 +243,8 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         reuse_data=options.reuse_data,
         text_length=options.string_length,
         streams=options.stream,
+        shared_memory=options.shm == "system",
+        output_size=options.shm_output_size or 102_400,
         parameters=dict(_parameter(text) for text in options.parameter),
         connections=options.connections,
         processes=options.processes,
@@ -264,7 +284,7 @@ def _loads(options: argparse.Namespace) -> tuple[list[Load], Sequence[float]]:
 
 
 def _sequences(options: argparse.Namespace) -> SequenceSettings | None:
-    from conch_tools.perf.measuring import SequenceSettings
+    from conch_tools.perf.perf_settings import SequenceSettings
 
     if options.sequences and options.rate is None and not options.distribution.startswith("trace:"):
         raise FlagsError("--sequences is for --rate; with -c there are as many live sequences as requests")

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
-from conch_tools.connection import Endpoint
 from conch_tools.perf.gpu_metrics import GpuMetrics
 from conch_tools.perf.load.coordinator import run_load
-from conch_tools.perf.load.input_data import made_up, read_files, rules_of
 from conch_tools.perf.load.load_process import Plan
-from conch_tools.perf.load.ready_requests import InputTensor, ReadyRequest, grpc_request, http_request
-from conch_tools.perf.load.sequences import SequencePlan
+from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
 from conch_tools.perf.measure.slices import Slice
-from conch_tools.perf.measure.slo_search import Limit, RateSearch
+from conch_tools.perf.measure.slo_search import RateSearch
+from conch_tools.perf.model_requests import (
+    check_sequences,
+    live_sequences,
+    model_requests,
+    sequence_batching,
+    sequence_plan,
+)
+from conch_tools.perf.perf_settings import EndRule, PerfSettings, SettingError
 from conch_tools.server_api import AskError, ServerApi
-
-_POOL = 64
-"""Requests with values of their own, so that caches of the server do not answer."""
-
-_SEQUENCE_LENGTH = 20
-"""Requests of a sequence, unless the data or the user says otherwise; perf_analyzer's number."""
-
-_MOST_ID = 2**31 - 1
-"""Fits all integers that a model may have ids in."""
 
 _METHODS = {
     False: "/inference.GRPCInferenceService/ModelInfer",
@@ -53,10 +46,6 @@ _COUNTS = {
 }
 
 
-class SettingError(Exception):
-    """Settings that do not go together, or not with the model."""
-
-
 class PerfInterrupted(Exception):
     """The user ended the last load early.
 
@@ -67,99 +56,6 @@ class PerfInterrupted(Exception):
     def __init__(self, result: PerfResult) -> None:
         super().__init__("interrupted")
         self.result = result
-
-
-class EndRule(Protocol):
-    """When a load is over before its time, and which of its seconds count; without those of the warm-up."""
-
-    def enough(self, slices: Sequence[Slice]) -> bool:
-        """Whether the load is over."""
-
-    def counted(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
-        """The seconds that count."""
-
-    def ends_walk(self, point: Point) -> bool:
-        """Whether no further load is measured."""
-
-
-@dataclass(frozen=True)
-class SequenceSettings:
-    """What a user says of sequences.
-
-    Attributes:
-        live: Of a rate: how many there are at the same time.
-        length: Requests of a sequence; 0 for those of the data, or 20.
-        variation: Share of the length by which sequences may be shorter or longer.
-        ids: Those that they may have; empty for a random part of the 31-bit numbers.
-    """
-
-    live: int = 4
-    length: int = 0
-    variation: float = 0.2
-    ids: range = range(0)
-
-
-@dataclass(frozen=True)
-class PerfSettings:
-    """What is measured.
-
-    Attributes:
-        endpoint: The server.
-        model: The model's name.
-        version: Its version; empty for the server's choice.
-        loads: One after the other.
-        limits: If there are any, the highest rate that meets them is searched; ``loads`` are not used.
-        distribution: Of the rates of that search.
-        seconds: Length of each, that counts.
-        warm_up: Seconds before them.
-        batch: Rows of a request.
-        shapes: Dims of inputs with free ones, by name.
-        data: ``random``, ``zero``, or files; see `load.input_data`.
-        reuse_data: Whether all requests have the same values.
-        text_length: Of made-up texts.
-        streams: Whether requests are messages of a gRPC stream.
-        parameters: Of each request.
-        connections: 0 for as many as there are requests in flight with HTTP, and one for 8 of them with gRPC.
-        processes: That make the load; 0 for half of the cores.
-        most_outstanding: Requests of a rate that may be unanswered; others are shed.
-        gaps_us: Of a trace, in microseconds.
-        sequences: How the sequences are, of a model that has them.
-        seed: Of all that is random.
-        composing: Models that a BLS model calls, with their versions, whose statistics are read too.
-        calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
-        end_rule: None if each load takes ``seconds``, which are the most otherwise.
-        metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
-        metrics_interval_s: Between two reads.
-        arguments: The command line, for the report.
-    """
-
-    endpoint: Endpoint
-    model: str
-    version: str = ""
-    loads: Sequence[Load] = (Load("concurrency", 1),)
-    limits: Sequence[Limit] = ()
-    distribution: str = "constant"
-    seconds: int = 10
-    warm_up: int = 2
-    batch: int = 1
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    data: Sequence[str | Path] = ("random",)
-    reuse_data: bool = False
-    text_length: int = 128
-    streams: bool = False
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    connections: int = 0
-    processes: int = 0
-    most_outstanding: int = 10_000
-    gaps_us: Sequence[float] = ()
-    sequences: SequenceSettings | None = None
-    seed: int = 0
-    composing: Mapping[str, str] = field(default_factory=dict)
-    calls: int = 0
-    end_rule: EndRule | None = None
-    metrics_url: str = ""
-    metrics_interval_s: float = 1.0
-    arguments: Sequence[str] = ()
 
 
 def run_perf(
@@ -188,118 +84,98 @@ def run_perf(
         raise SettingError(f"model '{settings.model}' is decoupled: measure it with --stream")
     if settings.streams and settings.endpoint.protocol == "http":
         raise SettingError("--stream needs gRPC: a URL with grpc://")
-    batching = _sequence_batching(api, settings, config)
-    streams = _requests(settings, config, decoupled)
+    batching = sequence_batching(api, settings, config)
     if batching is not None:
-        _check_sequences(settings)
+        check_sequences(settings)
     elif settings.sequences is not None:
         raise SettingError(f"model '{settings.model}' has no sequences: leave out the settings of sequences")
-    processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
-    points = []
+    points: list[Point] = []
+    request_bytes = 0
     interrupted = False
-    search = RateSearch(settings.limits) if settings.limits else None
-    for load in settings.loads if search is None else _searched(search, settings.distribution):
-        plan = _plan(settings, load, streams, decoupled, batching)
-        share = processes if load.mode == "rate" else min(processes, int(load.value))
-        before = _statistics(api, settings, config)
-        rule = settings.end_rule
-        enough = None if rule is None else partial(_enough, rule, settings.warm_up)
-        gpus = GpuMetrics(settings.metrics_url, settings.metrics_interval_s) if settings.metrics_url else None
-        with gpus or nullcontext():
-            outcome = run_load(plan, share, partial(progress, load), enough)
-        times = _difference(before, _statistics(api, settings, config))
-        slices, length_s = tuple(outcome.slices[settings.warm_up :]), outcome.length_s - settings.warm_up
-        if rule is not None:
-            slices = rule.counted(slices)
-            length_s = len(slices)
-        own = times.pop(settings.model, None)
-        metrics = {} if gpus is None else gpus.found()
-        point = Point(
-            load, slices, max(length_s, 0), plan.connections, outcome.generator, own, times, metrics
-        )
-        points.append(point)
-        done(point)
-        if search is not None:
-            search.tell(point)
-        interrupted = outcome.interrupted
-        if interrupted or (rule is not None and rule.ends_walk(point)):
-            break
+    try:
+        with model_requests(settings, api, config, decoupled) as streams:
+            request_bytes = len(streams[0][0].body)
+            for load, plan in _plans(settings, streams, decoupled, batching, points):
+                point, interrupted = _measure(settings, api, config, plan, partial(progress, load))
+                points.append(point)
+                done(point)
+                if interrupted or (settings.end_rule is not None and settings.end_rule.ends_walk(point)):
+                    break
+    except KeyboardInterrupt:
+        if not points:
+            raise
+        interrupted = True
     result = PerfResult(
         model=settings.model,
         version=settings.version,
         endpoint=settings.endpoint.url,
         protocol="grpc-stream" if settings.streams else settings.endpoint.protocol,
         batch=settings.batch,
-        request_bytes=len(streams[0][0].body),
+        request_bytes=request_bytes,
         argv=tuple(settings.arguments),
         machine=_machine(),
         started=started,
         points=tuple(points),
+        interrupted=interrupted,
     )
     if interrupted:
         raise PerfInterrupted(result)
     return result
 
 
+def _plans(
+    settings: PerfSettings,
+    streams: Sequence[Sequence[ReadyRequest]],
+    decoupled: bool,
+    batching: Mapping[str, Any] | None,
+    points: Sequence[Point],
+) -> Iterator[tuple[Load, Plan]]:
+    """Each load; those of a search follow from the points so far."""
+    if not settings.limits:
+        for load in settings.loads:
+            yield load, _plan(settings, load, streams, decoupled, batching)
+        return
+    search = RateSearch(settings.limits)
+    while (rate := search.ask()) is not None:
+        load = Load("rate", rate, settings.distribution)
+        yield load, _plan(settings, load, streams, decoupled, batching)
+        search.tell(points[-1])
+
+
+def _measure(
+    settings: PerfSettings,
+    api: ServerApi,
+    config: Mapping[str, Any],
+    plan: Plan,
+    progress: Callable[[Slice], object],
+) -> tuple[Point, bool]:
+    """What one load gives, and whether the user has ended it early."""
+    load, rule = plan.load, settings.end_rule
+    processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
+    if load.mode == "concurrency":
+        processes = min(processes, int(load.value))
+    before = _statistics(api, settings, config)
+    enough = None if rule is None else partial(_enough, rule, settings.warm_up)
+    gpus = GpuMetrics(settings.metrics_url, settings.metrics_interval_s) if settings.metrics_url else None
+    with gpus or nullcontext():
+        outcome = run_load(plan, processes, progress, enough)
+    interrupted = outcome.interrupted
+    try:
+        times = _difference(before, _statistics(api, settings, config))
+    except KeyboardInterrupt:
+        times, interrupted = {}, True
+    slices, length_s = tuple(outcome.slices[settings.warm_up :]), outcome.length_s - settings.warm_up
+    if rule is not None:
+        slices = rule.counted(slices)
+        length_s = len(slices)
+    own = times.pop(settings.model, None)
+    metrics = {} if gpus is None else gpus.found()
+    connections, generator = plan.connections, outcome.generator
+    return Point(load, slices, max(length_s, 0), connections, generator, own, times, metrics), interrupted
+
+
 def _enough(rule: EndRule, warm_up: int, slices: Sequence[Slice]) -> bool:
     return rule.enough(slices[warm_up:])
-
-
-def _searched(search: RateSearch, distribution: str) -> Iterator[Load]:
-    while (rate := search.ask()) is not None:
-        yield Load("rate", rate, distribution)
-
-
-def _sequence_batching(
-    api: ServerApi, settings: PerfSettings, config: Mapping[str, Any]
-) -> Mapping[str, Any] | None:
-    """The sequence batcher of a model, or of one that an ensemble or a BLS model calls; None without one."""
-    if (found := config.get("sequence_batching")) is not None:
-        return dict(found)
-    for step in config.get("ensemble_scheduling", {}).get("step", ()):
-        composing = api.config(step["model_name"], "")
-        if (inner := _sequence_batching(api, replace(settings, composing={}), composing)) is not None:
-            return inner
-    for name, version in settings.composing.items():
-        if (found := api.config(name, version).get("sequence_batching")) is not None:
-            return dict(found)
-    return None
-
-
-def _check_sequences(settings: PerfSettings) -> None:
-    if settings.batch > 1:
-        raise SettingError(f"-b {settings.batch}: requests of sequences have one row")
-    ids = (settings.sequences or SequenceSettings()).ids
-    for load in settings.loads:
-        live = _live(settings, load)
-        if ids and len(ids) < live:
-            raise SettingError(f"{live} live sequences need as many ids, but there are {len(ids)}")
-
-
-def _live(settings: PerfSettings, load: Load) -> int:
-    return int(load.value) if load.mode == "concurrency" else (settings.sequences or SequenceSettings()).live
-
-
-def _sequence_plan(
-    settings: PerfSettings, streams: Sequence[Sequence[ReadyRequest]], batching: Mapping[str, Any]
-) -> SequencePlan:
-    asked = settings.sequences or SequenceSettings()
-    length = asked.length
-    if not any(isinstance(each, Path) for each in settings.data):
-        (pool,) = streams
-        streams = [[*pool[first:], *pool[:first]] for first in range(len(pool))]
-        length = length or _SEQUENCE_LENGTH
-    ids = asked.ids
-    if not ids:  # two runs against one server should not have the same
-        first = secrets.randbelow(_MOST_ID // 2) + 1
-        ids = range(first, _MOST_ID + 1)
-    kinds = {
-        control.get("data_type")
-        for each in batching.get("control_input", ())
-        for control in each.get("control", ())
-        if control.get("kind") == "CONTROL_SEQUENCE_CORRID"
-    }
-    return SequencePlan(streams, ids, "TYPE_STRING" in kinds, length, asked.variation)
 
 
 def _plan(
@@ -312,7 +188,7 @@ def _plan(
     http = settings.endpoint.protocol == "http"
     in_flight = int(load.value) if load.mode == "concurrency" else 128
     if batching is not None:
-        in_flight = _live(settings, load)
+        in_flight = live_sequences(settings, load)
     path = _METHODS[settings.streams]
     if http:
         path = f"/v2/models/{quote(settings.model, safe='')}"
@@ -330,54 +206,22 @@ def _plan(
         settings.gaps_us,
         settings.seed,
         settings.calls,
-        None if batching is None else _sequence_plan(settings, streams, batching),
-        0 if batching is None else _live(settings, load),
+        None if batching is None else sequence_plan(settings, streams, batching),
+        0 if batching is None else live_sequences(settings, load),
     )
-
-
-def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool) -> list[list[ReadyRequest]]:
-    """The requests by sequences of the data; one sequence of all without such data."""
-    rules = rules_of(config, settings.shapes)
-    batched = int(config.get("max_batch_size", 0)) > 0
-    most = int(config.get("max_batch_size", 0))
-    if settings.batch > max(most, 1):
-        raise SettingError(f"-b {settings.batch}: model '{settings.model}' has max_batch_size {most}")
-    kinds = [each for each in settings.data if isinstance(each, str)]
-    paths = [each for each in settings.data if isinstance(each, Path)]
-    if (kinds and paths) or len(kinds) > 1:
-        raise SettingError("--data takes random, zero, or files")
-    if paths:
-        streams = read_files(paths, rules, settings.batch, batched)
-    else:
-        count = 1 if settings.reuse_data or kinds == ["zero"] else _POOL
-        streams = [
-            made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)
-        ]
-    parameters = dict(settings.parameters)
-    if decoupled:
-        parameters["triton_enable_empty_final_response"] = True
-
-    def ready(tensors: Sequence[InputTensor]) -> ReadyRequest:
-        if settings.endpoint.protocol == "http":
-            return http_request(tensors, parameters)
-        return grpc_request(settings.model, settings.version, tensors, parameters)
-
-    return [[ready(tensors) for tensors in stream] for stream in streams]
 
 
 def _statistics(
     api: ServerApi, settings: PerfSettings, config: Mapping[str, Any]
 ) -> dict[str, ServerStatistics]:
-    """Counts of the model by name, and of those it consists of by ``name:version``, if the server has any."""
+    """Counts of the model by name, and of those it consists of by ``name:version``, if there are any."""
     steps = config.get("ensemble_scheduling", {}).get("step", ())
     names = {step["model_name"]: "" for step in steps} | dict(settings.composing)
     found = {}
     for name, version in {settings.model: settings.version, **names}.items():
         try:
             versions = api.statistics(name, version)
-        except AskError as error:
-            if not error.reached:
-                raise
+        except AskError:  # no model of the name, or the server has gone; the figures of the load count
             continue
         if name == settings.model:
             found[name] = _sum(versions)

@@ -18,7 +18,8 @@ from typing import Any
 from conch import __version__
 from conch_tools.perf.measure.results import QUANTILES, Load, Point
 from conch_tools.perf.measure.verdicts import judge
-from conch_tools.perf.measuring import PerfInterrupted, PerfSettings, run_perf
+from conch_tools.perf.measuring import PerfInterrupted, run_perf
+from conch_tools.perf.perf_settings import PerfSettings
 from conch_tools.server_api import AskError
 from conch_tools.tune.searcher import Searcher
 from conch_tools.tune.space import make_space, today_of

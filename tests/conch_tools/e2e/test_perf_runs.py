@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.sequence_models import write_sums
-from tests.support.servers import WAIT_S, client_of, copy_example, serving, tensor, write_model
+from tests.support.servers import NUMBER_CONFIG, WAIT_S, client_of, copy_example, serving, tensor, write_model
 
 from conch_tools import perf_command
 
+_REFUSES = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+        if value[0] < 0:
+            return pb_utils.InferenceResponse([], pb_utils.TritonError("below 0"))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value / 2)])
+"""
 _ENSEMBLE = """
     platform: "ensemble"
     max_batch_size: 8
@@ -27,6 +46,30 @@ _ENSEMBLE = """
         output_map { key: "OUTPUT0" value: "OUTPUT0" }
     } }
 """
+
+
+def _errors(point: dict[str, Any]) -> int:
+    return sum(sum(one["errors"].values()) for one in point["slices"])
+
+
+@contextmanager
+def polling(look: Callable[[], set[str]]) -> Iterator[list[set[str]]]:
+    """What is found by looking again and again on another thread, until the end of the block."""
+    found: list[set[str]] = []
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.05):
+            found.append(look())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -108,6 +151,39 @@ def test_sequences_are_whole_and_left_to_no_server(
     assert ended > 0
     # The server has the last requests of these, too, which count for nothing.
     assert answered <= point["server"]["requests"] <= sent + 6
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_shared_memory_has_the_tensors_and_is_given_back(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path, "halves", NUMBER_CONFIG, {"model.py": _REFUSES})
+    names = set(os.listdir("/dev/shm"))
+    data = tmp_path / "data.json"
+    with serving(tmp_path) as server, client_of(server) as client:
+        address = server.http_address if scheme == "http" else server.address
+        arguments = ["halves", "-u", f"{scheme}://{address}", "--duration", "1", "--warmup", "0", "--json"]
+        arguments += ["--data", str(data), "--shm", "system", "--rate", "20"]
+        shares = []
+        regions: list[set[str]] = []
+
+        def run(value: int) -> None:
+            # The model refuses -1, which it gets only from the region.
+            data.write_text(json.dumps({"data": [{"IN": [value]}]}))
+            with polling(lambda: set(client.get_system_shared_memory_status().regions)) as seen:
+                perf_command.run(arguments)
+            regions.append(set().union(*seen))
+            point = json.loads(capsys.readouterr().out)["points"][0]
+            shares.append([bool(sum(one["answered"] for one in point["slices"])), _errors(point)])
+            assert not client.get_system_shared_memory_status().regions
+
+        run(1)
+        run(-1)
+    good, refused = shares
+    assert good == [True, 0]
+    assert not refused[0] and refused[1]
+    assert all(len(each) == 2 for each in regions)
+    assert set(os.listdir("/dev/shm")) <= names
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ _Seen = tuple[int, int, bool, bool]
 
 def _request(step: int, http: bool) -> ReadyRequest:
     tensors = [InputTensor("IN", "UINT8", (1,), bytes([step]))]
-    return http_request(tensors, {}, "some") if http else grpc_request("m", "", tensors, {"else": 7})
+    return http_request(tensors, {"else": 7}, {}) if http else grpc_request("m", "", tensors, {"else": 7}, {})
 
 
 def _read(request: ReadyRequest) -> _Seen:
@@ -26,7 +26,6 @@ def _read(request: ReadyRequest) -> _Seen:
     if request.head_bytes:
         head = json.loads(request.body[: request.head_bytes])
         found: dict[str, Any] = head["parameters"]
-        assert head["id"] == "some"
         assert found["binary_data_output"] is True
         value = request.body[request.head_bytes :]
     else:
@@ -35,8 +34,8 @@ def _read(request: ReadyRequest) -> _Seen:
             name: getattr(each, str(each.WhichOneof("parameter_choice")))
             for name, each in message.parameters.items()
         }
-        assert found["else"] == 7
         (value,) = message.raw_input_contents
+    assert found["else"] == 7
     ends = (bool(found.get(f"sequence_{name}")) for name in ("start", "end"))
     return (value[0], int(found["sequence_id"]), *ends)  # type: ignore[return-value]
 

@@ -178,6 +178,10 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
             "--sequence-length-variation 0.0 --sequence-ids 5:90 --reuse-data -u http://localhost:8000",
         ),
         (
+            "--shared-memory=system --output-shared-memory-size=9 -i grpc",
+            "m -c 1 --duration 60 -b 1 --reuse-data --shm system --shm-output-size 9 -u grpc://localhost:8001",
+        ),
+        (
             "--request-parameter n:3:int --request-parameter s:x:y:string",
             'm -c 1 --duration 60 -b 1 --reuse-data --parameter n=3 --parameter s="x:y" -u http://localhost:8000',
         ),
@@ -212,7 +216,7 @@ def test_a_number_of_requests_has_no_windows() -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--shared-memory system", "--shared-memory isn't supported"),
+        ("--shared-memory cuda", "--shared-memory=cuda isn't supported"),
         ("--service-kind=openai", "--service-kind isn't supported"),
         ("--binary-search", "--rate auto"),
         ("-l -1", "--latency-threshold is at least 0"),

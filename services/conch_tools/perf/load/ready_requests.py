@@ -14,6 +14,23 @@ from conch.protocol import inference_pb2
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A part of a shared-memory region of the server."""
+
+    region: str
+    offset: int
+    size: int
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of a tensor that is there."""
+        return {
+            "shared_memory_region": self.region,
+            "shared_memory_byte_size": self.size,
+            **({"shared_memory_offset": self.offset} if self.offset else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class InputTensor:
     """One tensor of a request.
 
@@ -22,12 +39,14 @@ class InputTensor:
         datatype: Triton's, as ``FP32``.
         shape: With the batch dimension.
         data: Row-major; texts each after their length as 4 bytes, little endian.
+        place: Where the server finds the data; None if it is sent.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: bytes
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +84,27 @@ def sequence_mark(http: bool, sequence_id: int | str, first: bool, last: bool) -
 
 
 def grpc_request(
-    model: str, version: str, tensors: Sequence[InputTensor], parameters: dict[str, Any], request_id: str = ""
+    model: str,
+    version: str,
+    tensors: Sequence[InputTensor],
+    parameters: Mapping[str, Any],
+    outputs: Mapping[str, Place],
 ) -> ReadyRequest:
-    """A ModelInferRequest with raw contents."""
-    message = inference_pb2.ModelInferRequest(model_name=model, model_version=version, id=request_id)
+    """A ModelInferRequest with raw contents; outputs that are named go to their places."""
+    message = inference_pb2.ModelInferRequest(model_name=model, model_version=version)
     for tensor in tensors:
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        message.raw_input_contents.append(tensor.data)
+        made = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if tensor.place is None:
+            message.raw_input_contents.append(tensor.data)
+        else:
+            _set_parameters(made, tensor.place.parameters())
+    for name, place in outputs.items():
+        _set_parameters(message.outputs.add(name=name), place.parameters())
     _set_parameters(message, parameters)
     return ReadyRequest(message.SerializeToString())
 
 
-def _set_parameters(message: inference_pb2.ModelInferRequest, parameters: Mapping[str, Any]) -> None:
+def _set_parameters(message: Any, parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         kind = {bool: "bool_param", int: "int64_param", float: "double_param"}.get(
             type(value), "string_param"
@@ -85,24 +113,30 @@ def _set_parameters(message: inference_pb2.ModelInferRequest, parameters: Mappin
 
 
 def http_request(
-    tensors: Sequence[InputTensor], parameters: dict[str, Any], request_id: str = ""
+    tensors: Sequence[InputTensor], parameters: Mapping[str, Any], outputs: Mapping[str, Place]
 ) -> ReadyRequest:
-    """An infer request with binary data, whose outputs are binary, too."""
-    head: dict[str, Any] = {"id": request_id} if request_id else {}
-    head |= {
+    """An infer request with binary data, whose outputs are binary, too, or go to their places."""
+    head: dict[str, Any] = {
         "inputs": [
             {
                 "name": tensor.name,
                 "datatype": tensor.datatype,
                 "shape": list(tensor.shape),
-                "parameters": {"binary_data_size": len(tensor.data)},
+                "parameters": {"binary_data_size": len(tensor.data)}
+                if tensor.place is None
+                else tensor.place.parameters(),
             }
             for tensor in tensors
-        ],
-        "parameters": {"binary_data_output": True, **parameters},
+        ]
     }
+    if outputs:
+        head["outputs"] = [
+            {"name": name, "parameters": place.parameters()} for name, place in outputs.items()
+        ]
+    head["parameters"] = {"binary_data_output": True, **parameters}
     text = json.dumps(head, separators=(",", ":")).encode()
-    return ReadyRequest(b"".join((text, *(tensor.data for tensor in tensors))), len(text))
+    sent = (tensor.data for tensor in tensors if tensor.place is None)
+    return ReadyRequest(b"".join((text, *sent)), len(text))
 
 
 def texts_data(texts: Sequence[bytes]) -> bytes:

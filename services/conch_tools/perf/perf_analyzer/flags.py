@@ -33,8 +33,6 @@ _UNSUPPORTED = {
     "--string-data": "give the text in a file with --input-data FILE.json",
     "--input-tensor-format": "conch perf chooses it",
     "--output-tensor-format": "conch perf chooses it",
-    "--shared-memory": "leave it out; tensors travel in the requests",
-    "--output-shared-memory-size": "leave it out; tensors travel in the requests",
     "--grpc-compression-algorithm": "leave it out; requests are not compressed",
     "--ssl-https-verify-peer": "leave it out; the server's certificate is always verified",
     "--ssl-https-verify-host": "leave it out; use conch perf --server-name for another name",
@@ -178,6 +176,8 @@ def _parser() -> _Parser:
     add("--metrics-interval", type=int, default=1000)
     add("--input-data", action="append", default=[])
     add("--string-length", type=int)
+    add("--shared-memory", choices=("none", "system", "cuda"), default="none")
+    add("--output-shared-memory-size", type=int)
     add("--request-parameter", action="append", default=[])
     add("-i", dest="protocol", type=str.lower, choices=("http", "grpc"), default="http")
     add("-u", dest="url", default="")
@@ -299,6 +299,12 @@ def _data(values: argparse.Namespace) -> list[str]:
         found.append("--reuse-data")
     if values.string_length is not None:
         found += ["--string-length", str(values.string_length)]
+    if values.shared_memory == "cuda":
+        raise FlagError("--shared-memory=cuda isn't supported: use --shared-memory=system")
+    if values.shared_memory == "system":
+        found += ["--shm", "system"]
+        if values.output_shared_memory_size is not None:
+            found += ["--shm-output-size", str(values.output_shared_memory_size)]
     for text in values.request_parameter:
         found += ["--parameter", _parameter(text)]
     return found
