@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,6 +145,14 @@ def run(arguments: Sequence[str]) -> int:
         from conch_tools.perf.perf_analyzer import perf_analyzer_command
 
         return perf_analyzer_command.main(arguments[2:], _measured, __version__)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("conch perf: interrupted before anything was measured", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
     options = make_parser().parse_args(arguments)
     try:
         settings = _settings(options, arguments)
@@ -159,7 +170,8 @@ def run(arguments: Sequence[str]) -> int:
     show: Callable[[Load, Slice], object] = _ignore if options.json or not sys.stderr.isatty() else _progress
     interrupted = False
     try:
-        result = run_perf(settings, show)
+        with _terminable(), _status_line(f"connecting to {settings.endpoint.url} ..."):
+            result = run_perf(settings, show)
     except PerfInterrupted as found:
         result, interrupted = found.result, True
     except (SettingError, DataError) as error:
@@ -171,8 +183,6 @@ def run(arguments: Sequence[str]) -> int:
     except LoadError as error:
         print(f"conch perf: {error}", file=sys.stderr)
         return REFUSED
-    if sys.stderr.isatty():
-        print(end="\r\x1b[K", file=sys.stderr)
     _report(result, options, None if old is None else compare(old, result))
     if settings.limits and not options.json:
         print(_found_rate(settings.limits, result))
@@ -207,11 +217,40 @@ def _measured(asked: Translation) -> Measured:
             metrics_url=asked.metrics_url,
             metrics_interval_s=asked.metrics_interval_s,
         )
-        return Measured(run_perf(settings))
+        with _terminable():
+            return Measured(run_perf(settings))
+    except KeyboardInterrupt:
+        raise MeasureError("interrupted before anything was measured") from None
     except PerfInterrupted as found:
         return Measured(found.result)
     except (FlagsError, UrlError, SettingError, DataError, AskError, LoadError) as error:
         raise MeasureError(str(error)) from None
+
+
+@contextmanager
+def _status_line(text: str) -> Iterator[None]:
+    """Shows a text on a terminal; what has taken its place by the end is removed."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(end="\r\x1b[K", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, with the figures by then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSettings:

@@ -16,6 +16,7 @@ from conch.protocol import inference_pb2
 from conch_tools.connection import Endpoint
 
 _TIMEOUT_S = 30.0
+_CONNECT_S = 5.0
 _REGIONS = "/v2/systemsharedmemory"
 _SERVICE = "/inference.GRPCInferenceService/"
 
@@ -37,6 +38,15 @@ class ServerApi:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+
+    def check(self) -> None:
+        """Raises AskError: there is no server, or its certificate is wrong."""
+        try:
+            self._endpoint.connect(_CONNECT_S).close()
+        except OSError as error:
+            raise AskError(
+                f"can't connect to {self._endpoint.url}: {error.strerror or error}", False
+            ) from None
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         """The model's config. Raises AskError."""

@@ -73,11 +73,13 @@ def run_perf(
     Raises:
         SettingError, DataError: The settings or the data do not fit the model.
         AskError: The server has no such model, or does not answer.
-        LoadError: The processes that make the load have failed.
+        LoadError: The processes that make the load did not start.
         PerfInterrupted: KeyboardInterrupt; it has the result by then.
+        KeyboardInterrupt: There is no result yet.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     api = ServerApi(settings.endpoint)
+    api.check()
     config = api.config(settings.model, settings.version)
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
     if decoupled and not settings.streams:
@@ -97,14 +99,16 @@ def run_perf(
             request_bytes = len(streams[0][0].body)
             for load, plan in _plans(settings, streams, decoupled, batching, points):
                 point, interrupted = _measure(settings, api, config, plan, partial(progress, load))
+                if interrupted and not point.length_s:  # in the warm-up
+                    break
                 points.append(point)
                 done(point)
                 if interrupted or (settings.end_rule is not None and settings.end_rule.ends_walk(point)):
                     break
     except KeyboardInterrupt:
-        if not points:
-            raise
         interrupted = True
+    if interrupted and not points:
+        raise KeyboardInterrupt
     result = PerfResult(
         model=settings.model,
         version=settings.version,
@@ -170,8 +174,23 @@ def _measure(
         length_s = len(slices)
     own = times.pop(settings.model, None)
     metrics = {} if gpus is None else gpus.found()
-    connections, generator = plan.connections, outcome.generator
-    return Point(load, slices, max(length_s, 0), connections, generator, own, times, metrics), interrupted
+    notes = [f"{text[0].upper()}{text[1:]}." for text in outcome.lost]
+    if outcome.stream_limit:
+        notes.append(
+            f"Calls waited for streams: the server allows {outcome.stream_limit} on each of "
+            f"{plan.connections} connections; set more --connections."
+        )
+    return Point(
+        load,
+        slices,
+        max(length_s, 0),
+        plan.connections,
+        outcome.generator,
+        own,
+        times,
+        metrics,
+        notes=tuple(notes),
+    ), interrupted
 
 
 def _enough(rule: EndRule, warm_up: int, slices: Sequence[Slice]) -> bool:

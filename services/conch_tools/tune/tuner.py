@@ -264,6 +264,8 @@ class _Tuner:
             return Measurement(**head, failed=str(error))
         except PerfInterrupted:
             raise KeyboardInterrupt from None
+        if point.generator.lost:
+            return Measurement(**head, failed=" ".join(point.notes))
         if not point.answered or point.error_share > _MOST_ERRORS:
             codes = ", ".join(f"{count} {code}" for code, count in point.errors.items())
             failed = f"{point.error_share:.0%} of the requests failed: {codes or 'none was answered'}"

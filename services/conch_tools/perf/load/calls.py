@@ -49,6 +49,10 @@ class Client(Protocol):
     in_flight: int
     lost: bool
 
+    @property
+    def full_at(self) -> int:
+        """Streams that the server allows at the same time, if there are as many now; else 0."""
+
     def takes(self, slot: int) -> bool:
         """Whether a call of a slot may be sent now."""
 

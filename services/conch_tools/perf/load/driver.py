@@ -5,8 +5,8 @@ and sends what is due. A closed loop has slots: the end of a call sends the next
 sends at its times, whatever is outstanding, up to a limit; what is beyond is shed. With sequences a call of
 an open loop waits for a sequence without an outstanding call; in a closed loop each slot is a sequence.
 
-Without a connection a call fails at once, and no other one is sent for `_RETRY_NS`; in an open loop those are
-late then.
+Connections are opened on threads; calls wait for theirs, and in an open loop are late then. After one that
+could not be opened no other one is tried for `_RETRY_NS`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from itertools import islice
 from time import monotonic_ns
 
 from conch_tools.perf.load.calls import Call, Client
+from conch_tools.perf.load.connecting import Connector
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.load.recorder import Recorder
 from conch_tools.perf.load.sequences import Sequences
@@ -27,19 +28,21 @@ _LONGEST_WAIT_NS = 100_000_000
 _RETRY_NS = 100_000_000
 _FINE_NS = 5_000_000
 _COARSE_NS = 2_000_000
-_PARKED_NS = 1_000_000  # between looks at connections that take no call
 
 
 class Driver:
     """The load of one process.
 
     Args:
-        connect: Opens a connection whose calls end here. Raises OSError.
+        connect: Opens a connection whose calls end here, on any thread. Raises OSError.
         connections: Most connections.
         next_request: The next request of a slot; of -1 in an open loop.
         recorder: Counts.
         stops: Whether to stop; called now and then.
         calls: How many calls are made; the load ends with the last one.
+
+    Attributes:
+        stream_limit: Calls that the server allows on a connection, if others had to wait for them; else 0.
     """
 
     def __init__(
@@ -51,13 +54,14 @@ class Driver:
         stops: Callable[[], bool],
         calls: int = sys.maxsize,
     ) -> None:
-        self._connect = connect
+        self._connector = Connector(lambda: connect(self))
         self._most = connections
         self._next_request = next_request
         self._recorder = recorder
         self._stops = stops
         self._left = calls
         self._poll = select.epoll()
+        self._poll.register(self._connector.fileno(), select.EPOLLIN)
         self._places: list[Client | None] = [None] * connections
         self._clients: dict[int, tuple[int, Client]] = {}
         self._dirty: dict[int, Client] = {}
@@ -65,6 +69,7 @@ class Driver:
         self._waiting: deque[int] = deque()  # times of an open loop: calls that are not sent yet
         self._parked: list[int] = []  # slots that wait for a connection
         self._retry_ns = 0
+        self.stream_limit = 0
         self._outstanding = 0
         self._closed_loop = False
         self._over = False
@@ -74,13 +79,13 @@ class Driver:
         self._closed_loop = True
         self._parked = list(range(slots))
         while (now := monotonic_ns()) < end_ns and not self._stops() and (self._left or self._outstanding):
-            if self._parked and now >= self._retry_ns:
+            if self._parked:
                 parked, self._parked = self._parked, []
                 for slot in parked:
                     self._begin(slot, now)
             wait_ns = min(end_ns - now, _LONGEST_WAIT_NS)
-            if self._parked:
-                wait_ns = min(wait_ns, max(self._retry_ns - now, _PARKED_NS))
+            if self._parked and self._retry_ns > now:
+                wait_ns = min(wait_ns, self._retry_ns - now)
             self._round(wait_ns)
         self._finish()
 
@@ -98,11 +103,11 @@ class Driver:
                     self._outstanding += 1
                     self._waiting.append(due_ns)
                 due_ns = next(times, end_ns)
-            if self._waiting and now >= self._retry_ns:
+            if self._waiting:
                 self._send_waiting(now)
             wait_ns = min(due_ns, end_ns) - monotonic_ns()
-            if self._waiting:
-                wait_ns = min(wait_ns, max(self._retry_ns - now, 1_000_000))
+            if self._waiting and self._retry_ns > now:
+                wait_ns = min(wait_ns, self._retry_ns - now)
             self._round(max(min(wait_ns, _LONGEST_WAIT_NS), 0))
         self._finish()
 
@@ -111,6 +116,7 @@ class Driver:
         for _, client in list(self._clients.values()):
             self._drop(client)
         self._poll.close()
+        self._connector.close()
 
     # --- see `Ended` ---------------------------------------------------------------------------------------
 
@@ -123,10 +129,7 @@ class Driver:
         self._recorder.ended(call, error, now_ns)
         self._outstanding -= 1
         if self._closed_loop and not self._over:
-            if error and now_ns < self._retry_ns:
-                self._parked.append(call.slot)
-            else:
-                self._begin(call.slot, now_ns)
+            self._begin(call.slot, now_ns)
 
     # --- sending -------------------------------------------------------------------------------------------
 
@@ -159,40 +162,46 @@ class Driver:
     def _slot_client(self, slot: int, now_ns: int) -> Client | None:
         """The connection for a slot, its own one if that takes a call. None if there is none."""
         client = self._client(slot % self._most, now_ns)
-        if client is not None and not client.takes(slot):
-            client = self._free(now_ns)
-        return client if client is not None and client.takes(slot) else None
+        if client is None or client.takes(slot):
+            return client
+        return self._free(now_ns)
 
     def _free(self, now_ns: int) -> Client | None:
-        """A connection that takes a call, the one with the fewest; opened if there may be another."""
+        """A connection that takes a call, the one with the fewest; if there may be more, one is opened."""
         usable = [each for each in self._places if each is not None and each.takes(-1)]
         idle = min(usable, key=lambda each: each.in_flight, default=None)
         if idle is not None and (not idle.in_flight or len(usable) >= self._most):
             return idle
         for place, known in enumerate(self._places):
             if known is None or known.lost:
-                return self._client(place, now_ns)
+                self._client(place, now_ns)
+                return idle
+        if idle is None:
+            full = [each.full_at for each in self._places if each is not None]
+            self.stream_limit = max([self.stream_limit, *full])
         return idle
 
     def _client(self, place: int, now_ns: int) -> Client | None:
-        """The connection of a place; opened if there is none. None if that failed."""
+        """The connection of a place. None if there is none yet; it is being opened."""
         client = self._places[place]
         if client is not None and not client.lost:
             return client
         if client is not None:
             self._drop(client)
-        if now_ns < self._retry_ns:
-            return None
-        try:
-            client = self._connect(self)
-        except OSError as error:
-            self._retry_ns = now_ns + _RETRY_NS
-            self._recorder.failed(f"can't connect: {error.strerror or error}", now_ns)
-            return None
-        self._places[place] = client
-        self._clients[client.fileno()] = place, client
-        self._poll.register(client.fileno(), select.EPOLLIN)
-        return client
+        if now_ns >= self._retry_ns:
+            self._connector.begin(place)
+        return None
+
+    def _take_opened(self) -> None:
+        for place, client in self._connector.take():
+            if isinstance(client, OSError):
+                now = monotonic_ns()
+                self._retry_ns = now + _RETRY_NS
+                self._recorder.failed(f"can't connect: {client.strerror or client}", now)
+                continue
+            self._places[place] = client
+            self._clients[client.fileno()] = place, client
+            self._poll.register(client.fileno(), select.EPOLLIN)
 
     def _drop(self, client: Client) -> None:
         place, _ = self._clients.pop(client.fileno())
@@ -215,6 +224,8 @@ class Driver:
         for descriptor, events in self._poll.poll(wait_ns / 1e9):
             found = self._clients.get(descriptor)
             if found is None:
+                if descriptor == self._connector.fileno():
+                    self._take_opened()
                 continue
             _, client = found
             now = monotonic_ns()

@@ -10,7 +10,7 @@ from conch_tools.perf.load.calls import Call, Ended
 LOST = "connection lost"
 MALFORMED = "malformed response"
 _READ_BYTES = 1 << 18
-_CONNECT_S = 10.0
+_CONNECT_S = 5.0
 _MOST_HEAD = 1 << 16
 
 
@@ -47,6 +47,11 @@ class Http1Client:
     def fileno(self) -> int:
         """The socket's descriptor."""
         return self._socket.fileno()
+
+    @property
+    def full_at(self) -> int:
+        """0: HTTP/1.1 has no streams."""
+        return 0
 
     def takes(self, slot: int) -> bool:
         """Whether a call of a slot may be sent now."""

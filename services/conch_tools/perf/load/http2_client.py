@@ -52,7 +52,7 @@ LOST = "connection lost"
 STREAM_ERROR = "stream error"
 _READ_BYTES = 1 << 18
 _WINDOWS = LocalSettings(initial_window=16 << 20, connection_window=1 << 30)
-_CONNECT_S = 10.0
+_CONNECT_S = 5.0
 _PREFIX = struct.Struct(">BI")
 
 
@@ -134,6 +134,12 @@ class Http2Client:
     def fileno(self) -> int:
         """The socket's descriptor."""
         return self._socket.fileno()
+
+    @property
+    def full_at(self) -> int:
+        """Streams that the server allows at the same time, if there are as many now; else 0."""
+        limit = self._connection.peer_streams
+        return limit if self._connection.open_streams >= limit else 0
 
     def takes(self, slot: int) -> bool:
         """Whether a call of a slot may be sent now."""

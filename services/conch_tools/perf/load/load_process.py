@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,18 +62,30 @@ class Plan:
     live_sequences: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """What a process says last.
+
+    Attributes:
+        cpu_s: Its CPU time for the load.
+        stream_limit: As of `Driver`.
+    """
+
+    cpu_s: float
+    stream_limit: int
+
+
 def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None:
     """Runs one process's part.
 
-    Says that it is ready, gets the time at which to begin, sends each second's counts, and last the processor
-    time that it took.
+    Says that it is ready, gets the time at which to begin, sends each second's counts, and last a
+    `ProcessEnd`.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     try:
         parent.send("ready")
         begin_ns: int = parent.recv()
         recorder = Recorder(begin_ns, parent.send)
-        driver, slots = _driver(plan, share, shares, recorder, _Stop(parent))
+        driver, slots = _driver(plan, share, shares, recorder, _Stop(parent, recorder.passed))
         gc.freeze()
         gc.disable()
         parent.poll(max(begin_ns - monotonic_ns(), 0) / 1e9)  # waits for the time, or to be stopped
@@ -86,7 +97,7 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
             times = _times(plan, share, shares)
             most = max(1, plan.most_outstanding // shares)
             driver.run_open((begin_ns + int(at_ns) for at_ns in times), end_ns, most)
-        parent.send(process_time() - before_s)
+        parent.send(ProcessEnd(process_time() - before_s, driver.stream_limit))
         if isinstance(driver, SequenceDriver):
             driver.end_sequences(monotonic_ns() + _SEQUENCES_END_NS)
         driver.close()
@@ -114,10 +125,11 @@ def _driver(
 
 
 class _Stop:
-    """Whether the parent has said that the load ends early."""
+    """Whether the parent has said that the load ends early; tells of the time that passes, too."""
 
-    def __init__(self, parent: Connection) -> None:
+    def __init__(self, parent: Connection, passed: Callable[[int], None]) -> None:
         self._parent = parent
+        self._passed = passed
         self._next_ns = 0
 
     def __call__(self) -> bool:
@@ -125,6 +137,7 @@ class _Stop:
         if now < self._next_ns:
             return False
         self._next_ns = now + 50_000_000
+        self._passed(now)
         return self._parent.poll()
 
 

@@ -80,6 +80,11 @@ class Recorder:
             self._turn(now_ns)
         self._slice.errors[error] += 1
 
+    def passed(self, now_ns: int) -> None:
+        """Gives the slices of seconds that are over, also of those without calls."""
+        while now_ns >= self._ends_ns:
+            self._turn(self._ends_ns)
+
     def finish(self) -> None:
         """Gives the last slice; what comes after it does not count."""
         self._fold()

@@ -15,7 +15,7 @@ _LIMIT = re.compile(r"(?P<name>[a-z0-9_.]+)=(?P<most>\d+(\.\d+)?)(?P<unit>ns|us|
 _LOWEST_RATE = 0.1
 # The server did not take the load. Where the generator is late, latencies have its delays: if they meet the
 # limits, those without would, too.
-_UNMET = (Verdict.FAILING, Verdict.SATURATED)
+_UNMET = (Verdict.FAILING, Verdict.INCOMPLETE, Verdict.SATURATED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def verdict_table(result: PerfResult) -> Table:
             (
                 str(point.load),
                 str(found.verdict),
-                found.reason,
+                " ".join((found.reason, *point.notes)),
                 None if rate is None else f"{rate.low:.1f} to {rate.high:.1f}",
                 None if p99 is None else f"{p99.low / MS:.3f} to {p99.high / MS:.3f}",
             )
@@ -143,7 +143,9 @@ def as_terminal(result: PerfResult) -> str:
             for column, text in enumerate(row)
         ]
         lines.append("  ".join(cells).rstrip())
-    reasons = [f"{point.load}: {judge(point).reason}" for point in result.points]
+    reasons = [
+        f"{point.load}: {text}" for point in result.points for text in (judge(point).reason, *point.notes)
+    ]
     return "\n".join([*lines, "", *reasons]) + "\n"
 
 
@@ -194,7 +196,7 @@ def as_csv(result: PerfResult) -> str:
             for group in groups
             for share in QUANTILES.values()
         ]
-        verdict = (f"{point.length_s:.3f}", str(found.verdict), found.reason)
+        verdict = (f"{point.length_s:.3f}", str(found.verdict), " ".join((found.reason, *point.notes)))
         load = (point.load.mode, f"{point.load.value:g}")
         writer.writerow([*load, *rates, *rate, *p99, *numbers, *verdict, *quantiles])
     return out.getvalue()
