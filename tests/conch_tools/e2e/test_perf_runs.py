@@ -13,8 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.certificates import Authority
 from tests.support.sequence_models import write_sums
-from tests.support.servers import NUMBER_CONFIG, WAIT_S, client_of, copy_example, serving, tensor, write_model
+from tests.support.servers import (
+    NUMBER_CONFIG,
+    WAIT_S,
+    client_of,
+    copy_example,
+    serving,
+    tensor,
+    write_model,
+    write_steps,
+)
 
 from conch_tools import perf_command
 
@@ -151,6 +161,52 @@ def test_sequences_are_whole_and_left_to_no_server(
     assert ended > 0
     # The server has the last requests of these, too, which count for nothing.
     assert answered <= point["server"]["requests"] <= sent + 6
+
+
+@pytest.mark.parametrize("scheme", ["grpcs", "https", "unix"])
+def test_measures_over_tls_and_a_unix_socket(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_example(tmp_path / "models", "simple")
+    authority = Authority(tmp_path / "trusted")
+    key, certificate = authority.issue("server")
+    port = {"grpcs": "grpc", "https": "http"}.get(scheme)
+    flags = [f"--{port}-use-ssl", f"--{port}-server-cert={certificate}", f"--{port}-server-key={key}"]
+    if port is None:
+        flags = [f"--grpc-address=unix:{tmp_path}/socket"]
+    with serving(tmp_path / "models", flags=flags) as server:
+        url = {
+            "grpcs": lambda: f"grpcs://{server.address}",
+            "https": lambda: f"https://{server.http_address}",
+            "unix": lambda: f"unix:{tmp_path}/socket",
+        }[scheme]()
+        arguments = ["simple", "-u", url, "--duration", "1", "--warmup", "0", "--json", "-c", "4"]
+        trusting = [] if scheme == "unix" else ["--root-cert", str(authority.root)]
+        assert perf_command.run([*arguments, *trusting]) == perf_command.DONE
+        (point,) = json.loads(capsys.readouterr().out)["points"]
+        assert not _errors(point)
+        assert sum(one["answered"] for one in point["slices"]) > 0
+        if trusting:
+            assert perf_command.run(arguments) == perf_command.UNREACHED
+            assert "certificate verify failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("load", [["-c", "3"], ["--rate", "50"]], ids=["closed", "open"])
+def test_responses_of_a_decoupled_model_are_counted_one_by_one(
+    load: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path)
+    with serving(tmp_path) as server:
+        arguments = ["steps", "-u", f"grpc://{server.address}", "--shape", "IN:1", *load, "--json"]
+        assert perf_command.run([*arguments]) == perf_command.USAGE
+        assert "is decoupled: measure it with --stream" in capsys.readouterr().err
+        arguments += ["--stream", "--duration", "1", "--warmup", "0", "--parameter", "steps=ok ok ok final"]
+        assert perf_command.run(arguments) == perf_command.DONE
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    answered, responses = (sum(one[name] for one in point["slices"]) for name in ("answered", "responses"))
+    assert not _errors(point)
+    assert answered > 0
+    assert responses == 3 * answered
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
