@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
 from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
@@ -23,9 +25,8 @@ class Http1Client(SocketClient):
     """
 
     def __init__(self, endpoint: Endpoint, path: str, ended: Ended) -> None:
-        super().__init__(endpoint)
+        super().__init__(endpoint, ended)
         self._socket.setblocking(False)
-        self._ended = ended
         lines = [f"POST {path} HTTP/1.1", f"host: {endpoint.authority}", "accept: */*"]
         lines += [f"{name}: {value}" for name, value in endpoint.headers.items()]
         lines += ["content-type: application/octet-stream", "inference-header-content-length: "]
@@ -103,10 +104,21 @@ class Http1Client(SocketClient):
                 self.fail(MALFORMED, now_ns)
                 return
         call = self._call
-        if call is not None and not self._error:
+        if self._error:
+            self._explain(data)
+        elif call is not None:
             call.responses, call.last_ns = 1, now_ns
         self.lost = self._closes
         self._end(self._error, now_ns)
+
+    def _explain(self, body: bytes) -> None:
+        if self._error in self._explained:
+            return
+        self._explained.add(self._error)
+        try:
+            self._ended.explained(self._error, str(json.loads(body)["error"]))
+        except (ValueError, KeyError, TypeError):  # not of Triton's form, or in pieces
+            return
 
     def _read_head(self, head: bytes) -> bool:
         lines = head.split(b"\r\n")
