@@ -200,6 +200,7 @@ def _measured(asked: Translation) -> Measured:
     """Measures what perf_analyzer's flags ask for."""
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
+    from conch_tools.perf.load.validation import DIFFERS, SIZE_DIFFERS
     from conch_tools.perf.measuring import PerfInterrupted, run_perf
     from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
     from conch_tools.perf.perf_settings import SettingError
@@ -218,7 +219,12 @@ def _measured(asked: Translation) -> Measured:
             metrics_interval_s=asked.metrics_interval_s,
         )
         with _terminable():
-            return Measured(run_perf(settings))
+            result = run_perf(settings)
+        for point in result.points:
+            for difference in (DIFFERS, SIZE_DIFFERS):
+                if point.errors[difference]:
+                    raise MeasureError(difference)
+        return Measured(result)
     except KeyboardInterrupt:
         raise MeasureError("interrupted before anything was measured") from None
     except PerfInterrupted as found:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conch_tools.perf.load.input_data import made_up, read_files, rules_of
+from conch_tools.perf.load.input_data import Row, made_up, output_rules, read_files, rules_of
 from conch_tools.perf.load.ready_requests import (
     InputTensor,
     Place,
@@ -49,21 +49,30 @@ def model_requests(
     if decoupled:
         parameters["triton_enable_empty_final_response"] = True
 
-    def ready(tensors: Sequence[InputTensor], outputs: Mapping[str, Place]) -> ReadyRequest:
+    def ready(row: Row, tensors: Sequence[InputTensor], outputs: Mapping[str, Place]) -> ReadyRequest:
         if settings.endpoint.protocol == "http":
-            return http_request(tensors, parameters, outputs)
-        return grpc_request(settings.model, settings.version, tensors, parameters, outputs)
+            made = http_request(tensors, parameters, outputs)
+        else:
+            made = grpc_request(settings.model, settings.version, tensors, parameters, outputs)
+        return replace(made, expected=row.expected)
 
-    streams = _tensors(settings, config)
+    rows = _rows(settings, config)
+    validates = any(row.expected is not None for stream in rows for row in stream)
+    if validates and (decoupled or settings.shared_memory):
+        what = "responses of decoupled models" if decoupled else "outputs in shared memory"
+        raise SettingError(f"{what} are not compared: remove 'validation_data', or the files of outputs")
     if not settings.shared_memory:
-        yield [[ready(tensors, {}) for tensors in stream] for stream in streams]
+        yield [[ready(row, row.tensors, {}) for row in stream] for stream in rows]
         return
     sizes = output_sizes(config, settings.batch, settings.output_size)
-    with shared_tensors(api, streams, sizes) as placed:
-        yield [[ready(*each) for each in stream] for stream in placed]
+    with shared_tensors(api, [[row.tensors for row in stream] for stream in rows], sizes) as placed:
+        yield [
+            [ready(row, *places) for row, places in zip(*streams, strict=True)]
+            for streams in zip(rows, placed, strict=True)
+        ]
 
 
-def _tensors(settings: PerfSettings, config: Mapping[str, Any]) -> list[list[list[InputTensor]]]:
+def _rows(settings: PerfSettings, config: Mapping[str, Any]) -> list[list[Row]]:
     rules = rules_of(config, settings.shapes)
     batched = int(config.get("max_batch_size", 0)) > 0
     most = int(config.get("max_batch_size", 0))
@@ -72,11 +81,12 @@ def _tensors(settings: PerfSettings, config: Mapping[str, Any]) -> list[list[lis
     kinds = [each for each in settings.data if isinstance(each, str)]
     paths = [each for each in settings.data if isinstance(each, Path)]
     if (kinds and paths) or len(kinds) > 1:
-        raise SettingError("--data takes random, zero, or files")
+        raise SettingError("--data takes random, zero, or files and directories")
     if paths:
-        return read_files(paths, rules, settings.batch, batched)
+        return read_files(paths, rules, output_rules(config), settings.batch, batched)
     count = 1 if settings.reuse_data or kinds == ["zero"] else _POOL
-    return [made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)]
+    made = made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)
+    return [[Row(tensors) for tensors in made]]
 
 
 def sequence_batching(

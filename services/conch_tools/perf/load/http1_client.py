@@ -7,6 +7,7 @@ import json
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
 from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
+from conch_tools.perf.load.validation import http_difference
 
 MALFORMED = "malformed response"
 _MOST_HEAD = 1 << 16
@@ -19,12 +20,13 @@ class Http1Client(SocketClient):
         endpoint: The server.
         path: Path of the request.
         ended: Hears of the ends.
+        validates: Whether requests have expected outputs.
 
     Raises:
         OSError: There is no server, or its certificate is wrong.
     """
 
-    def __init__(self, endpoint: Endpoint, path: str, ended: Ended) -> None:
+    def __init__(self, endpoint: Endpoint, path: str, ended: Ended, validates: bool = False) -> None:
         super().__init__(endpoint, ended)
         self._socket.setblocking(False)
         lines = [f"POST {path} HTTP/1.1", f"host: {endpoint.authority}", "accept: */*"]
@@ -35,6 +37,9 @@ class Http1Client(SocketClient):
         self._unsent = memoryview(b"")
         self._received = b""
         self._left = -1  # bytes of the body to come; -1 before the head, -2 while chunks come
+        self._validates = validates
+        self._body = b""  # kept to validate it
+        self._outputs_at = 0
         self._closes = False
         self._error = ""
 
@@ -91,6 +96,8 @@ class Http1Client(SocketClient):
                 self.fail(MALFORMED, now_ns)
                 return
             data = data[end + 4 :]
+        if self._validates:
+            self._body += data
         if self._left == -2:
             self._received += data
             if not self._received.endswith(b"0\r\n\r\n"):
@@ -104,12 +111,23 @@ class Http1Client(SocketClient):
                 self.fail(MALFORMED, now_ns)
                 return
         call = self._call
+        if self._validates:
+            self._validate(call)
         if self._error:
             self._explain(data)
         elif call is not None:
             call.responses, call.last_ns = 1, now_ns
         self.lost = self._closes
         self._end(self._error, now_ns)
+
+    def _validate(self, call: Call | None) -> None:
+        body, self._body = self._body, b""
+        if self._error or call is None or call.request.expected is None:
+            return
+        try:
+            self._error = http_difference(call.request.expected, body, self._outputs_at)
+        except (ValueError, KeyError, TypeError):
+            self._error = MALFORMED
 
     def _explain(self, body: bytes) -> None:
         if self._error in self._explained:
@@ -136,6 +154,8 @@ class Http1Client(SocketClient):
                 self._left = int(value)
             elif name == b"transfer-encoding" and value.lower() == b"chunked":
                 self._left = -2
+            elif name == b"inference-header-content-length" and value.isdigit():
+                self._outputs_at = int(value)
             elif name == b"connection" and value.lower() == b"close":
                 self._closes = True
         return True

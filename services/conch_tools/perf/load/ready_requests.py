@@ -56,17 +56,20 @@ class ReadyRequest:
     Attributes:
         body: A gRPC message without its prefix, or the body of an HTTP request.
         head_bytes: Length of the JSON of an HTTP body; 0 for gRPC.
+        expected: Outputs that the response must have, by name.
     """
 
     body: bytes
     head_bytes: int = 0
+    expected: Mapping[str, bytes] | None = None
 
     def marked(self, mark: bytes) -> ReadyRequest:
         """The request with the parameters of a `sequence_mark`."""
         if not self.head_bytes:
-            return ReadyRequest(self.body + mark)  # joined messages are merged
+            return ReadyRequest(self.body + mark, 0, self.expected)  # joined messages are merged
         at = self.head_bytes - len("}}")  # the JSON ends with its parameters, of which there is one
-        return ReadyRequest(b"".join((self.body[:at], mark, self.body[at:])), self.head_bytes + len(mark))
+        body = b"".join((self.body[:at], mark, self.body[at:]))
+        return ReadyRequest(body, self.head_bytes + len(mark), self.expected)
 
 
 def sequence_mark(http: bool, sequence_id: int | str, first: bool, last: bool) -> bytes:
