@@ -31,7 +31,12 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing what conch and its tests need into $(VENV) (2.4 GB); this takes minutes ..."
 	$(INSTALL) -e '.[dev]' && touch $(SERVE_STAMP) $@
 
-setup: $(STAMP)
+# The host of compiled backends, where there is a C compiler; its tests are skipped without.
+NATIVE_STAMP := $(VENV)/.native
+$(NATIVE_STAMP): $(STAMP) $(shell find services/conch_native -name '*.[ch]' -o -name '*.py' -o -name '*.toml')
+	if command -v "$${CC:-cc}" >/dev/null; then $(INSTALL) --no-deps --force-reinstall ./services/conch_native; fi && touch $@
+
+setup: $(STAMP) $(NATIVE_STAMP)
 
 serve: $(SERVE_STAMP)
 	$(BIN)/conch demo
@@ -45,10 +50,10 @@ image:
 	@docker buildx version >/dev/null 2>&1 || { echo "make image needs docker with buildx, which is not here"; exit 1; }
 	docker buildx bake --file deploy/image/docker-bake.hcl $(BAKE) $(TAGS)
 
-test: $(STAMP)
+test: $(STAMP) $(NATIVE_STAMP)
 	$(PYTEST) -m 'not slow and not process' --budgets quick
 
-test-all: $(STAMP)
+test-all: $(STAMP) $(NATIVE_STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_tensorflow.sh
 	-PYTHON=$(BIN)/python bash tests/setup_model_analyzer.sh
 	-bash tests/setup_clients.sh
@@ -60,7 +65,7 @@ test-all: $(STAMP)
 	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 	CONCH_TEST_GRPC_TRANSPORT=grpcio $(PYTEST) $(GRPC_TESTS) --budgets grpcio
 
-test-failed: $(STAMP)
+test-failed: $(STAMP) $(NATIVE_STAMP)
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 faults: $(STAMP)
