@@ -96,6 +96,12 @@ def make_parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--parameter", action="append", default=[], metavar="NAME=VALUE", help="of each request; JSON or text"
     )
+    data.add_argument(
+        "--tensors",
+        choices=("binary", "json"),
+        default="binary",
+        help="over HTTP, in both directions (binary)",
+    )
     data.add_argument("--seed", type=int, default=0, help="of all that is random (0)")
     out = parser.add_argument_group("output")
     out.add_argument("--report", action="append", default=[], type=Path, metavar="FILE.html|json|md|csv")
@@ -207,6 +213,7 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         text_length=options.string_length,
         streams=options.stream,
         parameters=dict(_parameter(text) for text in options.parameter),
+        tensors=options.tensors,
         connections=options.connections,
         processes=options.processes,
         most_outstanding=options.max_outstanding,

@@ -18,7 +18,13 @@ from conch_tools.perf.gpu_metrics import GpuMetrics
 from conch_tools.perf.load.coordinator import run_load
 from conch_tools.perf.load.input_data import DataError, made_up, read_files, rules_of
 from conch_tools.perf.load.load_process import Plan
-from conch_tools.perf.load.ready_requests import InputTensor, ReadyRequest, grpc_request, http_request
+from conch_tools.perf.load.ready_requests import (
+    InputTensor,
+    ReadyRequest,
+    grpc_request,
+    http_request,
+    json_request,
+)
 from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
 from conch_tools.perf.measure.slices import Slice
 from conch_tools.perf.measure.slo_search import Limit, RateSearch
@@ -94,6 +100,7 @@ class PerfSettings:
         text_length: Of made-up texts.
         streams: Whether requests are messages of a gRPC stream.
         parameters: Of each request.
+        tensors: ``binary``, or ``json`` over HTTP.
         connections: 0 for as many as there are requests in flight with HTTP, and one for 8 of them with gRPC.
         processes: That make the load; 0 for half of the cores.
         most_outstanding: Requests of a rate that may be unanswered; others are shed.
@@ -122,6 +129,7 @@ class PerfSettings:
     text_length: int = 128
     streams: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    tensors: str = "binary"
     connections: int = 0
     processes: int = 0
     most_outstanding: int = 10_000
@@ -161,6 +169,8 @@ def run_perf(
         raise SettingError(f"model '{settings.model}' is decoupled: measure it with --stream")
     if settings.streams and settings.endpoint.protocol == "http":
         raise SettingError("--stream needs gRPC: a URL with grpc://")
+    if settings.tensors == "json" and settings.endpoint.protocol != "http":
+        raise SettingError("--tensors json needs HTTP: a URL with http://")
     if config.get("sequence_batching"):
         raise SettingError(f"model '{settings.model}' has sequences, which conch perf does not send yet")
     requests = _requests(settings, config, decoupled)
@@ -261,6 +271,11 @@ def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool
     else:
         count = 1 if settings.reuse_data or kinds == ["zero"] else _POOL
         rows = made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)
+    if settings.tensors == "json":
+        try:
+            return [json_request(tensors, dict(settings.parameters)) for tensors in rows]
+        except ValueError as error:
+            raise DataError(f"--tensors json: {error}") from None
     if settings.endpoint.protocol == "http":
         return [http_request(tensors, dict(settings.parameters)) for tensors in rows]
     parameters = dict(settings.parameters)

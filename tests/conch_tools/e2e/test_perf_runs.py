@@ -33,12 +33,13 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
     ("scheme", "flags"),
     [
         ("http", ["-c", "8"]),
+        ("http", ["-c", "8", "--tensors", "json"]),
         ("grpc", ["-c", "8"]),
         ("grpc", ["-c", "4", "--stream"]),
         ("grpc", ["--rate", "50", "--distribution", "poisson"]),
         ("http", ["--rate", "50"]),
     ],
-    ids=["http", "grpc", "stream", "poisson", "http-rate"],
+    ids=["http", "json", "grpc", "stream", "poisson", "http-rate"],
 )
 def test_counts_what_the_server_counts(
     scheme: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -172,6 +172,10 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
             "m --distribution trace:f --duration 60 -b 1 --shape IN:1,2 --data d.json -u https://h:1 -H A:b",
         ),
         (
+            "--input-tensor-format json --output-tensor-format json",
+            "m -c 1 --duration 60 -b 1 --reuse-data --tensors json -u http://localhost:8000",
+        ),
+        (
             "--request-parameter n:3:int --request-parameter s:x:y:string",
             'm -c 1 --duration 60 -b 1 --reuse-data --parameter n=3 --parameter s="x:y" -u http://localhost:8000',
         ),
@@ -217,6 +221,8 @@ def test_a_number_of_requests_has_no_windows() -> None:
         ("--concurrency-range 1:2:3:4", "START:END:STEP"),
         ("--concurrency-range 1.5", "integers"),
         ("--streaming", "needs -i grpc"),
+        ("--input-tensor-format json", "must be the same"),
+        ("-i grpc --input-tensor-format json --output-tensor-format json", "needs -i http"),
         ("--unknown", "--unknown"),
         ("--request-distribution poisson", "needs --request-rate-range"),
         ("--request-parameter n:x:int", "NAME:VALUE"),

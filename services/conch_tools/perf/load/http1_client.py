@@ -33,8 +33,11 @@ class Http1Client:
         self._ended = ended
         lines = [f"POST {path} HTTP/1.1", f"host: {endpoint.authority}", "accept: */*"]
         lines += [f"{name}: {value}" for name, value in endpoint.headers.items()]
-        lines += ["content-type: application/octet-stream", "inference-header-content-length: "]
-        self._head = "\r\n".join(lines).encode()
+        start = "\r\n".join(lines).encode()
+        self._json_head = b"%b\r\ncontent-type: application/json" % start
+        self._binary_head = (
+            b"%b\r\ncontent-type: application/octet-stream\r\ninference-header-content-length: " % start
+        )
         self._call: Call | None = None
         self._unsent = memoryview(b"")
         self._received = b""
@@ -65,8 +68,10 @@ class Http1Client:
         self._call = call
         self._left = -1
         request = call.request
-        head = b"%b%d\r\ncontent-length: %d\r\n\r\n" % (self._head, request.head_bytes, len(request.body))
-        self._unsent = memoryview(head + request.body)
+        head = b"%b%d" % (self._binary_head, request.head_bytes) if request.head_bytes else self._json_head
+        self._unsent = memoryview(
+            b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(request.body), request.body)
+        )
 
     def flush(self, now_ns: int) -> None:
         """Sends what is queued, as far as the socket takes it."""

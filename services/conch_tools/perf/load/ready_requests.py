@@ -36,7 +36,7 @@ class ReadyRequest:
 
     Attributes:
         body: A gRPC message without its prefix, or the body of an HTTP request.
-        head_bytes: Length of the JSON of an HTTP body; 0 for gRPC.
+        head_bytes: Length of the JSON before the tensors of an HTTP body; 0 for gRPC, and for JSON only.
     """
 
     body: bytes
@@ -79,6 +79,55 @@ def http_request(
         head["id"] = request_id
     text = json.dumps(head, separators=(",", ":")).encode()
     return ReadyRequest(b"".join((text, *(tensor.data for tensor in tensors))), len(text))
+
+
+def json_request(tensors: Sequence[InputTensor], parameters: dict[str, Any]) -> ReadyRequest:
+    """An infer request with tensors as JSON, whose outputs are JSON, too.
+
+    Raises:
+        ValueError: A value has no JSON: NaN, infinity, or bytes that are no text.
+    """
+    inputs = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+            "data": tensor_values(tensor),
+        }
+        for tensor in tensors
+    ]
+    text = json.dumps(
+        {"inputs": inputs, "parameters": parameters},
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+    return ReadyRequest(text.encode())
+
+
+def tensor_values(tensor: InputTensor) -> list[Any]:
+    """Its numbers or texts, flat.
+
+    Raises:
+        ValueError: Bytes are no text.
+    """
+    if tensor.datatype == "BYTES":
+        return [text.decode() for text in texts_of(tensor.data)]
+    if tensor.datatype == "BF16":
+        wide = np.frombuffer(tensor.data, "<u2").astype(np.uint32) << 16
+        return list(wide.view(np.float32).tolist())
+    return list(np.frombuffer(tensor.data, dtype_of(tensor.datatype)).tolist())
+
+
+def texts_of(data: bytes) -> list[bytes]:
+    """The texts of a tensor's bytes."""
+    found = []
+    at = 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<I", data, at)
+        found.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    return found
 
 
 def texts_data(texts: Sequence[bytes]) -> bytes:

@@ -36,8 +36,6 @@ _UNSUPPORTED = {
     "--sequence-id-range": "use conch perf for requests without sequences",
     "--warmup-request-count": "use conch perf --warmup",
     "--string-data": "give the text in a file with --input-data FILE.json",
-    "--input-tensor-format": "conch perf chooses it",
-    "--output-tensor-format": "conch perf chooses it",
     "--shared-memory": "leave it out; tensors travel in the requests",
     "--output-shared-memory-size": "leave it out; tensors travel in the requests",
     "--grpc-compression-algorithm": "leave it out; requests are not compressed",
@@ -174,6 +172,8 @@ def _parser() -> _Parser:
     add("--metrics-interval", type=int, default=1000)
     add("--input-data", action="append", default=[])
     add("--string-length", type=int)
+    for name in ("input", "output"):
+        add(f"--{name}-tensor-format", choices=("binary", "json"), default="binary")
     add("--request-parameter", action="append", default=[])
     add("-i", dest="protocol", type=str.lower, choices=("http", "grpc"), default="http")
     add("-u", dest="url", default="")
@@ -282,6 +282,12 @@ def _data(values: argparse.Namespace) -> list[str]:
         found.append("--reuse-data")
     if values.string_length is not None:
         found += ["--string-length", str(values.string_length)]
+    if values.input_tensor_format != values.output_tensor_format:
+        raise FlagError("--input-tensor-format and --output-tensor-format must be the same")
+    if values.input_tensor_format == "json":
+        if values.protocol != "http":
+            raise FlagError("--input-tensor-format json needs -i http")
+        found += ["--tensors", "json"]
     for text in values.request_parameter:
         found += ["--parameter", _parameter(text)]
     return found
