@@ -51,6 +51,7 @@ test: $(STAMP)
 test-all: $(STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_tensorflow.sh
 	-PYTHON=$(BIN)/python bash tests/setup_model_analyzer.sh
+	-PYTHON=$(BIN)/python bash tests/setup_genai_perf.sh
 	-bash tests/setup_clients.sh
 	-PYTHON=$(BIN)/python bash tests/setup_ray.sh
 	-bash tests/setup_deploy.sh

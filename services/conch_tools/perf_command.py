@@ -16,7 +16,8 @@ from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
 
 if TYPE_CHECKING:
     from conch_tools.perf.measure.comparison import Comparison
-    from conch_tools.perf.measure.results import Load, PerfResult
+    from conch_tools.perf.measure.records import RequestRecord
+    from conch_tools.perf.measure.results import Load, PerfResult, Point
     from conch_tools.perf.measure.slices import Slice
     from conch_tools.perf.measure.slo_search import Limit
     from conch_tools.perf.measuring import PerfSettings
@@ -90,6 +91,12 @@ def make_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="WHAT",
         help="random, zero, or a JSON file of perf_analyzer; repeatable (random)",
+    )
+    data.add_argument(
+        "--endpoint",
+        default="",
+        metavar="PATH",
+        help="post the payloads of --data here instead, as v2/models/llm/generate_stream; over HTTP",
     )
     data.add_argument("--reuse-data", action="store_true", help="send the same values each time")
     data.add_argument("--string-length", type=_count, default=128, help="of random texts (128)")
@@ -166,23 +173,33 @@ def _measured(asked: Translation) -> Measured:
     from conch_tools.perf.load.input_data import DataError
     from conch_tools.perf.measuring import PerfInterrupted, SettingError, run_perf
     from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
+    from conch_tools.perf.perf_analyzer.profile_export import Experiment
     from conch_tools.server_api import AskError
 
-    if asked.profile_export is not None:
-        raise MeasureError("--profile-export-file is not there yet: -f writes the table as CSV")
+    experiments: list[Experiment] = []
+
+    def recorded(point: Point, records: list[RequestRecord], began_ns: int) -> None:
+        if asked.windows is not None and point.slices:
+            bounds = [began_ns + second * 1_000_000_000 for second in asked.windows.boundaries(point.slices)]
+        else:
+            bounds = [began_ns, began_ns + round(point.length_s * 1e9)]
+        experiments.append(Experiment(point.load, records, bounds))
+
     try:
         settings = _settings(make_parser().parse_args(asked.arguments), asked.arguments)
         settings = replace(
             settings,
             composing=asked.composing,
             calls=asked.request_count,
+            warm_up_calls=asked.warm_up_count,
+            skips_unknown=True,
             end_rule=asked.windows,
             metrics_url=asked.metrics_url,
             metrics_interval_s=asked.metrics_interval_s,
         )
-        return Measured(run_perf(settings))
+        return Measured(run_perf(settings, recorded=recorded if asked.profile_export else None), experiments)
     except PerfInterrupted as found:
-        return Measured(found.result)
+        return Measured(found.result, experiments)
     except (FlagsError, UrlError, SettingError, DataError, AskError, LoadError) as error:
         raise MeasureError(str(error)) from None
 
@@ -195,6 +212,10 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
             raise FlagsError(f"--report {path}: the name ends in {', '.join(_WRITTEN)}")
     if options.concurrency is not None and options.rate is not None:
         raise FlagsError("-c and --rate are two kinds of load: give one of them")
+    if options.endpoint:
+        unused = [flag for flag, value in _of_inference(options).items() if value]
+        if unused:
+            raise FlagsError(f"{unused[0]} has no effect with --endpoint: the payloads are sent as they are")
     loads, gaps = _loads(options)
     limits = _limits(options)
     return PerfSettings(
@@ -214,6 +235,7 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         streams=options.stream,
         parameters=dict(_parameter(text) for text in options.parameter),
         tensors=options.tensors,
+        path=options.endpoint,
         connections=options.connections,
         processes=options.processes,
         most_outstanding=options.max_outstanding,
@@ -221,6 +243,18 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         seed=options.seed,
         arguments=_without_secrets(arguments),
     )
+
+
+def _of_inference(options: argparse.Namespace) -> dict[str, bool]:
+    """Whether flags are set that payloads make void."""
+    return {
+        "-x": bool(options.version),
+        "--stream": options.stream,
+        "-b": options.batch != 1,
+        "--shape": bool(options.shape),
+        "--parameter": bool(options.parameter),
+        "--tensors": options.tensors != "binary",
+    }
 
 
 def _loads(options: argparse.Namespace) -> tuple[list[Load], Sequence[float]]:

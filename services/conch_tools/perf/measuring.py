@@ -6,17 +6,18 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from time import monotonic_ns, time_ns
 from typing import Any, Protocol
 from urllib.parse import quote
 
 from conch_tools.connection import Endpoint
 from conch_tools.perf.gpu_metrics import GpuMetrics
 from conch_tools.perf.load.coordinator import run_load
-from conch_tools.perf.load.input_data import DataError, made_up, read_files, rules_of
+from conch_tools.perf.load.input_data import DataError, made_up, read_files, read_payloads, rules_of
 from conch_tools.perf.load.load_process import Plan
 from conch_tools.perf.load.ready_requests import (
     InputTensor,
@@ -25,6 +26,8 @@ from conch_tools.perf.load.ready_requests import (
     http_request,
     json_request,
 )
+from conch_tools.perf.load.recorded_values import ResponseKind, request_record
+from conch_tools.perf.measure.records import RequestRecord
 from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
 from conch_tools.perf.measure.slices import Slice
 from conch_tools.perf.measure.slo_search import Limit, RateSearch
@@ -33,6 +36,7 @@ from conch_tools.server_api import AskError, ServerApi
 _POOL = 64
 """Requests with values of their own, so that caches of the server do not answer."""
 
+_LONGEST_WARM_UP_S = 3600
 _METHODS = {
     False: "/inference.GRPCInferenceService/ModelInfer",
     True: "/inference.GRPCInferenceService/ModelStreamInfer",
@@ -101,6 +105,8 @@ class PerfSettings:
         streams: Whether requests are messages of a gRPC stream.
         parameters: Of each request.
         tensors: ``binary``, or ``json`` over HTTP.
+        path: To which the payloads of ``data`` are posted, instead of requests for inference; empty for none.
+        skips_unknown: Whether members of data entries that are no inputs are left out, instead of refused.
         connections: 0 for as many as there are requests in flight with HTTP, and one for 8 of them with gRPC.
         processes: That make the load; 0 for half of the cores.
         most_outstanding: Requests of a rate that may be unanswered; others are shed.
@@ -108,6 +114,7 @@ class PerfSettings:
         seed: Of all that is random.
         composing: Models that a BLS model calls, with their versions, whose statistics are read too.
         calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
+        warm_up_calls: Requests before each load.
         end_rule: None if each load takes ``seconds``, which are the most otherwise.
         metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
         metrics_interval_s: Between two reads.
@@ -130,6 +137,8 @@ class PerfSettings:
     streams: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
     tensors: str = "binary"
+    path: str = ""
+    skips_unknown: bool = False
     connections: int = 0
     processes: int = 0
     most_outstanding: int = 10_000
@@ -137,6 +146,7 @@ class PerfSettings:
     seed: int = 0
     composing: Mapping[str, str] = field(default_factory=dict)
     calls: int = 0
+    warm_up_calls: int = 0
     end_rule: EndRule | None = None
     metrics_url: str = ""
     metrics_interval_s: float = 1.0
@@ -147,6 +157,7 @@ def run_perf(
     settings: PerfSettings,
     progress: Callable[[Load, Slice], object] = lambda load, counts: None,
     done: Callable[[Point], object] = lambda point: None,
+    recorded: Callable[[Point, list[RequestRecord], int], object] | None = None,
 ) -> PerfResult:
     """Measures a model.
 
@@ -154,6 +165,8 @@ def run_perf(
         settings: What is measured.
         progress: Gets each second's counts.
         done: Gets each point.
+        recorded: Gets each point, the records of its answered requests, and when the load began, in ns of the
+            wall clock; None if no records are kept.
 
     Raises:
         SettingError, DataError: The settings or the data do not fit the model.
@@ -163,7 +176,7 @@ def run_perf(
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     api = ServerApi(settings.endpoint)
-    config = api.config(settings.model, settings.version)
+    config = _config(settings, api)
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
     if decoupled and not settings.streams:
         raise SettingError(f"model '{settings.model}' is decoupled: measure it with --stream")
@@ -173,14 +186,17 @@ def run_perf(
         raise SettingError("--tensors json needs HTTP: a URL with http://")
     if config.get("sequence_batching"):
         raise SettingError(f"model '{settings.model}' has sequences, which conch perf does not send yet")
-    requests = _requests(settings, config, decoupled)
+    made = _requests(settings, config, decoupled)
+    requests = [replace(each, row=row) for row, each in enumerate(made.requests)]
     processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
     points = []
     interrupted = False
     search = RateSearch(settings.limits) if settings.limits else None
     for load in settings.loads if search is None else _searched(search, settings.distribution):
-        plan = _plan(settings, load, requests, decoupled)
+        plan = replace(_plan(settings, load, requests, decoupled), keeps=recorded is not None)
         share = processes if load.mode == "rate" else min(processes, int(load.value))
+        if settings.warm_up_calls:
+            _warm_up(plan, settings.warm_up_calls, share)
         before = _statistics(api, settings, config)
         rule = settings.end_rule
         enough = None if rule is None else partial(_enough, rule, settings.warm_up)
@@ -199,6 +215,9 @@ def run_perf(
         )
         points.append(point)
         done(point)
+        if recorded is not None:
+            offset_ns = time_ns() - monotonic_ns()
+            recorded(point, _records(settings, made, slices, offset_ns), outcome.begin_ns + offset_ns)
         if search is not None:
             search.tell(point)
         interrupted = outcome.interrupted
@@ -221,6 +240,30 @@ def run_perf(
     return result
 
 
+def _config(settings: PerfSettings, api: ServerApi) -> Mapping[str, Any]:
+    """The model's config; payloads need none."""
+    if not settings.path:
+        return api.config(settings.model, settings.version)
+    if settings.endpoint.protocol != "http":
+        raise SettingError("--endpoint needs HTTP: a URL with http://")
+    return {}
+
+
+def _warm_up(plan: Plan, calls: int, processes: int) -> None:
+    load = replace(plan, calls=calls, seconds=_LONGEST_WARM_UP_S, keeps=False)
+    run_load(load, min(processes, calls), lambda counts: None)
+
+
+def _records(
+    settings: PerfSettings, made: _Made, slices: Sequence[Slice], offset_ns: int
+) -> list[RequestRecord]:
+    return [
+        request_record(call, made.inputs[call.row], _kind(settings), offset_ns)
+        for one in slices
+        for call in one.records
+    ]
+
+
 def _enough(rule: EndRule, warm_up: int, slices: Sequence[Slice]) -> bool:
     return rule.enough(slices[warm_up:])
 
@@ -234,7 +277,9 @@ def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], 
     http = settings.endpoint.protocol == "http"
     in_flight = int(load.value) if load.mode == "concurrency" else 128
     path = _METHODS[settings.streams]
-    if http:
+    if settings.path:
+        path = f"/{settings.path.removeprefix('/')}"
+    elif http:
         path = f"/v2/models/{quote(settings.model, safe='')}"
         path += f"/versions/{settings.version}/infer" if settings.version else "/infer"
     return Plan(
@@ -253,7 +298,29 @@ def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], 
     )
 
 
-def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool) -> list[ReadyRequest]:
+@dataclass(frozen=True)
+class _Made:
+    """Requests, and the inputs of each for its records."""
+
+    requests: Sequence[ReadyRequest]
+    inputs: Sequence[Sequence[InputTensor] | bytes]
+
+
+def _kind(settings: PerfSettings) -> ResponseKind:
+    if settings.path:
+        return "text"
+    if settings.endpoint.protocol == "http":
+        return "http"
+    return "stream" if settings.streams else "grpc"
+
+
+def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool) -> _Made:
+    if settings.path:
+        files = [each for each in settings.data if isinstance(each, Path)]
+        if len(files) < len(settings.data):
+            raise SettingError("--endpoint needs --data FILE.json with payloads")
+        payloads = read_payloads(files)
+        return _Made([ReadyRequest(payload) for payload in payloads], payloads)
     rules = rules_of(config, settings.shapes)
     batched = int(config.get("max_batch_size", 0)) > 0
     most = int(config.get("max_batch_size", 0))
@@ -264,7 +331,7 @@ def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool
     if (kinds and paths) or len(kinds) > 1:
         raise SettingError("--data takes random, zero, or files")
     if paths:
-        streams = read_files(paths, rules, settings.batch, batched)
+        streams = read_files(paths, rules, settings.batch, batched, settings.skips_unknown)
         if any(len(stream) > 1 for stream in streams):
             raise DataError("the data has sequences, but the model has none")
         rows: Sequence[Sequence[InputTensor]] = [stream[0] for stream in streams]
@@ -273,21 +340,25 @@ def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool
         rows = made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)
     if settings.tensors == "json":
         try:
-            return [json_request(tensors, dict(settings.parameters)) for tensors in rows]
+            return _Made([json_request(tensors, dict(settings.parameters)) for tensors in rows], rows)
         except ValueError as error:
             raise DataError(f"--tensors json: {error}") from None
     if settings.endpoint.protocol == "http":
-        return [http_request(tensors, dict(settings.parameters)) for tensors in rows]
+        return _Made([http_request(tensors, dict(settings.parameters)) for tensors in rows], rows)
     parameters = dict(settings.parameters)
     if decoupled:
         parameters["triton_enable_empty_final_response"] = True
-    return [grpc_request(settings.model, settings.version, tensors, parameters) for tensors in rows]
+    return _Made(
+        [grpc_request(settings.model, settings.version, tensors, parameters) for tensors in rows], rows
+    )
 
 
 def _statistics(
     api: ServerApi, settings: PerfSettings, config: Mapping[str, Any]
 ) -> dict[str, ServerStatistics]:
     """Counts of the model by name, and of those it consists of by ``name:version``, if the server has any."""
+    if settings.path:
+        return {}
     steps = config.get("ensemble_scheduling", {}).get("step", ())
     names = {step["model_name"]: "" for step in steps} | dict(settings.composing)
     found = {}

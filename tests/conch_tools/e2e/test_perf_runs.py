@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -85,6 +86,54 @@ def test_as_perf_analyzer_sends_the_requests_that_are_asked_for(
     throughput = re.search(r"Throughput: (\S+) infer/sec", text)
     assert throughput and float(throughput[1]) > 0
     assert "    Successful request count: 37\n" in text
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-i", "grpc"],
+        ["-i", "grpc", "--streaming"],
+        ["-i", "http"],
+        ["-i", "http", "--input-tensor-format", "json", "--output-tensor-format", "json"],
+    ],
+    ids=["grpc", "streaming", "http", "json"],
+)
+def test_as_perf_analyzer_exports_each_request(flags: list[str], tmp_path: Path) -> None:
+    copy_example(tmp_path, "simple")
+    file, data = tmp_path / "profile.json", tmp_path / "data.json"
+    rows = [{"INPUT0": [row] * 16, "INPUT1": list(range(16)), "other": [1]} for row in range(3)]
+    data.write_text(json.dumps({"data": rows}))
+    with serving(tmp_path, flags=["--http-port=0"]) as server:
+        url = server.http_address if "http" in flags else server.address
+        arguments = ["-m", "simple", "-u", url, "--request-count", "9", "--warmup-request-count", "2"]
+        arguments += ["--input-data", str(data), "--profile-export-file", str(file), *flags]
+        assert perf_command.run(["--as", "perf_analyzer", *arguments]) == perf_command.DONE
+    (experiment,) = json.loads(file.read_text())["experiments"]
+    begin, end = experiment["window_boundaries"]
+    requests = experiment["requests"]
+    assert len(requests) == 9
+    for each in requests:
+        first, second = each["request_inputs"]["INPUT0"], each["request_inputs"]["INPUT1"]
+        (outputs,) = each["response_outputs"]
+        assert outputs["OUTPUT0"] == [a + b for a, b in zip(first, second, strict=True)]
+        (answered,) = each["response_timestamps"]
+        assert begin <= each["timestamp"] < answered <= end
+    assert {each["request_inputs"]["INPUT0"][0] for each in requests} == {0, 1, 2}
+
+
+def test_as_perf_analyzer_exports_the_windows_that_count(tmp_path: Path) -> None:
+    copy_example(tmp_path, "simple")
+    file = tmp_path / "profile.json"
+    with serving(tmp_path) as server:
+        arguments = ["-m", "simple", "-i", "grpc", "-u", server.address, "--profile-export-file", str(file)]
+        windows = ["-p", "800", "-s", "10000"]
+        assert perf_command.run(["--as", "perf_analyzer", *arguments, *windows]) == perf_command.DONE
+    (experiment,) = json.loads(file.read_text())["experiments"]
+    bounds = experiment["window_boundaries"]
+    assert [after - before for before, after in itertools.pairwise(bounds)] == [1_000_000_000] * 3
+    ends = [each["response_timestamps"][-1] for each in experiment["requests"]]
+    assert ends
+    assert bounds[0] <= min(ends) <= max(ends) <= bounds[-1]
 
 
 def test_as_perf_analyzer_ends_the_walk_at_the_latency_threshold(

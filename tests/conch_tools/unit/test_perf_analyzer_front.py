@@ -211,7 +211,9 @@ def test_a_number_of_requests_has_no_windows() -> None:
     ("flags", "reason"),
     [
         ("--shared-memory system", "--shared-memory isn't supported"),
-        ("--service-kind=openai", "--service-kind isn't supported"),
+        ("--service-kind=openai", "--endpoint PATH go together"),
+        ("--service-kind=openai --endpoint v1/completions -i grpc", "needs -i http"),
+        ("--service-kind=tfserving", "invalid choice: 'tfserving'"),
         ("--binary-search", "--rate auto"),
         ("-l -1", "--latency-threshold is at least 0"),
         ("--bls-composing-models :1", "--bls-composing-models takes"),

@@ -29,12 +29,14 @@ class LoadOutcome:
 
     Attributes:
         slices: The counts by second.
+        begin_ns: When it began, monotonic.
         length_s: How long it was.
         generator: What it cost.
         interrupted: Whether it ended early, by KeyboardInterrupt; only whole seconds are counted then.
     """
 
     slices: Sequence[Slice]
+    begin_ns: int
     length_s: float
     generator: Generator
     interrupted: bool
@@ -140,8 +142,9 @@ def _collect(
     if not stopped:
         stopped = min(int(wall_s), plan.seconds) if interrupted else plan.seconds
     if plan.calls and wall_s < stopped:
-        return LoadOutcome(_in_order(seconds, max(seconds, default=-1) + 1), wall_s, generator, interrupted)
-    return LoadOutcome(_in_order(seconds, stopped), stopped, generator, interrupted)
+        slices = _in_order(seconds, max(seconds, default=-1) + 1)
+        return LoadOutcome(slices, begin_ns, wall_s, generator, interrupted)
+    return LoadOutcome(_in_order(seconds, stopped), begin_ns, stopped, generator, interrupted)
 
 
 def _stop(ends: Sequence[Connection]) -> None:

@@ -37,6 +37,7 @@ class Driver:
         recorder: Counts.
         stops: Whether to stop; called now and then.
         calls: How many calls are made; the load ends with the last one.
+        keeps: Whether calls keep their responses.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Driver:
         recorder: Recorder,
         stops: Callable[[], bool],
         calls: int = sys.maxsize,
+        keeps: bool = False,
     ) -> None:
         self._connect = connect
         self._most = connections
@@ -54,6 +56,7 @@ class Driver:
         self._recorder = recorder
         self._stops = stops
         self._left = calls
+        self._keeps = keeps
         self._poll = select.epoll()
         self._places: list[Client | None] = []
         self._clients: dict[int, tuple[int, Client]] = {}
@@ -93,7 +96,7 @@ class Driver:
                     self._recorder.shed(now)
                 else:
                     self._outstanding += 1
-                    self._waiting.append(Call(self._next_request(-1), due_ns))
+                    self._waiting.append(Call(self._next_request(-1), due_ns, keeps=self._keeps))
                 due_ns = next(times, end_ns)
             if self._waiting and now >= self._retry_ns:
                 self._send_waiting(now)
@@ -132,7 +135,7 @@ class Driver:
             return
         self._outstanding += 1
         self._left -= 1
-        self._send(client, Call(self._next_request(slot), now_ns, slot), now_ns)
+        self._send(client, Call(self._next_request(slot), now_ns, slot, self._keeps), now_ns)
 
     def _send_waiting(self, now_ns: int) -> None:
         while self._waiting:

@@ -1,14 +1,20 @@
-"""An HTTP/1.1 client that sends ready bodies: one request at a time on a connection, no threads."""
+"""An HTTP/1.1 client that sends ready bodies: one request at a time on a connection, no threads.
+
+Server-sent events of a response are responses of their own, but for the last one, ``[DONE]``.
+"""
 
 from __future__ import annotations
 
 import ssl
+from time import monotonic_ns
 
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
+from conch_tools.perf.measure.records import KeptResponse
 
 LOST = "connection lost"
 MALFORMED = "malformed response"
+ERROR_EVENT = "error event"
 _READ_BYTES = 1 << 18
 _CONNECT_S = 10.0
 _MOST_HEAD = 1 << 16
@@ -42,6 +48,10 @@ class Http1Client:
         self._unsent = memoryview(b"")
         self._received = b""
         self._left = -1  # bytes of the body to come; -1 before the head, -2 while chunks come
+        self._chunks = _Chunks()
+        self._events = False
+        self._body: list[bytes] = []  # of a response that is kept, or the begin of an event
+        self._head_bytes = 0
         self._closes = False
         self._error = ""
         self.in_flight = 0
@@ -124,20 +134,49 @@ class Http1Client:
                 return
             data = data[end + 4 :]
         if self._left == -2:
-            self._received += data
-            if not self._received.endswith(b"0\r\n\r\n"):
-                return
-            self._received = b""
-        else:
-            self._left -= len(data)
-            if self._left > 0:
-                return
-            if self._left < 0:
+            try:
+                data = self._chunks.take(data)
+            except ValueError:
                 self.fail(MALFORMED, now_ns)
                 return
+            ended = self._chunks.ended
+        elif len(data) > self._left:
+            self.fail(MALFORMED, now_ns)
+            return
+        else:
+            self._left -= len(data)
+            ended = not self._left
+        if self._events:
+            self._take_events(data, now_ns)
+        elif self._call is not None and self._call.kept is not None:
+            self._body.append(data)
+        if ended:
+            self._finish(now_ns)
+
+    def _take_events(self, data: bytes, now_ns: int) -> None:
+        text = b"".join((*self._body, data)).replace(b"\r\n", b"\n")
+        *events, rest = text.split(b"\n\n")
+        self._body = [rest]
         call = self._call
-        if call is not None and not self._error:
+        assert call is not None, "a body without a request is malformed"
+        for event in events:
+            content = _event_data(event)
+            if content.startswith(b'{"error"'):
+                self._error = self._error or ERROR_EVENT
+            elif content and content != b"[DONE]":
+                if call.kept is not None:
+                    call.kept.append(KeptResponse(monotonic_ns(), event))
+                self._ended.responded(call, now_ns)
+                call.last_ns = now_ns
+                call.responses += 1
+
+    def _finish(self, now_ns: int) -> None:
+        """Ends the call with its response."""
+        call = self._call
+        if call is not None and not self._error and not self._events:
             call.responses, call.last_ns = 1, now_ns
+            if call.kept is not None:
+                call.kept.append(KeptResponse(now_ns, b"".join(self._body), self._head_bytes))
         self.lost = self._closes
         self._end(self._error, now_ns)
 
@@ -148,6 +187,7 @@ class Http1Client:
             return False
         self._error = "" if words[1] == b"200" else f"HTTP {words[1].decode()}"
         self._left, self._closes = 0, words[0] == b"HTTP/1.0"
+        self._events, self._body, self._head_bytes = False, [], 0
         for line in lines[1:]:
             name, _, value = line.partition(b":")
             name, value = name.lower(), value.strip()
@@ -156,7 +196,11 @@ class Http1Client:
                     return False
                 self._left = int(value)
             elif name == b"transfer-encoding" and value.lower() == b"chunked":
-                self._left = -2
+                self._left, self._chunks = -2, _Chunks()
+            elif name == b"content-type" and value.startswith(b"text/event-stream"):
+                self._events = True
+            elif name == b"inference-header-content-length" and value.isdigit():
+                self._head_bytes = int(value)
             elif name == b"connection" and value.lower() == b"close":
                 self._closes = True
         return True
@@ -166,3 +210,48 @@ class Http1Client:
         self.in_flight = 0
         if call is not None:
             self._ended.call_ended(call, error, now_ns)
+
+
+class _Chunks:
+    """Decodes a chunked body.
+
+    Attributes:
+        ended: Whether its last chunk has come.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.ended = False
+
+    def take(self, data: bytes) -> bytes:
+        """The contents of the chunks that are whole now.
+
+        Raises:
+            ValueError: The body is malformed.
+        """
+        rest = self._rest + data
+        at = 0
+        found = []
+        while not self.ended:
+            line_end = rest.find(b"\r\n", at)
+            if line_end < 0:
+                break
+            size = int(rest[at:line_end].partition(b";")[0], 16)
+            if size < 0:
+                raise ValueError("a chunk with a negative size")
+            if not size:
+                self.ended = rest.find(b"\r\n\r\n", line_end) >= 0
+                break
+            begin = line_end + 2
+            if len(rest) < begin + size + 2:
+                break
+            found.append(rest[begin : begin + size])
+            at = begin + size + 2
+        self._rest = rest[at:]
+        return b"".join(found)
+
+
+def _event_data(event: bytes) -> bytes:
+    """The data of a server-sent event; empty for a comment."""
+    lines = (line for line in event.split(b"\n") if line.startswith(b"data:"))
+    return b"\n".join(line[5:].strip() for line in lines)

@@ -28,6 +28,7 @@ from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.protocol import inference_pb2
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
+from conch_tools.perf.measure.records import KeptResponse
 
 CODES = (
     "OK",
@@ -247,7 +248,7 @@ class Http2Client:
         if stream is None:
             return
         message = stream.message
-        if not self._bidirectional:
+        if not self._bidirectional and stream.calls[0].kept is None:
             stream.messages += size
             return
         message += memoryview(event.data)[event.start : event.end]
@@ -258,7 +259,10 @@ class Http2Client:
                 return
             body = bytes(message[_PREFIX.size : end])
             del message[:end]
-            self._message(event.stream_id, stream, body, now_ns)
+            if self._bidirectional:
+                self._message(event.stream_id, stream, body, now_ns)
+            elif (kept := stream.calls[0].kept) is not None:
+                kept.append(KeptResponse(now_ns, body))
 
     def _message(self, stream_id: int, stream: _Open, body: bytes, now_ns: int) -> None:
         if not stream.calls:
@@ -266,6 +270,8 @@ class Http2Client:
         call = stream.calls[0]
         error, final, counts = _read_stream_response(body, self._decoupled)
         if counts:
+            if call.kept is not None:
+                call.kept.append(KeptResponse(monotonic_ns(), body))
             self._ended.responded(call, now_ns)
             call.last_ns = now_ns
             call.responses += 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def _made_up(datatype: str, count: int, kind: str, chance: np.random.Generator, 
 
 
 def read_files(
-    paths: Sequence[Path], rules: Sequence[InputRule], batch: int, batched: bool
+    paths: Sequence[Path], rules: Sequence[InputRule], batch: int, batched: bool, skips_unknown: bool = False
 ) -> list[list[list[InputTensor]]]:
     """Requests of JSON files, as streams of requests; an entry that is no list is a stream of one.
 
@@ -133,6 +133,35 @@ def read_files(
         DataError: A file can't be read, or does not fit.
     """
     streams = []
+    known = {rule.name for rule in rules}
+    for where, entry in _entries(paths):
+        steps = entry if isinstance(entry, list) else [entry]
+        if skips_unknown:
+            steps = [_without_unknown(step, known) for step in steps]
+        streams.append([_read_entry(where, step, rules, batch, batched) for step in steps])
+    return streams
+
+
+def read_payloads(paths: Sequence[Path]) -> list[bytes]:
+    """The bodies of JSON files with entries such as ``{"payload": [{...}]}``.
+
+    Raises:
+        DataError: A file can't be read, or has other entries.
+    """
+    found = []
+    for where, entry in _entries(paths):
+        payloads = entry.get("payload") if isinstance(entry, dict) else None
+        if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], dict):
+            raise DataError(f"{where} has no 'payload' with a list of one object, the body of a request")
+        others = [name for name in entry if name != "payload"]
+        if others:
+            raise _unfollowed(where, others[0])
+        found.append(json.dumps(payloads[0], separators=(",", ":"), ensure_ascii=False).encode())
+    return found
+
+
+def _entries(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    """The entries of files, each with its place for errors."""
     for path in paths:
         try:
             found = json.loads(path.read_text())
@@ -144,11 +173,23 @@ def read_files(
         if "validation_data" in found:
             raise DataError(f"{path}: outputs are not compared: remove 'validation_data'")
         for number, entry in enumerate(entries):
-            steps = entry if isinstance(entry, list) else [entry]
-            streams.append(
-                [_read_entry(f"{path}: data[{number}]", step, rules, batch, batched) for step in steps]
-            )
-    return streams
+            yield f"{path}: data[{number}]", entry
+
+
+def _without_unknown(entry: Any, known: Collection[str]) -> Any:
+    """An entry without members that are neither inputs nor times."""
+    if not isinstance(entry, dict):
+        return entry
+    return {name: value for name, value in entry.items() if name in known or name in _SCHEDULING}
+
+
+def _unfollowed(where: str, name: str) -> DataError:
+    if name not in _SCHEDULING:
+        return DataError(f"{where} has '{name}': an entry has 'payload' only")
+    return DataError(
+        f"{where} has '{name}', which conch perf does not follow: remove it, and give times by "
+        "--distribution trace:FILE"
+    )
 
 
 def _read_entry(
@@ -159,10 +200,7 @@ def _read_entry(
     known = {rule.name for rule in rules}
     unknown = [name for name in entry if name not in known]
     if unknown and unknown[0] in _SCHEDULING:
-        raise DataError(
-            f"{where} has '{unknown[0]}', which conch perf does not follow: remove it, and give times by "
-            "--distribution trace:FILE"
-        )
+        raise _unfollowed(where, unknown[0])
     if unknown:
         raise DataError(f"{where} has '{unknown[0]}', but the model has inputs {', '.join(sorted(known))}")
     tensors = []
@@ -196,7 +234,7 @@ def _read_value(where: str, value: Any, rule: InputRule) -> tuple[bytes, tuple[i
         if len(data) % width:
             raise DataError(f"{where} has {len(data)} bytes, which is no whole number of {rule.datatype}")
         return data, _sized(where, dims, len(data) // width)
-    values = list(_flat(value if isinstance(value, list) else [value]))
+    values = list(flat(value if isinstance(value, list) else [value]))
     dims = _sized(where, dims, len(values))
     if rule.datatype == "BYTES":
         return texts_data([str(each).encode() for each in values]), dims
@@ -206,10 +244,11 @@ def _read_value(where: str, value: Any, rule: InputRule) -> tuple[bytes, tuple[i
         raise DataError(f"{where}: {error}") from None
 
 
-def _flat(values: Sequence[Any]) -> Any:
+def flat(values: Sequence[Any]) -> Iterator[Any]:
+    """The innermost values of lists of lists."""
     for value in values:
         if isinstance(value, list):
-            yield from _flat(value)
+            yield from flat(value)
         else:
             yield value
 

@@ -39,6 +39,7 @@ class Plan:
         gaps_us: Of a trace; empty for none.
         seed: Of random times.
         calls: Of all processes, which end with the last one; 0 for as many as there is time for.
+        keeps: Whether the counts have records of requests, with their responses.
     """
 
     endpoint: Endpoint
@@ -53,6 +54,7 @@ class Plan:
     gaps_us: Sequence[float] = ()
     seed: int = 0
     calls: int = 0
+    keeps: bool = False
 
 
 def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None:
@@ -70,7 +72,15 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
         next_request = _in_turn(plan.requests, share)
         connections = max(1, plan.connections // shares)
         calls = len(range(share, plan.calls, shares)) if plan.calls else sys.maxsize
-        driver = Driver(lambda ended: _connect(plan, ended), connections, next_request, recorder, stop, calls)
+        driver = Driver(
+            lambda ended: _connect(plan, ended),
+            connections,
+            next_request,
+            recorder,
+            stop,
+            calls,
+            plan.keeps,
+        )
         gc.freeze()
         gc.disable()
         parent.poll(max(begin_ns - monotonic_ns(), 0) / 1e9)  # waits for the time, or to be stopped

@@ -37,10 +37,12 @@ class ReadyRequest:
     Attributes:
         body: A gRPC message without its prefix, or the body of an HTTP request.
         head_bytes: Length of the JSON before the tensors of an HTTP body; 0 for gRPC, and for JSON only.
+        row: Number of its data.
     """
 
     body: bytes
     head_bytes: int = 0
+    row: int = 0
 
 
 def grpc_request(
@@ -105,14 +107,14 @@ def json_request(tensors: Sequence[InputTensor], parameters: dict[str, Any]) -> 
     return ReadyRequest(text.encode())
 
 
-def tensor_values(tensor: InputTensor) -> list[Any]:
-    """Its numbers or texts, flat.
+def tensor_values(tensor: InputTensor, errors: str = "strict") -> list[Any]:
+    """Its numbers or texts, flat; `errors` is that of `bytes.decode`.
 
     Raises:
         ValueError: Bytes are no text.
     """
     if tensor.datatype == "BYTES":
-        return [text.decode() for text in texts_of(tensor.data)]
+        return [text.decode(errors=errors) for text in texts_of(tensor.data)]
     if tensor.datatype == "BF16":
         wide = np.frombuffer(tensor.data, "<u2").astype(np.uint32) << 16
         return list(wide.view(np.float32).tolist())

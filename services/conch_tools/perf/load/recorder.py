@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable
 
 from conch_tools.perf.load.calls import Call
+from conch_tools.perf.measure.records import CallRecord
 from conch_tools.perf.measure.slices import Slice
 
 _SECOND_NS = 1_000_000_000
@@ -29,7 +30,7 @@ class Recorder:
 
     def _new_times(self) -> None:
         self._latency, self._service = array("q"), array("q")
-        self._first, self._between = array("q"), array("q")
+        self._first, self._between, self._token = array("q"), array("q"), array("q")
 
     def sent(self, call: Call, now_ns: int) -> None:
         """Counts a call that is sent."""
@@ -52,6 +53,7 @@ class Recorder:
         if call.last_ns:
             self._between.append(now_ns - call.last_ns)
         else:
+            call.first_ns = now_ns
             self._first.append(now_ns - call.sent_ns)
 
     def ended(self, call: Call, error: str, now_ns: int) -> None:
@@ -66,6 +68,10 @@ class Recorder:
         last_ns = call.last_ns or now_ns
         self._latency.append(last_ns - call.due_ns)
         self._service.append(last_ns - call.sent_ns)
+        if call.responses > 1 and call.first_ns:
+            self._token.append((last_ns - call.first_ns) // (call.responses - 1))
+        if call.kept is not None:
+            self._slice.records.append(CallRecord(call.request.row, call.sent_ns, call.kept))
 
     def failed(self, error: str, now_ns: int) -> None:
         """Counts an error that is no call's end."""
@@ -90,4 +96,5 @@ class Recorder:
         found.service.record(self._service)
         found.first.record(self._first)
         found.between.record(self._between)
+        found.token.record(self._token)
         self._give(found)

@@ -83,6 +83,10 @@ class Fields:
         inner = Fields(self.mapping(key), f"{self._where}.{key}")
         return {name: inner.text(name) for name in self.mapping(key)}
 
+    def has(self, key: str) -> bool:
+        """Whether it is there."""
+        return key in self._found
+
     def maybe(self, key: str) -> object:
         """Any value; None where it is null."""
         return self._get(key)

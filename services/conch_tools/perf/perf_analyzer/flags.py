@@ -17,10 +17,8 @@ _LONGEST = 3600
 _PORTS = {"grpc": 8001, "http": 8000}
 
 _UNSUPPORTED = {
-    "--service-kind": "conch perf measures servers that speak Triton's protocols",
     "--triton-server-directory": "start the server and give its address with -u",
     "--model-repository": "start the server and give its address with -u",
-    "--endpoint": "conch perf measures models by Triton's protocols; give the model with -m",
     "--grpc-method": "conch perf sends ModelInfer and ModelStreamInfer only",
     "--proto": "conch perf sends ModelInfer and ModelStreamInfer only",
     "--model-signature-name": "it is for TensorFlow Serving",
@@ -34,7 +32,6 @@ _UNSUPPORTED = {
     "--sequence-length": "use conch perf for requests without sequences",
     "--sequence-length-variation": "use conch perf for requests without sequences",
     "--sequence-id-range": "use conch perf for requests without sequences",
-    "--warmup-request-count": "use conch perf --warmup",
     "--string-data": "give the text in a file with --input-data FILE.json",
     "--shared-memory": "leave it out; tensors travel in the requests",
     "--output-shared-memory-size": "leave it out; tensors travel in the requests",
@@ -78,6 +75,8 @@ class Translation:
         request_count: Requests of each measurement; 0 for windows.
         composing: Models that a BLS model calls, with their versions.
         metrics_url: Where the server's GPU metrics are; empty if they are not asked for.
+        warm_up_count: Requests before each measurement.
+        endpoint: Path of HTTP that takes the payloads; empty for a model's requests.
         without_effect: A sentence for each flag that is accepted and changes nothing.
     """
 
@@ -92,6 +91,8 @@ class Translation:
     composing: Mapping[str, str]
     metrics_url: str
     metrics_interval_s: float
+    warm_up_count: int
+    endpoint: str
     without_effect: tuple[str, ...]
 
 
@@ -118,13 +119,17 @@ def translate(arguments: Sequence[str]) -> Translation:
     found = [values.model, *load, "--duration", str(duration), "-b", str(values.batch)]
     if values.version:
         found += ["-x", values.version]
-    if values.request_count:
-        if values.latency_threshold:
-            raise FlagError("--latency-threshold needs windows: leave out --request-count")
+    if values.request_count and values.latency_threshold:
+        raise FlagError("--latency-threshold needs windows: leave out --request-count")
+    if values.request_count or values.warmup_request_count:
         found += ["--warmup", "0"]
+    if (values.service_kind == "openai") is not bool(values.endpoint):
+        raise FlagError("--service-kind openai and --endpoint PATH go together")
+    if values.endpoint:
+        found += ["--endpoint", values.endpoint]
     found += _data(values)
     found += _connection(values)
-    if values.streaming:
+    if values.streaming and not values.endpoint:
         found.append("--stream")
     return Translation(
         tuple(found),
@@ -138,8 +143,17 @@ def translate(arguments: Sequence[str]) -> Translation:
         _composing(values.bls_composing_models),
         values.metrics_url if values.collect_metrics else "",
         values.metrics_interval / 1000,
-        tuple(text for name, text in _WITHOUT_EFFECT.items() if getattr(values, name)),
+        values.warmup_request_count,
+        values.endpoint,
+        _without_effect(values),
     )
+
+
+def _without_effect(values: argparse.Namespace) -> tuple[str, ...]:
+    found = [text for name, text in _WITHOUT_EFFECT.items() if getattr(values, name)]
+    if values.streaming and values.endpoint:
+        found.append("--streaming: the payloads say whether the server streams")
+    return tuple(found)
 
 
 def _parser() -> _Parser:
@@ -147,6 +161,8 @@ def _parser() -> _Parser:
     add = parser.add_argument
     add("-m", dest="model", required=True)
     add("-x", dest="version", default="")
+    add("--service-kind", choices=("triton", "openai"), default="triton")
+    add("--endpoint", default="")
     add("-b", dest="batch", type=int, default=1)
     add("--bls-composing-models", default="")
     add("--shape", action="append", default=[])
@@ -166,6 +182,7 @@ def _parser() -> _Parser:
     add("--percentile", type=int)
     add("-r", "--max-trials", type=int, default=10)
     add("--request-count", type=int, default=0)
+    add("--warmup-request-count", type=int, default=0)
     add("-l", "--latency-threshold", type=float, default=0.0)
     add("--collect-metrics", action="store_true")
     add("--metrics-url", default="http://localhost:8002/metrics")
@@ -238,6 +255,7 @@ def _windows(values: argparse.Namespace) -> Windows:
         ("--measurement-interval", values.measurement_interval, 1),
         ("--measurement-request-count", values.measurement_request_count, 1),
         ("--request-count", values.request_count, 0),
+        ("--warmup-request-count", values.warmup_request_count, 0),
         ("--metrics-interval", values.metrics_interval, 1),
         ("--max-trials", values.max_trials, JUDGED),
         ("--latency-threshold", values.latency_threshold, 0),
@@ -313,7 +331,9 @@ def _connection(values: argparse.Namespace) -> list[str]:
     other = "http" if protocol == "grpc" else "grpc"
     if any(getattr(values, f"{other}_{part}") for part in ("root", "key", "cert")):
         raise FlagError(f"--ssl-{'https' if other == 'http' else 'grpc'}-* needs -i {other}")
-    if values.streaming and protocol != "grpc":
+    if values.endpoint and protocol != "http":
+        raise FlagError("--service-kind openai needs -i http")
+    if values.streaming and protocol != "grpc" and not values.endpoint:
         raise FlagError("--streaming needs -i grpc")
     if values.header and protocol != "http":
         raise FlagError("-H needs -i http")

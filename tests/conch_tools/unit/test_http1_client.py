@@ -1,0 +1,79 @@
+"""Responses of HTTP as the load's client reads them, however they arrive."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+import pytest
+
+from conch_tools.connection import Endpoint
+from conch_tools.perf.load.calls import Call
+from conch_tools.perf.load.http1_client import ERROR_EVENT, MALFORMED, Http1Client
+from conch_tools.perf.load.ready_requests import ReadyRequest
+
+
+class _Peer(Endpoint):
+    """The other end of a pair of sockets."""
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        object.__setattr__(self, "end", theirs)
+        return ours
+
+
+class _Ended:
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.times: list[int] = []
+
+    def call_ended(self, call: Call, error: str, now_ns: int) -> None:
+        self.errors.append(error)
+
+    def responded(self, call: Call, now_ns: int) -> None:
+        self.times.append(now_ns)
+
+
+def _chunked(*contents: bytes, kind: bytes = b"text/event-stream; charset=utf-8") -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: " + kind + b"\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in (*contents, b""))
+
+
+def _sized(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+_EVENTS = [b"data: one\n\ndata: t", b"wo\n\n:\n\n", b"event: x\r\ndata: three\r\n\r\n"]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 5, 64, 1000])
+@pytest.mark.parametrize(
+    ("response", "error", "kept"),
+    [
+        (_chunked(*_EVENTS, b"data: [DONE]\n\n"), "", [b"data: one", b"data: two", b"event: x\ndata: three"]),
+        (_chunked(*_EVENTS[:2], b'data: {"error":"no"}\n\n'), ERROR_EVENT, [b"data: one", b"data: two"]),
+        (_chunked(b"abc", b"0\r\n\r\n", kind=b"text/plain"), "", [b"abc0\r\n\r\n"]),
+        (_sized(b"abcdef"), "", [b"abcdef"]),
+        (_chunked(b"").replace(b"\r\n\r\n0", b"\r\n\r\nx"), MALFORMED, []),
+    ],
+    ids=["events", "error", "chunks", "length", "malformed"],
+)
+def test_reads_a_response_in_any_pieces(response: bytes, error: str, kept: list[bytes], piece: int) -> None:
+    peer, ended = _Peer("http", "", 0), _Ended()
+    client = Http1Client(peer, "/", ended)
+    with closing(peer.end), closing(client):  # type: ignore[attr-defined]
+        call = Call(ReadyRequest(b"{}"), 0, keeps=True)
+        client.send(call, 1)
+        client.flush(1)
+        for now_ns, at in enumerate(range(0, len(response), piece), 2):
+            peer.end.sendall(response[at : at + piece])  # type: ignore[attr-defined]
+            client.read(now_ns)
+        assert ended.errors == [error]
+        assert call.kept is not None
+        assert [each.body for each in call.kept] == kept
+        assert call.responses == len(kept)
+        if response.find(b"event-stream") > 0 and kept:
+            assert len(ended.times) == len(kept)
+            assert ended.times == sorted(ended.times)
+            assert call.last_ns == ended.times[-1]
+        assert client.can_send is (error != MALFORMED)
