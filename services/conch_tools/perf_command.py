@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="LIMIT",
-        help="as p99=20ms, ttft_p95=200ms or errors=0.1%%",
+        help="as p99=20ms, ttft_p95=200ms, itl_p95=50ms or errors=0.1%%",
     )
     load.add_argument(
         "--distribution",

@@ -11,6 +11,7 @@ import pytest
 from tests.support.servers import copy_example, serving, write_model
 
 from conch_tools import perf_command
+from conch_tools.perf.measure.results import PerfResult
 
 _ENSEMBLE = """
     platform: "ensemble"
@@ -25,6 +26,27 @@ _ENSEMBLE = """
         input_map { key: "INPUT1" value: "INPUT1" }
         output_map { key: "OUTPUT0" value: "OUTPUT0" }
     } }
+"""
+
+_LLM = """
+    backend: "python"
+    model_transaction_policy { decoupled: true }
+    input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+"""
+_TOKENS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(3):
+                tensor = pb_utils.Tensor("OUT", np.array([number], np.int32))
+                sender.send(pb_utils.InferenceResponse([tensor]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -63,6 +85,35 @@ def test_counts_what_the_server_counts(
     if "--rate" in flags:
         # A busy machine leaves some unsent at the end; a random schedule has more or fewer.
         assert sent == pytest.approx(100, abs=60)
+
+
+@pytest.mark.parametrize("by", ["stream", "generate_stream"])
+def test_measures_tokens_of_streams(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path, "llm", _LLM, {"model.py": _TOKENS})
+    data = tmp_path / "data.json"
+    body = {"IN": [1]} if by == "stream" else {"payload": [{"IN": 1}]}
+    data.write_text(json.dumps({"data": [body]}))
+    with serving(tmp_path, flags=["--http-port=0"]) as server:
+        arguments = ["llm", "--data", str(data), "-c", "2", "--duration", "2", "--warmup", "0", "--json"]
+        if by == "stream":
+            arguments += ["-u", f"grpc://{server.address}", "--stream"]
+        else:
+            path = "v2/models/llm/generate_stream"
+            arguments += ["-u", f"http://{server.http_address}", "--endpoint", path]
+        assert perf_command.run(arguments) == perf_command.DONE
+    text = capsys.readouterr().out
+    (point,) = PerfResult.from_json(text).points
+    assert point.answered
+    assert not point.failed
+    assert point.responses == 3 * point.answered
+    assert point.token.count == point.answered
+    assert point.answered <= point.first.count <= point.answered + 2
+
+
+def test_refuses_flags_without_effect_on_payloads(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["m", "-u", "http://localhost:1", "--endpoint", "v2/models/m/generate", "-b", "2"]
+    assert perf_command.run(arguments) == perf_command.USAGE
+    assert "-b has no effect with --endpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,24 @@ def test_translates_what_model_analyzer_runs() -> None:
     assert not found.without_effect
 
 
+def test_translates_what_genai_perf_runs() -> None:
+    line = (
+        "-m llm --async --warmup-request-count 3 --stability-percentage 999 --request-count 20 -i http "
+        "-u localhost:8000 --concurrency-range 2 --service-kind openai --endpoint v2/models/llm/generate "
+        "--input-data inputs.json --profile-export-file absent.json"
+    )
+    found = translate(line.split())
+    assert (
+        " ".join(found.arguments)
+        == "llm -c 2 --duration 3600 -b 1 --warmup 0 --endpoint v2/models/llm/generate --data inputs.json "
+        "-u http://localhost:8000"
+    )
+    assert (found.warm_up_count, found.endpoint) == (3, "v2/models/llm/generate")
+    assert found.profile_export == Path("absent.json")
+    (text,) = translate(f"{line} --streaming".split()).without_effect[1:]
+    assert text.startswith("--streaming: the payloads say")
+
+
 def test_a_number_of_requests_has_no_windows() -> None:
     found = translate(["-m", "m", "--request-count", "7"])
     assert (found.windows, found.request_count) == (None, 7)

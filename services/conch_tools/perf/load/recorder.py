@@ -30,7 +30,8 @@ class Recorder:
 
     def _new_times(self) -> None:
         self._latency, self._service = array("q"), array("q")
-        self._first, self._between, self._token = array("q"), array("q"), array("q")
+        self._first, self._between = array("q"), array("q")
+        self._next_one, self._token = array("q"), array("q")
 
     def sent(self, call: Call, now_ns: int) -> None:
         """Counts a call that is sent."""
@@ -52,6 +53,8 @@ class Recorder:
             self._turn(now_ns)
         if call.last_ns:
             self._between.append(now_ns - call.last_ns)
+            if call.responses == 1:
+                self._next_one.append(now_ns - call.last_ns)
         else:
             call.first_ns = now_ns
             self._first.append(now_ns - call.sent_ns)
@@ -96,5 +99,6 @@ class Recorder:
         found.service.record(self._service)
         found.first.record(self._first)
         found.between.record(self._between)
+        found.next_one.record(self._next_one)
         found.token.record(self._token)
         self._give(found)

@@ -28,7 +28,8 @@ QUANTILES: Mapping[str, float] = {
 
 _MODES: Mapping[str, Literal["concurrency", "rate"]] = {"concurrency": "concurrency", "rate": "rate"}
 _COUNTS = ("second", "sent", "answered", "responses", "late", "shed")
-_HISTOGRAMS = ("latency", "service", "first", "between", "token")
+_HISTOGRAMS = ("latency", "service", "first", "between", "next_one", "token")
+_LATER = ("next_one", "token")  # files of earlier versions lack them
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,11 @@ class Point:
         return merged(one.between for one in self.slices)
 
     @cached_property
+    def next_one(self) -> Histogram:
+        """Time from the first to the second response (TTST)."""
+        return merged(one.next_one for one in self.slices)
+
+    @cached_property
     def token(self) -> Histogram:
         """Inter-token latency (ITL), one time for each request, with a token in each response."""
         return merged(one.token for one in self.slices)
@@ -329,8 +335,8 @@ def _read_slice(found: object, where: str) -> Slice:
     for name in _COUNTS:
         setattr(one, name, fields.whole(name))
     for name in _HISTOGRAMS:
-        if name == "token" and not fields.has(name):
-            continue  # a file of 0.1
+        if name in _LATER and not fields.has(name):
+            continue
         try:
             setattr(one, name, Histogram.from_json(fields.mapping(name)))
         except (ValueError, TypeError) as error:

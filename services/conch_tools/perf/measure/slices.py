@@ -26,6 +26,7 @@ class Slice:
         service: Times from when it was sent. The same as ``latency`` in a closed loop.
         first: Times from the sending to the first response, for streamed requests.
         between: Times between responses of one request.
+        next_one: Times from the first to the second response of one request.
         token: Of a request with several responses: the time from its first to its last one, by their number
             without the first.
         records: Requests that were answered, if they are kept; not in files.
@@ -42,6 +43,7 @@ class Slice:
     service: Histogram = field(default_factory=Histogram)
     first: Histogram = field(default_factory=Histogram)
     between: Histogram = field(default_factory=Histogram)
+    next_one: Histogram = field(default_factory=Histogram)
     token: Histogram = field(default_factory=Histogram)
     records: list[CallRecord] = field(default_factory=list)
 
@@ -53,7 +55,7 @@ class Slice:
         self.errors.update(other.errors)
         self.late += other.late
         self.shed += other.shed
-        for name in ("latency", "service", "first", "between", "token"):
+        for name in ("latency", "service", "first", "between", "next_one", "token"):
             histogram: Histogram = getattr(self, name)
             histogram.add(getattr(other, name))
         self.records += other.records
