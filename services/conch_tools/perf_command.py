@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
 
+_TEXT_LENGTH = 128
 _WRITTEN = (".html", ".json", ".md", ".csv")
 
 
@@ -99,7 +100,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="post the payloads of --data here instead, as v2/models/llm/generate_stream; over HTTP",
     )
     data.add_argument("--reuse-data", action="store_true", help="send the same values each time")
-    data.add_argument("--string-length", type=_count, default=128, help="of random texts (128)")
+    data.add_argument(
+        "--string-length", type=_count, default=_TEXT_LENGTH, help=f"of random texts ({_TEXT_LENGTH})"
+    )
     data.add_argument(
         "--parameter", action="append", default=[], metavar="NAME=VALUE", help="of each request; JSON or text"
     )
@@ -254,6 +257,8 @@ def _of_inference(options: argparse.Namespace) -> dict[str, bool]:
         "--shape": bool(options.shape),
         "--parameter": bool(options.parameter),
         "--tensors": options.tensors != "binary",
+        "--reuse-data": options.reuse_data,
+        "--string-length": options.string_length != _TEXT_LENGTH,
     }
 
 

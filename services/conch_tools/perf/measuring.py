@@ -37,6 +37,7 @@ _POOL = 64
 """Requests with values of their own, so that caches of the server do not answer."""
 
 _LONGEST_WARM_UP_S = 3600
+_CONNECT_S = 10.0
 _METHODS = {
     False: "/inference.GRPCInferenceService/ModelInfer",
     True: "/inference.GRPCInferenceService/ModelStreamInfer",
@@ -241,11 +242,15 @@ def run_perf(
 
 
 def _config(settings: PerfSettings, api: ServerApi) -> Mapping[str, Any]:
-    """The model's config; payloads need none."""
+    """The model's config; payloads need none, only a server."""
     if not settings.path:
         return api.config(settings.model, settings.version)
     if settings.endpoint.protocol != "http":
         raise SettingError("--endpoint needs HTTP: a URL with http://")
+    try:
+        settings.endpoint.connect(_CONNECT_S).close()
+    except OSError as error:
+        raise AskError(f"{settings.endpoint.url}: {error}", False) from None
     return {}
 
 

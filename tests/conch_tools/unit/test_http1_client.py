@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from contextlib import closing
 
@@ -46,17 +47,33 @@ def _sized(body: bytes) -> bytes:
 _EVENTS = [b"data: one\n\ndata: t", b"wo\n\n:\n\n", b"event: x\r\ndata: three\r\n\r\n"]
 
 
+def _chunk(**member: object) -> bytes:
+    choices = [] if "usage" in member else [{"index": 0, **member}]
+    return b"data: " + json.dumps({"object": "chat.completion.chunk", "choices": choices}).encode()
+
+
+_ROLE = _chunk(delta={"role": "assistant", "content": ""})
+_TEXT, _THOUGHT = _chunk(delta={"content": " "}), _chunk(delta={"reasoning_content": "hm"})
+_LEGACY = _chunk(text="a")
+_MARKS = [_chunk(delta={}, finish_reason="stop"), _chunk(usage=1), _chunk(text="")]
+
+
 @pytest.mark.parametrize("piece", [1, 2, 5, 64, 1000])
 @pytest.mark.parametrize(
     ("response", "error", "kept"),
     [
         (_chunked(*_EVENTS, b"data: [DONE]\n\n"), "", [b"data: one", b"data: two", b"event: x\ndata: three"]),
         (_chunked(*_EVENTS[:2], b'data: {"error":"no"}\n\n'), ERROR_EVENT, [b"data: one", b"data: two"]),
+        (
+            _chunked(*(each + b"\n\n" for each in (_ROLE, _THOUGHT, _TEXT, _LEGACY, *_MARKS))),
+            "",
+            [_THOUGHT, _TEXT, _LEGACY],
+        ),
         (_chunked(b"abc", b"0\r\n\r\n", kind=b"text/plain"), "", [b"abc0\r\n\r\n"]),
         (_sized(b"abcdef"), "", [b"abcdef"]),
         (_chunked(b"").replace(b"\r\n\r\n0", b"\r\n\r\nx"), MALFORMED, []),
     ],
-    ids=["events", "error", "chunks", "length", "malformed"],
+    ids=["events", "error", "chat", "chunks", "length", "malformed"],
 )
 def test_reads_a_response_in_any_pieces(response: bytes, error: str, kept: list[bytes], piece: int) -> None:
     peer, ended = _Peer("http", "", 0), _Ended()

@@ -230,7 +230,8 @@ def test_a_number_of_requests_has_no_windows() -> None:
     [
         ("--shared-memory system", "--shared-memory isn't supported"),
         ("--service-kind=openai", "--endpoint PATH go together"),
-        ("--service-kind=openai --endpoint v1/completions -i grpc", "needs -i http"),
+        ("--service-kind=openai --endpoint v1/completions", "needs --input-data"),
+        ("--service-kind=openai --endpoint v1/completions -i grpc --input-data d.json", "needs -i http"),
         ("--service-kind=tfserving", "invalid choice: 'tfserving'"),
         ("--binary-search", "--rate auto"),
         ("-l -1", "--latency-threshold is at least 0"),

@@ -1,10 +1,12 @@
 """An HTTP/1.1 client that sends ready bodies: one request at a time on a connection, no threads.
 
-Server-sent events of a response are responses of their own, but for the last one, ``[DONE]``.
+Server-sent events are responses of their own, except ``[DONE]`` and OpenAI's events without any text, such as
+the first one of a chat, which has the role.
 """
 
 from __future__ import annotations
 
+import json
 import ssl
 from time import monotonic_ns
 
@@ -15,6 +17,7 @@ from conch_tools.perf.measure.records import KeptResponse
 LOST = "connection lost"
 MALFORMED = "malformed response"
 ERROR_EVENT = "error event"
+_TEXTS = ("content", "text", "reasoning_content", "reasoning", "refusal", "tool_calls")
 _READ_BYTES = 1 << 18
 _CONNECT_S = 10.0
 _MOST_HEAD = 1 << 16
@@ -163,7 +166,7 @@ class Http1Client:
             content = _event_data(event)
             if content.startswith(b'{"error"'):
                 self._error = self._error or ERROR_EVENT
-            elif content and content != b"[DONE]":
+            elif content and content != b"[DONE]" and not _is_mark(content):
                 if call.kept is not None:
                     call.kept.append(KeptResponse(monotonic_ns(), event))
                 self._ended.responded(call, now_ns)
@@ -249,6 +252,18 @@ class _Chunks:
             at = begin + size + 2
         self._rest = rest[at:]
         return b"".join(found)
+
+
+def _is_mark(content: bytes) -> bool:
+    """Whether it is an event of OpenAI's routes without text, such as a role or a reason to finish."""
+    if b'"choices"' not in content:
+        return False
+    try:
+        choices = json.loads(content)["choices"]
+        parts = [choice.get("delta", choice) for choice in choices]
+        return not any(part.get(name) for part in parts for name in _TEXTS)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False  # of another kind
 
 
 def _event_data(event: bytes) -> bytes:

@@ -126,6 +126,8 @@ def translate(arguments: Sequence[str]) -> Translation:
     if (values.service_kind == "openai") is not bool(values.endpoint):
         raise FlagError("--service-kind openai and --endpoint PATH go together")
     if values.endpoint:
+        if not values.input_data:
+            raise FlagError("--service-kind openai needs --input-data FILE.json with payloads")
         found += ["--endpoint", values.endpoint]
     found += _data(values)
     found += _connection(values)
