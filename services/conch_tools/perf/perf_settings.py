@@ -62,7 +62,7 @@ class PerfSettings:
         warm_up: Seconds before them.
         batch: Rows of a request.
         shapes: Dims of inputs with free ones, by name.
-        data: ``random``, ``zero``, or files; see `load.input_data`.
+        data: ``random``, ``zero``, or files and directories; see `load.input_data`.
         reuse_data: Whether all requests have the same values.
         text_length: Of made-up texts.
         streams: Whether requests are messages of a gRPC stream.

@@ -3,7 +3,8 @@
 A JSON file has ``{"data": [{input: value, ...}, ...]}``; each entry is one request of one row. A value is a
 flat list in row-major order, ``{"b64": text}`` with the bytes of the tensor, or ``{"content": either,
 "shape": [...]}``. Entries that are lists are sequences: their entries are sent one after the other. A file
-without lists is one sequence. Several files are joined.
+without lists is one sequence. A directory has a file for each input, named as it, with the bytes of one row;
+texts are its lines. Several files and directories are joined.
 """
 
 from __future__ import annotations
@@ -127,13 +128,16 @@ def _made_up(datatype: str, count: int, kind: str, chance: np.random.Generator, 
 def read_files(
     paths: Sequence[Path], rules: Sequence[InputRule], batch: int, batched: bool
 ) -> list[list[list[InputTensor]]]:
-    """Requests of JSON files, as sequences of requests.
+    """Requests of JSON files and directories, as sequences of requests.
 
     Raises:
         DataError: A file can't be read, or does not fit.
     """
     streams = []
     for path in paths:
+        if path.is_dir():
+            streams.append([_read_directory(path, rules, batch, batched)])
+            continue
         try:
             found = json.loads(path.read_text())
         except (OSError, ValueError) as error:
@@ -155,6 +159,44 @@ def read_files(
                 ]
             )
     return streams
+
+
+def _read_directory(path: Path, rules: Sequence[InputRule], batch: int, batched: bool) -> list[InputTensor]:
+    names = {rule.name for rule in rules}
+    for file in sorted(path.iterdir()):
+        if file.name not in names:
+            raise DataError(
+                f"{file} is no input of the model, which has {', '.join(sorted(names))}: remove it"
+            )
+    tensors = []
+    for rule in rules:
+        try:
+            data = (path / rule.name).read_bytes()
+        except FileNotFoundError:
+            if rule.optional:
+                continue
+            raise DataError(f"{path} lacks a file '{rule.name}' with that input") from None
+        except OSError as error:
+            raise DataError(f"{path / rule.name}: {error.strerror}") from None
+        row, dims = _read_raw(str(path / rule.name), data, rule)
+        shape = (batch, *dims) if batched else dims
+        tensors.append(InputTensor(rule.name, rule.datatype, shape, row * batch if batched else row))
+    return tensors
+
+
+def _read_raw(where: str, data: bytes, rule: InputRule) -> tuple[bytes, tuple[int, ...]]:
+    """The bytes of a file's value, and its dims."""
+    if rule.datatype == "BYTES":
+        texts = data.removesuffix(b"\n").split(b"\n")
+        return texts_data(texts), _sized(where, rule.dims, len(texts))
+    return data, _sized(where, rule.dims, _count(where, data, rule.datatype))
+
+
+def _count(where: str, data: bytes, datatype: str) -> int:
+    width = 2 if datatype == "BF16" else dtype_of(datatype).itemsize
+    if len(data) % width:
+        raise DataError(f"{where} has {len(data)} bytes, which is no whole number of {datatype}")
+    return len(data) // width
 
 
 def _read_entry(
@@ -198,10 +240,7 @@ def _read_value(where: str, value: Any, rule: InputRule) -> tuple[bytes, tuple[i
             raise DataError(f"{where} is neither a list nor has it 'b64' with base64") from None
         if rule.datatype == "BYTES":
             return data, _sized(where, dims, None)
-        width = 2 if rule.datatype == "BF16" else dtype_of(rule.datatype).itemsize
-        if len(data) % width:
-            raise DataError(f"{where} has {len(data)} bytes, which is no whole number of {rule.datatype}")
-        return data, _sized(where, dims, len(data) // width)
+        return data, _sized(where, dims, _count(where, data, rule.datatype))
     values = list(_flat(value if isinstance(value, list) else [value]))
     dims = _sized(where, dims, len(values))
     if rule.datatype == "BYTES":
