@@ -14,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from bench.servers import COMMON, ROOT, Server, conch_command
 from conch_tools.connection import parse_url
 from conch_tools.perf.measure.results import Load, Point
-from conch_tools.perf.measuring import PerfSettings, run_perf
+from conch_tools.perf.measuring import run_perf
+from conch_tools.perf.perf_settings import PerfSettings
 
 POLICY = ROOT / "bench" / "access.toml"
 KEY = "bench-key-of-{}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,8 +26,9 @@ from conch_tools.perf.load.coordinator import LoadError
 from conch_tools.perf.load.input_data import DataError
 from conch_tools.perf.measure.results import Load, Point
 from conch_tools.perf.measure.slices import Slice
-from conch_tools.perf.measuring import PerfSettings, SettingError, run_perf
+from conch_tools.perf.measuring import run_perf
 from conch_tools.perf.perf_analyzer.windows import Windows
+from conch_tools.perf.perf_settings import PerfSettings, SettingError
 from conch_tools.server_api import AskError
 
 WARM_UP_S = 1
@@ -93,6 +95,8 @@ def _measure(scene: Scene, model: str, server: Server, requests: int) -> Figures
         shapes={"INPUT0": scene.shape},
         reuse_data=True,
         streams=scene.streaming,
+        shared_memory=scene.shared_memory == "system",
+        output_size=math.prod(scene.shape) * 4,  # the models answer with what they were sent
         tensors=scene.tensors,
         end_rule=rule,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 import re
 import subprocess
@@ -77,10 +76,6 @@ def _arguments(scene: Scene, model: str, server: Server, requests: int, report: 
     shape = ",".join(map(str, scene.shape))
     address = server.address if scene.protocol == "grpc" else server.http
     arguments = ["-m", model, "-i", scene.protocol, "-u", address, "--shape", f"INPUT0:{shape}"]
-    if scene.shared_memory != "none":
-        # Outputs of variable shape get regions of this size; the models answer with what they were sent.
-        size = math.prod(scene.shape) * 4
-        arguments += ["--shared-memory", scene.shared_memory, "--output-shared-memory-size", str(size)]
     arguments += ["--concurrency-range", f"{scene.concurrency}:{scene.concurrency}"]
     arguments += ["--measurement-mode", "count_windows", "--measurement-request-count", str(requests)]
     arguments += ["-s", str(STABILITY_PERCENT), "-r", str(TRIALS), "-f", str(report)]

@@ -19,7 +19,7 @@ from bench.facts import machine
 from bench.perf import measure_point
 from conch_tools.connection import parse_url
 from conch_tools.perf.measure.results import Load
-from conch_tools.perf.measuring import PerfSettings
+from conch_tools.perf.perf_settings import PerfSettings
 
 CONNECTIONS = (1, 8)
 ROUNDS = 5

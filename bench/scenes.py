@@ -115,10 +115,9 @@ def _scene(table: dict[str, Any]) -> Scene:
         raise ValueError(f"scene {name!r}: only gRPC has streaming")
     if table["tensors"] == "json" and (table["protocol"] != "http" or table["shared_memory"] != "none"):
         raise ValueError(f"scene {name!r}: only tensors in the bodies of HTTP can be JSON")
-    if table["generator"] == "perf_analyzer" and table["tensors"] == "json":
-        raise ValueError(f"scene {name!r}: perf_analyzer sends random bits, which are no JSON")
-    if table["generator"] == "conch" and table["shared_memory"] != "none":
-        raise ValueError(f'scene {name!r}: tensors in shared memory need generator = "perf_analyzer"')
+    plain = table["tensors"] == "binary" and table["shared_memory"] == "none"
+    if table["generator"] == "perf_analyzer" and not plain:
+        raise ValueError(f"scene {name!r}: perf_analyzer sends binary tensors in requests only")
     model = str(table["model"])
     contestants = tuple(_contestant(text, model, name) for text in table["contestants"])
     expected = table.get("expected")

@@ -33,7 +33,7 @@ from bench.servers import (
 from conch_tools.connection import parse_url
 from conch_tools.perf.measure.histogram import Histogram
 from conch_tools.perf.measure.results import Load, Point
-from conch_tools.perf.measuring import PerfSettings
+from conch_tools.perf.perf_settings import PerfSettings
 
 REPOSITORY = (REPOSITORIES / "tokens",)
 CASES = {

@@ -16,6 +16,8 @@ from conch.protocol import inference_pb2
 from conch_tools.connection import Endpoint
 
 _TIMEOUT_S = 30.0
+_CONNECT_S = 5.0
+_REGIONS = "/v2/systemsharedmemory"
 _SERVICE = "/inference.GRPCInferenceService/"
 
 
@@ -36,6 +38,15 @@ class ServerApi:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+
+    def check(self) -> None:
+        """Raises AskError: there is no server, or its certificate is wrong."""
+        try:
+            self._endpoint.connect(_CONNECT_S).close()
+        except OSError as error:
+            raise AskError(
+                f"can't connect to {self._endpoint.url}: {error.strerror or error}", False
+            ) from None
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         """The model's config. Raises AskError."""
@@ -59,6 +70,25 @@ class ServerApi:
     def call(self, method: str, request: Any, answer: Any) -> dict[str, Any]:
         """The answer to any method of gRPC's service. Raises AskError."""
         return self._call(method, request, answer)
+
+    def register_system_region(self, name: str, key: str, size: int) -> None:
+        """Registers a whole object of system shared memory. Raises AskError."""
+        if self._endpoint.protocol == "http":
+            self._ask(
+                "POST", f"{_REGIONS}/region/{name}/register", {"key": key, "offset": 0, "byte_size": size}
+            )
+            return
+        request = inference_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size)
+        self._call("SystemSharedMemoryRegister", request, inference_pb2.SystemSharedMemoryRegisterResponse)
+
+    def unregister_system_region(self, name: str) -> None:
+        """Unregisters a region. Raises AskError."""
+        if self._endpoint.protocol == "http":
+            self._ask("POST", f"{_REGIONS}/region/{name}/unregister", {})
+            return
+        request = inference_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        answer = inference_pb2.SystemSharedMemoryUnregisterResponse
+        self._call("SystemSharedMemoryUnregister", request, answer)
 
     def _call(self, method: str, request: Any, answer: Any) -> dict[str, Any]:
         endpoint = self._endpoint
@@ -90,17 +120,21 @@ class ServerApi:
         return grpc.secure_channel(target, grpc.ssl_channel_credentials(*files), options)
 
     def _get(self, path: str) -> dict[str, Any]:
+        return self._ask("GET", path, None)
+
+    def _ask(self, method: str, path: str, sent: Mapping[str, Any] | None) -> dict[str, Any]:
         endpoint = self._endpoint
         try:
             with closing(http.client.HTTPConnection(endpoint.host, endpoint.port)) as connection:
                 connection.sock = endpoint.connect(_TIMEOUT_S)
-                connection.request("GET", path, headers=_headers(endpoint.headers))
+                content = None if sent is None else json.dumps(sent)
+                connection.request(method, path, content, dict(endpoint.headers))
                 response = connection.getresponse()
                 body = response.read()
         except (TimeoutError, OSError, http.client.HTTPException) as error:
             raise AskError(f"{endpoint.url}: {error}", False) from None
         try:
-            found = json.loads(body)
+            found = json.loads(body or "{}")
         except ValueError:
             found = {}
         if response.status != http.HTTPStatus.OK or not isinstance(found, dict):
@@ -112,7 +146,3 @@ class ServerApi:
 def _path(model: str, version: str) -> str:
     path = f"/v2/models/{quote(model, safe='')}"
     return f"{path}/versions/{version}" if version else path
-
-
-def _headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return dict(headers)

@@ -87,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
     from conch.core.errors import ConchError
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
-    from conch_tools.perf.measuring import SettingError
+    from conch_tools.perf.perf_settings import SettingError
     from conch_tools.tune.trial_server import TrialError
     from conch_tools.tune.tune_file import FormatError
     from conch_tools.tune.tuner import NotTunedError

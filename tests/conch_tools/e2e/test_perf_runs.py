@@ -4,15 +4,46 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from tests.support.servers import copy_example, serving, write_model
+from tests.support.certificates import Authority
+from tests.support.sequence_models import write_sums
+from tests.support.servers import (
+    NUMBER_CONFIG,
+    WAIT_S,
+    client_of,
+    copy_example,
+    serving,
+    tensor,
+    write_model,
+    write_steps,
+)
 
 from conch_tools import perf_command
 from conch_tools.perf.measure.results import PerfResult
 
+_REFUSES = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+        if value[0] < 0:
+            return pb_utils.InferenceResponse([], pb_utils.TritonError("below 0"))
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value / 2)])
+"""
 _ENSEMBLE = """
     platform: "ensemble"
     max_batch_size: 8
@@ -48,6 +79,30 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([tensor]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+
+
+def _errors(point: dict[str, Any]) -> int:
+    return sum(sum(one["errors"].values()) for one in point["slices"])
+
+
+@contextmanager
+def polling(look: Callable[[], set[str]]) -> Iterator[list[set[str]]]:
+    """What is found by looking again and again on another thread, until the end of the block."""
+    found: list[set[str]] = []
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.05):
+            found.append(look())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -114,6 +169,130 @@ def test_refuses_flags_without_effect_on_payloads(capsys: pytest.CaptureFixture[
     arguments = ["m", "-u", "http://localhost:1", "--endpoint", "v2/models/m/generate", "-b", "2"]
     assert perf_command.run(arguments) == perf_command.USAGE
     assert "-b has no effect with --endpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("scheme", "model", "flags"),
+    [
+        ("http", "sums", ["-c", "3"]),
+        ("grpc", "texts", ["-c", "3"]),
+        ("grpc", "sums", ["-c", "3", "--stream"]),
+        ("grpc", "sums", ["--rate", "60", "--sequences", "3", "--sequence-length", "5"]),
+    ],
+    ids=["http", "grpc", "stream", "rate"],
+)
+def test_sequences_are_whole_and_left_to_no_server(
+    scheme: str, model: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sums(tmp_path, "sums", "direct")
+    write_sums(tmp_path, "texts", "oldest", "TYPE_STRING")
+    with serving(tmp_path) as server:
+        address = server.http_address if scheme == "http" else server.address
+        arguments = [model, "-u", f"{scheme}://{address}", "--duration", "2", "--warmup", "0", "--json"]
+        assert perf_command.run([*arguments, "--processes", "2", *flags]) == perf_command.DONE
+        result = capsys.readouterr().out
+        # Four sequences have slots of the server at a time: those of the load have left theirs.
+        with client_of(server) as client:
+            for starts in (True, False):
+                for number in range(4):
+                    client.infer(
+                        model,
+                        [tensor("IN", np.ones((1, 1), np.float32))],
+                        sequence_id=f"own{number}" if model == "texts" else 1 + number,
+                        sequence_start=starts,
+                        sequence_end=not starts,
+                        client_timeout=WAIT_S,
+                    )
+    (point,) = json.loads(result)["points"]
+    answered, ended, sent = (
+        sum(one[name] for one in point["slices"]) for name in ("answered", "sequences", "sent")
+    )
+    assert not any(one["errors"] for one in point["slices"])
+    length = 5 if "--sequence-length" in flags else 20
+    # Three sequences have not ended; lengths vary by a fifth.
+    assert 0.75 * length * ended <= answered <= 1.25 * length * (ended + 3)
+    assert ended > 0
+    # The server has the last requests of these, too, which count for nothing.
+    assert answered <= point["server"]["requests"] <= sent + 6
+
+
+@pytest.mark.parametrize("scheme", ["grpcs", "https", "unix"])
+def test_measures_over_tls_and_a_unix_socket(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_example(tmp_path / "models", "simple")
+    authority = Authority(tmp_path / "trusted")
+    key, certificate = authority.issue("server")
+    port = {"grpcs": "grpc", "https": "http"}.get(scheme)
+    flags = [f"--{port}-use-ssl", f"--{port}-server-cert={certificate}", f"--{port}-server-key={key}"]
+    if port is None:
+        flags = [f"--grpc-address=unix:{tmp_path}/socket"]
+    with serving(tmp_path / "models", flags=flags) as server:
+        url = {
+            "grpcs": lambda: f"grpcs://{server.address}",
+            "https": lambda: f"https://{server.http_address}",
+            "unix": lambda: f"unix:{tmp_path}/socket",
+        }[scheme]()
+        arguments = ["simple", "-u", url, "--duration", "1", "--warmup", "0", "--json", "-c", "4"]
+        trusting = [] if scheme == "unix" else ["--root-cert", str(authority.root)]
+        assert perf_command.run([*arguments, *trusting]) == perf_command.DONE
+        (point,) = json.loads(capsys.readouterr().out)["points"]
+        assert not _errors(point)
+        assert sum(one["answered"] for one in point["slices"]) > 0
+        if trusting:
+            assert perf_command.run(arguments) == perf_command.UNREACHED
+            assert "certificate verify failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("load", [["-c", "3"], ["--rate", "50"]], ids=["closed", "open"])
+def test_responses_of_a_decoupled_model_are_counted_one_by_one(
+    load: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path)
+    with serving(tmp_path) as server:
+        arguments = ["steps", "-u", f"grpc://{server.address}", "--shape", "IN:1", *load, "--json"]
+        assert perf_command.run([*arguments]) == perf_command.USAGE
+        assert "is decoupled: measure it with --stream" in capsys.readouterr().err
+        arguments += ["--stream", "--duration", "1", "--warmup", "0", "--parameter", "steps=ok ok ok final"]
+        assert perf_command.run(arguments) == perf_command.DONE
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    answered, responses = (sum(one[name] for one in point["slices"]) for name in ("answered", "responses"))
+    assert not _errors(point)
+    assert answered > 0
+    assert responses == 3 * answered
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_shared_memory_has_the_tensors_and_is_given_back(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path, "halves", NUMBER_CONFIG, {"model.py": _REFUSES})
+    names = set(os.listdir("/dev/shm"))
+    data = tmp_path / "data.json"
+    with serving(tmp_path) as server, client_of(server) as client:
+        address = server.http_address if scheme == "http" else server.address
+        arguments = ["halves", "-u", f"{scheme}://{address}", "--duration", "1", "--warmup", "0", "--json"]
+        arguments += ["--data", str(data), "--shm", "system", "--rate", "20"]
+        shares = []
+        regions: list[set[str]] = []
+
+        def run(value: int) -> None:
+            # The model refuses -1, which it gets only from the region.
+            data.write_text(json.dumps({"data": [{"IN": [value]}]}))
+            with polling(lambda: set(client.get_system_shared_memory_status().regions)) as seen:
+                perf_command.run(arguments)
+            regions.append(set().union(*seen))
+            point = json.loads(capsys.readouterr().out)["points"][0]
+            shares.append([bool(sum(one["answered"] for one in point["slices"])), _errors(point)])
+            assert not client.get_system_shared_memory_status().regions
+
+        run(1)
+        run(-1)
+    good, refused = shares
+    assert good == [True, 0]
+    assert not refused[0] and refused[1]
+    assert all(len(each) == 2 for each in regions)
+    assert set(os.listdir("/dev/shm")) <= names
 
 
 @pytest.mark.parametrize(

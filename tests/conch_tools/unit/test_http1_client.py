@@ -93,4 +93,4 @@ def test_reads_a_response_in_any_pieces(response: bytes, error: str, kept: list[
             assert len(ended.times) == len(kept)
             assert ended.times == sorted(ended.times)
             assert call.last_ns == ended.times[-1]
-        assert client.can_send is (error != MALFORMED)
+        assert client.takes(-1) is (error != MALFORMED)

@@ -24,7 +24,7 @@ def test_times_of_a_stream(gaps: list[int]) -> None:
     recorder = Recorder(0, counts.add)
     call = Call(ReadyRequest(b""), _SENT_NS)
     call.sent_ns = now = _SENT_NS
-    recorder.sent(call, now)
+    recorder.sent(now, now)
     times = []
     for gap in gaps:
         now += gap

@@ -176,6 +176,16 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
             "m -c 1 --duration 60 -b 1 --reuse-data --tensors json -u http://localhost:8000",
         ),
         (
+            "--request-rate-range 9 --num-of-sequences 3 --sequence-length 7 --sequence-length-variation 0 "
+            "--sequence-id-range 5:90 --serial-sequences",
+            "m --rate 9 --distribution constant --duration 60 -b 1 --sequences 3 --sequence-length 7 "
+            "--sequence-length-variation 0.0 --sequence-ids 5:90 --reuse-data -u http://localhost:8000",
+        ),
+        (
+            "--shared-memory=system --output-shared-memory-size=9 -i grpc",
+            "m -c 1 --duration 60 -b 1 --reuse-data --shm system --shm-output-size 9 -u grpc://localhost:8001",
+        ),
+        (
             "--request-parameter n:3:int --request-parameter s:x:y:string",
             'm -c 1 --duration 60 -b 1 --reuse-data --parameter n=3 --parameter s="x:y" -u http://localhost:8000',
         ),
@@ -228,7 +238,7 @@ def test_a_number_of_requests_has_no_windows() -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--shared-memory system", "--shared-memory isn't supported"),
+        ("--shared-memory cuda", "--shared-memory=cuda isn't supported"),
         ("--service-kind=openai", "--endpoint PATH go together"),
         ("--service-kind=openai --endpoint v1/completions", "needs --input-data"),
         ("--service-kind=openai --endpoint v1/completions -i grpc --input-data d.json", "needs -i http"),
@@ -245,6 +255,8 @@ def test_a_number_of_requests_has_no_windows() -> None:
         ("--input-tensor-format json", "must be the same"),
         ("-i grpc --input-tensor-format json --output-tensor-format json", "needs -i http"),
         ("--unknown", "--unknown"),
+        ("--num-of-sequences 2", "needs --request-rate-range"),
+        ("--start-sequence-id 3 --sequence-id-range 3:9", "not allowed with"),
         ("--request-distribution poisson", "needs --request-rate-range"),
         ("--request-parameter n:x:int", "NAME:VALUE"),
         ("--concurrency-range 1 --request-rate-range 1", "not allowed with"),

@@ -18,7 +18,7 @@ class Call:
         responses: How many responses have come.
         first_ns: When the first of them came, of a stream; 0 otherwise.
         last_ns: When the last of them came; 0 before.
-        slot: Number of the slot of a closed loop; -1 in an open one.
+        slot: Number of the slot of a closed loop, or of the sequence; -1 for none.
         kept: The responses, if they are kept.
     """
 
@@ -54,8 +54,11 @@ class Client(Protocol):
     lost: bool
 
     @property
-    def can_send(self) -> bool:
-        """Whether a call may be sent now."""
+    def full_at(self) -> int:
+        """Streams that the server allows at the same time, if there are as many now; else 0."""
+
+    def takes(self, slot: int) -> bool:
+        """Whether a call of a slot may be sent now."""
 
     @property
     def wants_write(self) -> bool:

@@ -19,7 +19,7 @@ MALFORMED = "malformed response"
 ERROR_EVENT = "error event"
 _TEXTS = ("content", "text", "reasoning_content", "reasoning", "refusal", "tool_calls")
 _READ_BYTES = 1 << 18
-_CONNECT_S = 10.0
+_CONNECT_S = 5.0
 _MOST_HEAD = 1 << 16
 
 
@@ -65,8 +65,12 @@ class Http1Client:
         return self._socket.fileno()
 
     @property
-    def can_send(self) -> bool:
-        """Whether a call may be sent now."""
+    def full_at(self) -> int:
+        """0: HTTP/1.1 has no streams."""
+        return 0
+
+    def takes(self, slot: int) -> bool:
+        """Whether a call of a slot may be sent now."""
         return not self.lost and self._call is None
 
     @property

@@ -1,7 +1,7 @@
 """A gRPC client over HTTP/2 that sends ready messages: many calls on one connection, no threads.
 
-Unary calls have an HTTP/2 stream each. If calls are messages of bidirectional streams, those of a slot of a
-closed loop share one; in an open loop each has its own.
+Unary calls have an HTTP/2 stream each. If calls are messages of bidirectional streams, those of a slot share
+one; a call without a slot has its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOST = "connection lost"
 STREAM_ERROR = "stream error"
 _READ_BYTES = 1 << 18
 _WINDOWS = LocalSettings(initial_window=16 << 20, connection_window=1 << 30)
-_CONNECT_S = 10.0
+_CONNECT_S = 5.0
 _PREFIX = struct.Struct(">BI")
 
 
@@ -137,9 +137,14 @@ class Http2Client:
         return self._socket.fileno()
 
     @property
-    def can_send(self) -> bool:
-        """Whether a call may be sent now."""
-        return not self.lost and self._connection.can_open
+    def full_at(self) -> int:
+        """Streams that the server allows at the same time, if there are as many now; else 0."""
+        limit = self._connection.peer_streams
+        return limit if self._connection.open_streams >= limit else 0
+
+    def takes(self, slot: int) -> bool:
+        """Whether a call of a slot may be sent now."""
+        return not self.lost and (self._connection.can_open or (slot in self._slots and not self._goes_away))
 
     @property
     def wants_write(self) -> bool:
@@ -236,6 +241,8 @@ class Http2Client:
                 for stream_id in [each for each in self._streams if each > event.last_stream_id]:
                     self._drop(stream_id, LOST, now_ns)
                 self._goes_away = True
+                for stream_id in [each for each, stream in self._streams.items() if not stream.calls]:
+                    self._retire(stream_id)
             elif type(event) is ConnectionClosed:
                 self.fail(f"protocol error: {event.text}", now_ns)
         if (self._goes_away or self._connection.last_stream_id >= MOST_STREAM_ID) and not self._streams:
@@ -279,7 +286,15 @@ class Http2Client:
             stream.calls.pop(0)
             if call.slot < 0:  # the stream ends with its only call, and nothing else is to be heard
                 self._streams.pop(stream_id, None)
+            elif self._goes_away and not stream.calls:
+                self._retire(stream_id)
             self._end(call, error, now_ns)
+
+    def _retire(self, stream_id: int) -> None:
+        """Ends a slot's stream, so that the peer can close the connection."""
+        del self._streams[stream_id]
+        self._slots = {slot: each for slot, each in self._slots.items() if each != stream_id}
+        self._connection.send_data(stream_id, [], True)
 
     def _finish(self, stream_id: int, headers: HeaderList, now_ns: int) -> None:
         error = STREAM_ERROR

@@ -2,8 +2,9 @@
 
 A JSON file has ``{"data": [{input: value, ...}, ...]}``; each entry is one request of one row. A value is a
 flat list in row-major order, ``{"b64": text}`` with the bytes of the tensor, or ``{"content": either,
-"shape": [...]}``. Entries that are lists are sequences: their entries are sent one after the other. Several
-files are joined.
+"shape": [...]}``. Entries that are lists are sequences: their entries are sent one after the other. A file
+without lists is one sequence. A directory has a file for each input, named as it, with the bytes of one row;
+texts are its lines. Several files and directories are joined.
 """
 
 from __future__ import annotations
@@ -127,18 +128,35 @@ def _made_up(datatype: str, count: int, kind: str, chance: np.random.Generator, 
 def read_files(
     paths: Sequence[Path], rules: Sequence[InputRule], batch: int, batched: bool, skips_unknown: bool = False
 ) -> list[list[list[InputTensor]]]:
-    """Requests of JSON files, as streams of requests; an entry that is no list is a stream of one.
+    """Requests of JSON files and directories, as sequences of requests.
 
     Raises:
         DataError: A file can't be read, or does not fit.
     """
     streams = []
     known = {rule.name for rule in rules}
-    for where, entry in _entries(paths):
-        steps = entry if isinstance(entry, list) else [entry]
-        if skips_unknown:
-            steps = [_without_unknown(step, known) for step in steps]
-        streams.append([_read_entry(where, step, rules, batch, batched) for step in steps])
+    for path in paths:
+        if path.is_dir():
+            streams.append([_read_directory(path, rules, batch, batched)])
+            continue
+        entries = _entries(path)
+        nested = isinstance(entries[0], list)
+        for number, steps in enumerate(entries) if nested else [(None, entries)]:
+            if not isinstance(steps, list) or not steps:
+                raise DataError(f"{path}: data[{number}] is no list with entries, unlike data[0]")
+            where = f"{path}: data" if number is None else f"{path}: data[{number}]"
+            streams.append(
+                [
+                    _read_entry(
+                        f"{where}[{place}]",
+                        _without_unknown(step, known) if skips_unknown else step,
+                        rules,
+                        batch,
+                        batched,
+                    )
+                    for place, step in enumerate(steps)
+                ]
+            )
     return streams
 
 
@@ -149,31 +167,30 @@ def read_payloads(paths: Sequence[Path]) -> list[bytes]:
         DataError: A file can't be read, or has other entries.
     """
     found = []
-    for where, entry in _entries(paths):
-        payloads = entry.get("payload") if isinstance(entry, dict) else None
-        if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], dict):
-            raise DataError(f"{where} has no 'payload' with a list of one object, the body of a request")
-        others = [name for name in entry if name != "payload"]
-        if others:
-            raise _unfollowed(where, others[0])
-        found.append(json.dumps(payloads[0], separators=(",", ":"), ensure_ascii=False).encode())
+    for path in paths:
+        for number, entry in enumerate(_entries(path)):
+            where = f"{path}: data[{number}]"
+            payloads = entry.get("payload") if isinstance(entry, dict) else None
+            if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], dict):
+                raise DataError(f"{where} has no 'payload' with a list of one object, the body of a request")
+            others = [name for name in entry if name != "payload"]
+            if others:
+                raise _unfollowed(where, others[0])
+            found.append(json.dumps(payloads[0], separators=(",", ":"), ensure_ascii=False).encode())
     return found
 
 
-def _entries(paths: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """The entries of files, each with its place for errors."""
-    for path in paths:
-        try:
-            found = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: {error}") from None
-        entries = found.get("data") if isinstance(found, dict) else None
-        if not isinstance(entries, list) or not entries:
-            raise DataError(f"{path}: there is no list 'data' with entries")
-        if "validation_data" in found:
-            raise DataError(f"{path}: outputs are not compared: remove 'validation_data'")
-        for number, entry in enumerate(entries):
-            yield f"{path}: data[{number}]", entry
+def _entries(path: Path) -> list[Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from None
+    entries = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"{path}: there is no list 'data' with entries")
+    if "validation_data" in found:
+        raise DataError(f"{path}: outputs are not compared: remove 'validation_data'")
+    return entries
 
 
 def _without_unknown(entry: Any, known: Collection[str]) -> Any:
@@ -190,6 +207,44 @@ def _unfollowed(where: str, name: str) -> DataError:
         f"{where} has '{name}', which conch perf does not follow: remove it, and give times by "
         "--distribution trace:FILE"
     )
+
+
+def _read_directory(path: Path, rules: Sequence[InputRule], batch: int, batched: bool) -> list[InputTensor]:
+    names = {rule.name for rule in rules}
+    for file in sorted(path.iterdir()):
+        if file.name not in names:
+            raise DataError(
+                f"{file} is no input of the model, which has {', '.join(sorted(names))}: remove it"
+            )
+    tensors = []
+    for rule in rules:
+        try:
+            data = (path / rule.name).read_bytes()
+        except FileNotFoundError:
+            if rule.optional:
+                continue
+            raise DataError(f"{path} lacks a file '{rule.name}' with that input") from None
+        except OSError as error:
+            raise DataError(f"{path / rule.name}: {error.strerror}") from None
+        row, dims = _read_raw(str(path / rule.name), data, rule)
+        shape = (batch, *dims) if batched else dims
+        tensors.append(InputTensor(rule.name, rule.datatype, shape, row * batch if batched else row))
+    return tensors
+
+
+def _read_raw(where: str, data: bytes, rule: InputRule) -> tuple[bytes, tuple[int, ...]]:
+    """The bytes of a file's value, and its dims."""
+    if rule.datatype == "BYTES":
+        texts = data.removesuffix(b"\n").split(b"\n")
+        return texts_data(texts), _sized(where, rule.dims, len(texts))
+    return data, _sized(where, rule.dims, _count(where, data, rule.datatype))
+
+
+def _count(where: str, data: bytes, datatype: str) -> int:
+    width = 2 if datatype == "BF16" else dtype_of(datatype).itemsize
+    if len(data) % width:
+        raise DataError(f"{where} has {len(data)} bytes, which is no whole number of {datatype}")
+    return len(data) // width
 
 
 def _read_entry(
@@ -230,10 +285,7 @@ def _read_value(where: str, value: Any, rule: InputRule) -> tuple[bytes, tuple[i
             raise DataError(f"{where} is neither a list nor has it 'b64' with base64") from None
         if rule.datatype == "BYTES":
             return data, _sized(where, dims, None)
-        width = 2 if rule.datatype == "BF16" else dtype_of(rule.datatype).itemsize
-        if len(data) % width:
-            raise DataError(f"{where} has {len(data)} bytes, which is no whole number of {rule.datatype}")
-        return data, _sized(where, dims, len(data) // width)
+        return data, _sized(where, dims, _count(where, data, rule.datatype))
     values = list(flat(value if isinstance(value, list) else [value]))
     dims = _sized(where, dims, len(values))
     if rule.datatype == "BYTES":

@@ -24,6 +24,7 @@ def request_record(
     """
     return RequestRecord(
         call.sent_ns + offset_ns,
+        call.sequence_id or None,
         inputs={"payload": inputs.decode()} if isinstance(inputs, bytes) else _values(inputs),
         response_timestamps=tuple(response.at_ns + offset_ns for response in call.responses),
         outputs=tuple(_outputs(response, kind) for response in call.responses),
@@ -41,7 +42,12 @@ def _outputs(response: KeptResponse, kind: ResponseKind) -> Mapping[str, Value]:
         message = inference_pb2.ModelInferResponse.FromString(response.body)
     return _values(
         InputTensor(output.name, output.datatype, tuple(output.shape), data)
-        for output, data in zip(message.outputs, message.raw_output_contents, strict=True)
+        # Those in shared memory have no contents.
+        for output, data in zip(
+            (each for each in message.outputs if "shared_memory_region" not in each.parameters),
+            message.raw_output_contents,
+            strict=True,
+        )
     )
 
 
@@ -51,7 +57,8 @@ def _http_outputs(response: KeptResponse) -> Mapping[str, Value]:
     for output in json.loads(response.body[:at])["outputs"]:
         size = output.get("parameters", {}).get("binary_data_size")
         if size is None:
-            found[output["name"]] = _value(list(flat(output["data"])))
+            if "data" in output:  # else it is in shared memory
+                found[output["name"]] = _value(list(flat(output["data"])))
             continue
         tensor = InputTensor(output["name"], output["datatype"], (), response.body[at : at + size])
         found |= _values([tensor])

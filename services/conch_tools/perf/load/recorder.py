@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable
 
@@ -33,12 +34,12 @@ class Recorder:
         self._first, self._between = array("q"), array("q")
         self._next_one, self._token = array("q"), array("q")
 
-    def sent(self, call: Call, now_ns: int) -> None:
-        """Counts a call that is sent."""
+    def sent(self, ready_ns: int, now_ns: int) -> None:
+        """Counts a call that is sent, and could have been since a time."""
         if now_ns >= self._ends_ns:
             self._turn(now_ns)
         self._slice.sent += 1
-        if now_ns - call.due_ns > _LATE_NS:
+        if now_ns - ready_ns > _LATE_NS:
             self._slice.late += 1
 
     def shed(self, now_ns: int) -> None:
@@ -74,7 +75,15 @@ class Recorder:
         if call.responses > 1 and call.first_ns:
             self._token.append((last_ns - call.first_ns) // (call.responses - 1))
         if call.kept is not None:
-            self._slice.records.append(CallRecord(call.request.row, call.sent_ns, call.kept))
+            self._slice.records.append(
+                CallRecord(call.request.row, call.request.sequence_id, call.sent_ns, call.kept)
+            )
+
+    def sequence_ended(self, now_ns: int) -> None:
+        """Counts a sequence."""
+        if now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        self._slice.sequences += 1
 
     def failed(self, error: str, now_ns: int) -> None:
         """Counts an error that is no call's end."""
@@ -82,9 +91,15 @@ class Recorder:
             self._turn(now_ns)
         self._slice.errors[error] += 1
 
+    def passed(self, now_ns: int) -> None:
+        """Gives the slices of seconds that are over, also of those without calls."""
+        while now_ns >= self._ends_ns:
+            self._turn(self._ends_ns)
+
     def finish(self) -> None:
-        """Gives the last slice."""
+        """Gives the last slice; what comes after it does not count."""
         self._fold()
+        self._ends_ns = sys.maxsize
 
     def _turn(self, now_ns: int) -> None:
         self._fold()

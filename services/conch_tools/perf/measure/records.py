@@ -29,10 +29,12 @@ class CallRecord(NamedTuple):
 
     Attributes:
         row: Number of its data.
+        sequence_id: 0 for none.
         sent_ns: When it was sent, monotonic.
     """
 
     row: int
+    sequence_id: int
     sent_ns: int
     responses: list[KeptResponse]
 

@@ -30,6 +30,7 @@ class Slice:
         token: Of a request with several responses: the time from its first to its last one, by their number
             without the first.
         records: Requests that were answered, if they are kept; not in files.
+        sequences: Sequences whose last request was answered.
     """
 
     second: int
@@ -46,6 +47,7 @@ class Slice:
     next_one: Histogram = field(default_factory=Histogram)
     token: Histogram = field(default_factory=Histogram)
     records: list[CallRecord] = field(default_factory=list)
+    sequences: int = 0
 
     def add(self, other: Slice) -> None:
         """Adds what another process counted in the same second."""
@@ -55,6 +57,7 @@ class Slice:
         self.errors.update(other.errors)
         self.late += other.late
         self.shed += other.shed
+        self.sequences += other.sequences
         for name in ("latency", "service", "first", "between", "next_one", "token"):
             histogram: Histogram = getattr(self, name)
             histogram.add(getattr(other, name))

@@ -17,7 +17,7 @@ _LOWEST_RATE = 0.1
 _TIMES = {"": "latency", "ttft_": "first", "itl_": "token"}
 # The server did not take the load. Where the generator is late, latencies have its delays: if they meet the
 # limits, those without would, too.
-_UNMET = (Verdict.FAILING, Verdict.SATURATED)
+_UNMET = (Verdict.FAILING, Verdict.INCOMPLETE, Verdict.SATURATED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,14 +27,7 @@ _UNSUPPORTED = {
     "--fixed-schedule": "use --request-intervals FILE",
     "--session-concurrency": "use --concurrency-range",
     "--binary-search": "use conch perf --rate auto --slo p99=20ms",
-    "--num-of-sequences": "use conch perf for requests without sequences",
-    "--serial-sequences": "use conch perf for requests without sequences",
-    "--sequence-length": "use conch perf for requests without sequences",
-    "--sequence-length-variation": "use conch perf for requests without sequences",
-    "--sequence-id-range": "use conch perf for requests without sequences",
     "--string-data": "give the text in a file with --input-data FILE.json",
-    "--shared-memory": "leave it out; tensors travel in the requests",
-    "--output-shared-memory-size": "leave it out; tensors travel in the requests",
     "--grpc-compression-algorithm": "leave it out; requests are not compressed",
     "--ssl-https-verify-peer": "leave it out; the server's certificate is always verified",
     "--ssl-https-verify-host": "leave it out; use conch perf --server-name for another name",
@@ -54,6 +47,7 @@ _UNSUPPORTED = {
 _WITHOUT_EFFECT = {
     "asynchronous": "-a: all requests are sent asynchronously",
     "synchronous": "--sync: all requests are sent asynchronously",
+    "serial_sequences": "--serial-sequences: the requests of a sequence are always sent one after the other",
     "max_threads": "--max-threads: the load is made by processes",
     "verbose": "-v: the report always has all lines",
 }
@@ -129,6 +123,7 @@ def translate(arguments: Sequence[str]) -> Translation:
         if not values.input_data:
             raise FlagError("--service-kind openai needs --input-data FILE.json with payloads")
         found += ["--endpoint", values.endpoint]
+    found += _sequences(values)
     found += _data(values)
     found += _connection(values)
     if values.streaming and not values.endpoint:
@@ -172,6 +167,13 @@ def _parser() -> _Parser:
     modes.add_argument("--concurrency-range")
     modes.add_argument("--request-rate-range")
     modes.add_argument("--request-intervals", type=Path)
+    add("--num-of-sequences", type=int)
+    add("--serial-sequences", action="store_true")
+    add("--sequence-length", type=int)
+    add("--sequence-length-variation", type=float)
+    ids = parser.add_mutually_exclusive_group()
+    ids.add_argument("--start-sequence-id", dest="sequence_ids")
+    ids.add_argument("--sequence-id-range", dest="sequence_ids")
     add("--request-distribution", choices=("constant", "poisson"))
     add("--max-threads")
     add("-a", "--async", dest="asynchronous", action="store_true")
@@ -193,7 +195,21 @@ def _parser() -> _Parser:
     add("--string-length", type=int)
     for name in ("input", "output"):
         add(f"--{name}-tensor-format", choices=("binary", "json"), default="binary")
+    add("--shared-memory", choices=("none", "system", "cuda"), default="none")
+    add("--output-shared-memory-size", type=int)
     add("--request-parameter", action="append", default=[])
+    _add_connection_flags(parser)
+    add("-f", dest="csv", type=Path)
+    add("--verbose-csv", action="store_true")
+    add("--profile-export-file", type=Path)
+    add("-v", "--verbose", dest="verbose", action="store_true")
+    for name in _UNSUPPORTED:
+        add(name, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_connection_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("-i", dest="protocol", type=str.lower, choices=("http", "grpc"), default="http")
     add("-u", dest="url", default="")
     add("-H", dest="header", action="append", default=[])
@@ -206,13 +222,6 @@ def _parser() -> _Parser:
         add(f"--ssl-grpc-{name}-file", dest=f"grpc_{dest}")
     for name, dest in (("ca-certificates", "root"), ("private-key", "key"), ("client-certificate", "cert")):
         add(f"--ssl-https-{name}-file", dest=f"http_{dest}")
-    add("-f", dest="csv", type=Path)
-    add("--verbose-csv", action="store_true")
-    add("--profile-export-file", type=Path)
-    add("-v", "--verbose", dest="verbose", action="store_true")
-    for name in _UNSUPPORTED:
-        add(name, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
-    return parser
 
 
 class _Refuse(argparse.Action):
@@ -240,6 +249,19 @@ def _load(values: argparse.Namespace) -> tuple[list[str], int]:
     if any(count != int(count) for count in counts):
         raise FlagError("--concurrency-range takes integers")
     return ["-c", ",".join(str(int(count)) for count in counts)], len(counts)
+
+
+def _sequences(values: argparse.Namespace) -> list[str]:
+    rate = values.request_rate_range is not None or values.request_intervals is not None
+    if values.num_of_sequences is not None and not rate:
+        raise FlagError("--num-of-sequences needs --request-rate-range or --request-intervals")
+    flags = {
+        "--sequences": values.num_of_sequences,
+        "--sequence-length": values.sequence_length,
+        "--sequence-length-variation": values.sequence_length_variation,
+        "--sequence-ids": values.sequence_ids,
+    }
+    return [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
 
 
 def _composing(text: str) -> dict[str, str]:
@@ -308,6 +330,12 @@ def _data(values: argparse.Namespace) -> list[str]:
         if values.protocol != "http":
             raise FlagError("--input-tensor-format json needs -i http")
         found += ["--tensors", "json"]
+    if values.shared_memory == "cuda":
+        raise FlagError("--shared-memory=cuda isn't supported: use --shared-memory=system")
+    if values.shared_memory == "system":
+        found += ["--shm", "system"]
+        if values.output_shared_memory_size is not None:
+            found += ["--shm-output-size", str(values.output_shared_memory_size)]
     for text in values.request_parameter:
         found += ["--parameter", _parameter(text)]
     return found
