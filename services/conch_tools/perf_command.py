@@ -113,8 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="WHAT",
-        help="random, zero, a JSON file of perf_analyzer, or a directory with a file for each input; "
-        "repeatable (random)",
+        help="random, zero, a JSON file of perf_analyzer, or a directory of raw files; repeatable (random)",
     )
     data.add_argument(
         "--shm",

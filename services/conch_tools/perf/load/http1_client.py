@@ -7,23 +7,20 @@ the first one of a chat, which has the role.
 from __future__ import annotations
 
 import json
-import ssl
 from time import monotonic_ns
 
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
+from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
 from conch_tools.perf.measure.records import KeptResponse
 
-LOST = "connection lost"
 MALFORMED = "malformed response"
 ERROR_EVENT = "error event"
 _TEXTS = ("content", "text", "reasoning_content", "reasoning", "refusal", "tool_calls")
-_READ_BYTES = 1 << 18
-_CONNECT_S = 5.0
 _MOST_HEAD = 1 << 16
 
 
-class Http1Client:
+class Http1Client(SocketClient):
     """One connection.
 
     Args:
@@ -31,13 +28,12 @@ class Http1Client:
         path: Path of the request.
         ended: Hears of the ends.
 
-    Attributes:
-        in_flight: Calls without an end: none or one.
-        lost: Whether the connection is of no use any more.
+    Raises:
+        OSError: There is no server, or its certificate is wrong.
     """
 
     def __init__(self, endpoint: Endpoint, path: str, ended: Ended) -> None:
-        self._socket = endpoint.connect(_CONNECT_S)
+        super().__init__(endpoint)
         self._socket.setblocking(False)
         self._ended = ended
         lines = [f"POST {path} HTTP/1.1", f"host: {endpoint.authority}", "accept: */*"]
@@ -57,12 +53,6 @@ class Http1Client:
         self._head_bytes = 0
         self._closes = False
         self._error = ""
-        self.in_flight = 0
-        self.lost = False
-
-    def fileno(self) -> int:
-        """The socket's descriptor."""
-        return self._socket.fileno()
 
     @property
     def full_at(self) -> int:
@@ -95,38 +85,17 @@ class Http1Client:
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+        except WOULD_BLOCK:
             return
         except OSError:
             self.fail(LOST, now_ns)
-
-    def read(self, now_ns: int) -> None:
-        """Reads what has come."""
-        while not self.lost:
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.fail(LOST, now_ns)
-                return
-            self._take(data, now_ns)
-            if len(data) < _READ_BYTES and not isinstance(self._socket, ssl.SSLSocket):
-                return
 
     def fail(self, error: str, now_ns: int) -> None:
         """Ends the call with an error; the connection is of no use any more."""
         self.lost = True
         self._end(error, now_ns)
 
-    def close(self) -> None:
-        """Closes the socket."""
-        self.lost = True
-        self._socket.close()
-
-    def _take(self, data: bytes, now_ns: int) -> None:
+    def _receive(self, data: bytes, now_ns: int) -> None:
         if self._left == -1:
             data = self._received + data
             end = data.find(b"\r\n\r\n")

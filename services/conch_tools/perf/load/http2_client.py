@@ -6,11 +6,9 @@ one; a call without a slot has its own.
 
 from __future__ import annotations
 
-import ssl
 import struct
 from collections.abc import Iterable
 from time import monotonic_ns
-from urllib.parse import unquote
 
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.events import (
@@ -26,49 +24,29 @@ from conch.frontends.grpc.http2.frames import MOST_STREAM_ID, ErrorCode
 from conch.frontends.grpc.http2.hpack import HeaderList
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.protocol import inference_pb2
+from conch.protocol.status_names import STATUS_NAMES
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
+from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
 from conch_tools.perf.measure.records import KeptResponse
 
-CODES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-LOST = "connection lost"
 STREAM_ERROR = "stream error"
-_READ_BYTES = 1 << 18
+_SETTINGS_BYTES = 1 << 16
 _WINDOWS = LocalSettings(initial_window=16 << 20, connection_window=1 << 30)
-_CONNECT_S = 5.0
 _PREFIX = struct.Struct(">BI")
 
 
 class _Open:
     """A stream: its calls in the order of their answers, and the bytes of an unfinished message."""
 
-    __slots__ = ("calls", "left", "message", "messages", "wants")
+    __slots__ = ("calls", "message")
 
     def __init__(self, call: Call) -> None:
         self.calls = [call]
         self.message = bytearray()
-        self.messages = 0
 
 
-class Http2Client:
+class Http2Client(SocketClient):
     """One connection.
 
     Args:
@@ -78,15 +56,14 @@ class Http2Client:
         decoupled: Whether a call has responses until one says that it is final.
         ended: Hears of the ends.
 
-    Attributes:
-        in_flight: Calls without an end.
-        lost: Whether the connection is of no use any more.
+    Raises:
+        OSError: There is no server, its certificate is wrong, or it does not speak HTTP/2.
     """
 
     def __init__(
         self, endpoint: Endpoint, path: str, bidirectional: bool, decoupled: bool, ended: Ended
     ) -> None:
-        self._socket = endpoint.connect(_CONNECT_S)
+        super().__init__(endpoint)
         self._ended = ended
         self._bidirectional = bidirectional
         self._decoupled = decoupled
@@ -106,8 +83,6 @@ class Http2Client:
         self._slots: dict[int, int] = {}  # the stream of a slot
         self._unsent: list[memoryview] = []
         self._goes_away = False
-        self.in_flight = 0
-        self.lost = False
         try:
             self._await_settings()
         except BaseException:
@@ -125,16 +100,12 @@ class Http2Client:
         for part in connection.take_output():
             self._socket.sendall(part)
         while not connection.established:
-            data = self._socket.recv(_READ_BYTES)
+            data = self._socket.recv(_SETTINGS_BYTES)
             if not data:
                 raise ConnectionResetError(LOST)
             self._handle(connection.receive(data, monotonic_ns()), 0)
             if self.lost:
                 raise ConnectionResetError("the peer speaks no HTTP/2")
-
-    def fileno(self) -> int:
-        """The socket's descriptor."""
-        return self._socket.fileno()
 
     @property
     def full_at(self) -> int:
@@ -182,31 +153,15 @@ class Http2Client:
                     sent -= len(self._unsent.pop(0))
                 if sent:
                     self._unsent[0] = self._unsent[0][sent:]
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+        except WOULD_BLOCK:
             return
         except OSError:
             self.fail(LOST, now_ns)
 
     def _write(self) -> int:
-        if isinstance(self._socket, ssl.SSLSocket):
+        if self._buffers:
             return self._socket.send(self._unsent[0])
         return self._socket.sendmsg(self._unsent[:64])
-
-    def read(self, now_ns: int) -> None:
-        """Reads what has come."""
-        while not self.lost:
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.fail(LOST, now_ns)
-                return
-            self._handle(self._connection.receive(data, now_ns), now_ns)
-            if len(data) < _READ_BYTES and not isinstance(self._socket, ssl.SSLSocket):
-                return
 
     def fail(self, error: str, now_ns: int) -> None:
         """Ends all calls with an error; the connection is of no use any more."""
@@ -223,8 +178,10 @@ class Http2Client:
             self._connection.reset(stream_id, ErrorCode.CANCEL)
         self._streams.clear()
         self.flush(0)
-        self.lost = True
-        self._socket.close()
+        super().close()
+
+    def _receive(self, data: bytes, now_ns: int) -> None:
+        self._handle(self._connection.receive(data, now_ns), now_ns)
 
     def _handle(self, events: Iterable[Event], now_ns: int) -> None:
         for event in events:
@@ -249,15 +206,11 @@ class Http2Client:
             self.lost = True
 
     def _data(self, event: DataReceived, now_ns: int) -> None:
-        size = event.end - event.start
-        self._connection.consumed(event.stream_id, size)
+        self._connection.consumed(event.stream_id, event.end - event.start)
         stream = self._streams.get(event.stream_id)
-        if stream is None:
+        if stream is None or (not self._bidirectional and stream.calls[0].kept is None):
             return
         message = stream.message
-        if not self._bidirectional and stream.calls[0].kept is None:
-            stream.messages += size
-            return
         message += memoryview(event.data)[event.start : event.end]
         while len(message) >= _PREFIX.size:
             _, length = _PREFIX.unpack_from(message)
@@ -298,22 +251,19 @@ class Http2Client:
 
     def _finish(self, stream_id: int, headers: HeaderList, now_ns: int) -> None:
         error = STREAM_ERROR
-        text = ""
         for name, value in headers.pairs:
             if name == b"grpc-status":
                 code = int(value) if value.isdigit() else 2
-                error = "" if not code else CODES[code] if code < len(CODES) else f"CODE_{code}"
+                error = "" if not code else STATUS_NAMES[code] if code < len(STATUS_NAMES) else f"CODE_{code}"
             elif name == b":status" and value != b"200":
                 error = f"HTTP {value.decode()}"
-            elif name == b"grpc-message":
-                text = unquote(value.decode())
         stream = self._streams.get(stream_id)
         if stream is not None and not error and not self._bidirectional:
             call = stream.calls[0]
             call.responses, call.last_ns = 1, now_ns
-        self._drop(stream_id, error or (STREAM_ERROR if self._bidirectional else ""), now_ns, text)
+        self._drop(stream_id, error or (STREAM_ERROR if self._bidirectional else ""), now_ns)
 
-    def _drop(self, stream_id: int, error: str, now_ns: int, text: str = "") -> None:
+    def _drop(self, stream_id: int, error: str, now_ns: int) -> None:
         stream = self._streams.pop(stream_id, None)
         if stream is None:
             return
