@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -349,6 +350,27 @@ def test_as_perf_analyzer_exports_each_request(flags: list[str], tmp_path: Path)
         (answered,) = each["response_timestamps"]
         assert begin <= each["timestamp"] < answered <= end
     assert {each["request_inputs"]["INPUT0"][0] for each in requests} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_as_perf_analyzer_exports_sequences_and_outputs_in_shared_memory(
+    protocol: str, tmp_path: Path
+) -> None:
+    write_sums(tmp_path, "sums", "direct")
+    file = tmp_path / "profile.json"
+    with serving(tmp_path, flags=["--http-port=0"]) as server:
+        url = server.http_address if protocol == "http" else server.address
+        arguments = ["-m", "sums", "-i", protocol, "-u", url, "--concurrency-range", "2"]
+        arguments += ["--sequence-id-range", "5:90", "--sequence-length", "3", "--shared-memory", "system"]
+        arguments += ["--request-count", "30", "--profile-export-file", str(file)]
+        assert perf_command.run(["--as", "perf_analyzer", *arguments]) == perf_command.DONE
+    (experiment,) = json.loads(file.read_text())["experiments"]
+    counts = Counter(each["sequence_id"] for each in experiment["requests"])
+    assert counts.total() == 30
+    assert 5 <= min(counts) <= max(counts) <= 90
+    assert max(counts.values()) <= 4  # lengths vary by a fifth
+    assert all(each["request_inputs"] for each in experiment["requests"])
+    assert [each["response_outputs"] for each in experiment["requests"]] == [[{}]] * 30
 
 
 def test_as_perf_analyzer_exports_the_windows_that_count(tmp_path: Path) -> None:

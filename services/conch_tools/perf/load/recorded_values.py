@@ -40,14 +40,11 @@ def _outputs(response: KeptResponse, kind: ResponseKind) -> Mapping[str, Value]:
         message = inference_pb2.ModelStreamInferResponse.FromString(response.body).infer_response
     else:
         message = inference_pb2.ModelInferResponse.FromString(response.body)
+    # Outputs in shared memory have no contents, or empty ones.
     return _values(
         InputTensor(output.name, output.datatype, tuple(output.shape), data)
-        # Those in shared memory have no contents.
-        for output, data in zip(
-            (each for each in message.outputs if "shared_memory_region" not in each.parameters),
-            message.raw_output_contents,
-            strict=True,
-        )
+        for output, data in zip(message.outputs, message.raw_output_contents, strict=False)
+        if data or 0 in output.shape
     )
 
 
