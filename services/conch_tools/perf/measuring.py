@@ -220,6 +220,7 @@ def _measure(
             f"Calls waited for streams: the server allows {outcome.stream_limit} on each of "
             f"{plan.connections} connections; set more --connections."
         )
+    notes += [f"The server said of {error}: {text}" for error, text in outcome.texts.items()]
     point = Point(
         load,
         slices,

@@ -226,6 +226,7 @@ def test_grpcs_own_server_is_understood(streams: int) -> None:
         load = _Load(connect, 2)
         found = load.closed(8, 400)
     assert load.driver.stream_limit == streams
+    assert load.driver.texts == dict.fromkeys(("UNAVAILABLE", "NOT_FOUND"), "as it was told")
     # Of a connection with few streams the server counts some for a moment after their end.
     refused = found.errors.pop("stream reset: REFUSED_STREAM", 0)
     assert found.errors.keys() == {"UNAVAILABLE", "NOT_FOUND"}

@@ -275,6 +275,7 @@ def test_shared_memory_has_the_tensors_and_is_given_back(
         arguments = ["halves", "-u", f"{scheme}://{address}", "--duration", "1", "--warmup", "0", "--json"]
         arguments += ["--data", str(data), "--shm", "system", "--rate", "20"]
         shares = []
+        notes: list[str] = []
         regions: list[set[str]] = []
 
         def run(value: int) -> None:
@@ -285,6 +286,7 @@ def test_shared_memory_has_the_tensors_and_is_given_back(
             regions.append(set().union(*seen))
             point = json.loads(capsys.readouterr().out)["points"][0]
             shares.append([bool(sum(one["answered"] for one in point["slices"])), _errors(point)])
+            notes.append("".join(point["notes"]))
             assert not client.get_system_shared_memory_status().regions
 
         run(1)
@@ -292,6 +294,7 @@ def test_shared_memory_has_the_tensors_and_is_given_back(
     good, refused = shares
     assert good == [True, 0]
     assert not refused[0] and refused[1]
+    assert not notes[0] and notes[1].endswith(": below 0")
     assert all(len(each) == 2 for each in regions)
     assert set(os.listdir("/dev/shm")) <= names
 

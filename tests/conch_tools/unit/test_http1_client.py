@@ -27,9 +27,13 @@ class _Ended:
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.times: list[int] = []
+        self.texts: list[str] = []
 
     def call_ended(self, call: Call, error: str, now_ns: int) -> None:
         self.errors.append(error)
+
+    def explained(self, error: str, text: str) -> None:
+        self.texts.append(text)
 
     def responded(self, call: Call, now_ns: int) -> None:
         self.times.append(now_ns)
@@ -71,9 +75,10 @@ _MARKS = [_chunk(delta={}, finish_reason="stop"), _chunk(usage=1), _chunk(text="
         ),
         (_chunked(b"abc", b"0\r\n\r\n", kind=b"text/plain"), "", [b"abc0\r\n\r\n"]),
         (_sized(b"abcdef"), "", [b"abcdef"]),
+        (_sized(b'{"error": "no"}').replace(b"200 OK", b"400 Bad Request"), "HTTP 400", []),
         (_chunked(b"").replace(b"\r\n\r\n0", b"\r\n\r\nx"), MALFORMED, []),
     ],
-    ids=["events", "error", "chat", "chunks", "length", "malformed"],
+    ids=["events", "error", "chat", "chunks", "length", "refusal", "malformed"],
 )
 def test_reads_a_response_in_any_pieces(response: bytes, error: str, kept: list[bytes], piece: int) -> None:
     peer, ended = _Peer("http", "", 0), _Ended()
@@ -86,6 +91,7 @@ def test_reads_a_response_in_any_pieces(response: bytes, error: str, kept: list[
             peer.end.sendall(response[at : at + piece])  # type: ignore[attr-defined]
             client.read(now_ns)
         assert ended.errors == [error]
+        assert ended.texts == (["no"] if error and error != MALFORMED else [])
         assert call.kept is not None
         assert [each.body for each in call.kept] == kept
         assert call.responses == len(kept)

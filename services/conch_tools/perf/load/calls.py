@@ -38,6 +38,9 @@ class Ended(Protocol):
     def call_ended(self, call: Call, error: str, now_ns: int) -> None:
         """A call has its last response, or an error: empty for success."""
 
+    def explained(self, error: str, text: str) -> None:
+        """What the server says of an error; told of the first one on a connection."""
+
     def responded(self, call: Call, now_ns: int) -> None:
         """A response of a stream has come; the call has the time of the one before."""
 

@@ -10,7 +10,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -42,6 +42,7 @@ class LoadOutcome:
             unless it is the only one.
         lost: A sentence for each process whose counts are not whole.
         stream_limit: Streams that the server allows on a connection, if calls had to wait for one; else 0.
+        texts: What the server said of an error of each status.
     """
 
     slices: Sequence[Slice]
@@ -51,6 +52,7 @@ class LoadOutcome:
     interrupted: bool
     lost: tuple[str, ...] = ()
     stream_limit: int = 0
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -182,6 +184,7 @@ class _Collector:
         self._interrupted = False
         self._cpu_s = 0.0
         self._stream_limit = 0
+        self._texts: dict[str, str] = {}
         self._lost: list[str] = []
 
     def outcome(self) -> LoadOutcome:
@@ -217,6 +220,7 @@ class _Collector:
             self._interrupted,
             tuple(self._lost),
             self._stream_limit,
+            self._texts,
         )
 
     def _receive(self, child: _Child) -> None:
@@ -230,6 +234,7 @@ class _Collector:
             del self._running[child.end]
             self._cpu_s += found.cpu_s
             self._stream_limit = max(self._stream_limit, found.stream_limit)
+            self._texts = {**found.texts, **self._texts}
             return
         assert isinstance(found, Slice), "all else is counts"
         known = self._seconds.get(found.second)

@@ -27,6 +27,7 @@ from conch_tools.perf.load.sequences import Sequences
 _LONGEST_WAIT_NS = 100_000_000
 _RETRY_NS = 100_000_000
 _FINE_NS = 5_000_000
+_MOST_TEXT = 300
 _COARSE_NS = 2_000_000
 
 
@@ -44,6 +45,7 @@ class Driver:
 
     Attributes:
         stream_limit: Calls that the server allows on a connection, if others had to wait for them; else 0.
+        texts: What the server said of the first error of each status.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Driver:
         self._parked: list[int] = []  # slots that wait for a connection
         self._retry_ns = 0
         self.stream_limit = 0
+        self.texts: dict[str, str] = {}
         self._outstanding = 0
         self._closed_loop = False
         self._over = False
@@ -122,6 +125,10 @@ class Driver:
         self._connector.close()
 
     # --- see `Ended` ---------------------------------------------------------------------------------------
+
+    def explained(self, error: str, text: str) -> None:
+        """Keeps what the server says of the first error of a status."""
+        self.texts.setdefault(error, text[:_MOST_TEXT])
 
     def responded(self, call: Call, now_ns: int) -> None:
         """Counts a response of a stream."""

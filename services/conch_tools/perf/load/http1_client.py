@@ -33,9 +33,8 @@ class Http1Client(SocketClient):
     """
 
     def __init__(self, endpoint: Endpoint, path: str, ended: Ended) -> None:
-        super().__init__(endpoint)
+        super().__init__(endpoint, ended)
         self._socket.setblocking(False)
-        self._ended = ended
         lines = [f"POST {path} HTTP/1.1", f"host: {endpoint.authority}", "accept: */*"]
         lines += [f"{name}: {value}" for name, value in endpoint.headers.items()]
         start = "\r\n".join(lines).encode()
@@ -49,7 +48,7 @@ class Http1Client(SocketClient):
         self._left = -1  # bytes of the body to come; -1 before the head, -2 while chunks come
         self._chunks = _Chunks()
         self._events = False
-        self._body: list[bytes] = []  # of a response that is kept, or the begin of an event
+        self._body: list[bytes] = []  # of an error, of a response that is kept, or the begin of an event
         self._head_bytes = 0
         self._closes = False
         self._error = ""
@@ -124,7 +123,7 @@ class Http1Client(SocketClient):
             ended = not self._left
         if self._events:
             self._take_events(data, now_ns)
-        elif self._call is not None and self._call.kept is not None:
+        elif self._error or (self._call is not None and self._call.kept is not None):
             self._body.append(data)
         if ended:
             self._finish(now_ns)
@@ -139,6 +138,7 @@ class Http1Client(SocketClient):
             content = _event_data(event)
             if content.startswith(b'{"error"'):
                 self._error = self._error or ERROR_EVENT
+                self._explain(content)
             elif content and content != b"[DONE]" and not _is_mark(content):
                 if call.kept is not None:
                     call.kept.append(KeptResponse(monotonic_ns(), event))
@@ -149,12 +149,23 @@ class Http1Client(SocketClient):
     def _finish(self, now_ns: int) -> None:
         """Ends the call with its response."""
         call = self._call
-        if call is not None and not self._error and not self._events:
+        if self._error:
+            self._explain(b"".join(self._body))
+        elif call is not None and not self._events:
             call.responses, call.last_ns = 1, now_ns
             if call.kept is not None:
                 call.kept.append(KeptResponse(now_ns, b"".join(self._body), self._head_bytes))
         self.lost = self._closes
         self._end(self._error, now_ns)
+
+    def _explain(self, body: bytes) -> None:
+        if self._error in self._explained:
+            return
+        self._explained.add(self._error)
+        try:
+            self._ended.explained(self._error, str(json.loads(body)["error"]))
+        except (ValueError, KeyError, TypeError):  # not of Triton's form
+            return
 
     def _read_head(self, head: bytes) -> bool:
         lines = head.split(b"\r\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from time import monotonic_ns
+from urllib.parse import unquote
 
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.events import (
@@ -63,8 +64,7 @@ class Http2Client(SocketClient):
     def __init__(
         self, endpoint: Endpoint, path: str, bidirectional: bool, decoupled: bool, ended: Ended
     ) -> None:
-        super().__init__(endpoint)
-        self._ended = ended
+        super().__init__(endpoint, ended)
         self._bidirectional = bidirectional
         self._decoupled = decoupled
         self._connection = Http2Connection(client=True, settings=_WINDOWS)
@@ -228,7 +228,11 @@ class Http2Client(SocketClient):
         if not stream.calls:
             return
         call = stream.calls[0]
-        error, final, counts = _read_stream_response(body, self._decoupled)
+        text, final, counts = _read_stream_response(body, self._decoupled)
+        error = ""
+        if text:
+            error = "error response"
+            self._explain(error, text)
         if counts:
             if call.kept is not None:
                 call.kept.append(KeptResponse(monotonic_ns(), body))
@@ -250,13 +254,17 @@ class Http2Client(SocketClient):
         self._connection.send_data(stream_id, [], True)
 
     def _finish(self, stream_id: int, headers: HeaderList, now_ns: int) -> None:
-        error = STREAM_ERROR
+        error, text = STREAM_ERROR, b""
         for name, value in headers.pairs:
             if name == b"grpc-status":
                 code = int(value) if value.isdigit() else 2
                 error = "" if not code else STATUS_NAMES[code] if code < len(STATUS_NAMES) else f"CODE_{code}"
             elif name == b":status" and value != b"200":
                 error = f"HTTP {value.decode()}"
+            elif name == b"grpc-message":
+                text = value
+        if error and text:
+            self._explain(error, text)
         stream = self._streams.get(stream_id)
         if stream is not None and not error and not self._bidirectional:
             call = stream.calls[0]
@@ -272,6 +280,11 @@ class Http2Client(SocketClient):
         for call in stream.calls:
             self._end(call, error, now_ns)
 
+    def _explain(self, error: str, text: str | bytes) -> None:
+        if error not in self._explained:
+            self._explained.add(error)
+            self._ended.explained(error, text if isinstance(text, str) else unquote(text.decode()))
+
     def _end(self, call: Call, error: str, now_ns: int) -> None:
         self.in_flight -= 1
         self._ended.call_ended(call, error, now_ns)
@@ -283,12 +296,12 @@ def _reset_error(code: int) -> str:
 
 
 def _read_stream_response(body: bytes, decoupled: bool) -> tuple[str, bool, bool]:
-    """The error of a response of a stream, whether it is its call's last one, and whether it counts."""
+    """The error's text of a stream's response, whether it is its call's last one, and whether it counts."""
     if not decoupled and body[:1] == b"\x12":  # infer_response, without an error_message before it
         return "", True, True
     message = inference_pb2.ModelStreamInferResponse.FromString(body)
     if message.error_message:
-        return "error response", True, True
+        return message.error_message, True, True
     if not decoupled:
         return "", True, True
     response = message.infer_response

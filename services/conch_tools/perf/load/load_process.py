@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from time import monotonic_ns, process_time
@@ -70,11 +70,12 @@ class ProcessEnd:
 
     Attributes:
         cpu_s: Its CPU time for the load.
-        stream_limit: As of `Driver`.
+        stream_limit, texts: As of `Driver`.
     """
 
     cpu_s: float
     stream_limit: int
+    texts: Mapping[str, str]
 
 
 def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None:
@@ -99,7 +100,7 @@ def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None
             times = _times(plan, share, shares)
             most = max(1, plan.most_outstanding // shares)
             driver.run_open((begin_ns + int(at_ns) for at_ns in times), end_ns, most)
-        parent.send(ProcessEnd(process_time() - before_s, driver.stream_limit))
+        parent.send(ProcessEnd(process_time() - before_s, driver.stream_limit, driver.texts))
         if isinstance(driver, SequenceDriver):
             driver.end_sequences(monotonic_ns() + _SEQUENCES_END_NS)
         driver.close()

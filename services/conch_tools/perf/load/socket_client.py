@@ -6,6 +6,7 @@ import ssl
 from abc import ABC, abstractmethod
 
 from conch_tools.connection import Endpoint
+from conch_tools.perf.load.calls import Ended
 
 LOST = "connection lost"
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -18,6 +19,7 @@ class SocketClient(ABC):
 
     Args:
         endpoint: The server.
+        ended: Hears of the ends.
 
     Attributes:
         in_flight: Calls without an end.
@@ -27,7 +29,9 @@ class SocketClient(ABC):
         OSError: There is no server, or its certificate is wrong.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, ended: Ended) -> None:
+        self._ended = ended
+        self._explained: set[str] = set()
         self._socket = endpoint.connect(_CONNECT_S)
         self._buffers = isinstance(self._socket, ssl.SSLSocket)  # more than epoll sees
         self.in_flight = 0
