@@ -216,6 +216,7 @@ def _measured(asked: Translation) -> Measured:
     """Measures what perf_analyzer's flags ask for."""
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
+    from conch_tools.perf.load.validation import DIFFERS, SIZE_DIFFERS
     from conch_tools.perf.measuring import PerfInterrupted, run_perf
     from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
     from conch_tools.perf.perf_analyzer.profile_export import Experiment
@@ -245,7 +246,11 @@ def _measured(asked: Translation) -> Measured:
         )
         with _terminable():
             result = run_perf(settings, recorded=recorded if asked.profile_export else None)
-            return Measured(result, experiments)
+        for point in result.points:
+            for difference in (DIFFERS, SIZE_DIFFERS):
+                if point.errors[difference]:
+                    raise MeasureError(difference)
+        return Measured(result, experiments)
     except KeyboardInterrupt:
         raise MeasureError("interrupted before anything was measured") from None
     except PerfInterrupted as found:

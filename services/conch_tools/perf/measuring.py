@@ -271,6 +271,7 @@ def _plan(
         settings.calls,
         None if batching is None else sequence_plan(settings, streams, batching),
         0 if batching is None else live_sequences(settings, load),
+        any(request.expected is not None for stream in streams for request in stream),
     )
 
 

@@ -10,7 +10,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from conch_tools.perf.load.input_data import DataError, made_up, read_files, read_payloads, rules_of
+from conch_tools.perf.load.input_data import (
+    DataError,
+    Row,
+    made_up,
+    output_rules,
+    read_files,
+    read_payloads,
+    rules_of,
+)
 from conch_tools.perf.load.ready_requests import (
     InputTensor,
     Place,
@@ -65,27 +73,44 @@ def model_requests(
         yield MadeRequests([[ReadyRequest(body, row=row) for row, body in enumerate(payloads)]], payloads)
         return
     parameters = dict(settings.parameters)
-    rows = count()
+    numbers = count()
     if decoupled:
         parameters["triton_enable_empty_final_response"] = True
 
-    def ready(tensors: Sequence[InputTensor], outputs: Mapping[str, Place]) -> ReadyRequest:
+    def ready(row: Row, tensors: Sequence[InputTensor], outputs: Mapping[str, Place]) -> ReadyRequest:
         if settings.tensors == "json":
             made = _json_request(tensors, parameters)
         elif settings.endpoint.protocol == "http":
             made = http_request(tensors, parameters, outputs)
         else:
             made = grpc_request(settings.model, settings.version, tensors, parameters, outputs)
-        return replace(made, row=next(rows))
+        return replace(made, expected=row.expected, row=next(numbers))
 
-    streams = _tensors(settings, config)
-    inputs = [tensors for stream in streams for tensors in stream]
+    rows = _rows(settings, config)
+    if any(row.expected is not None for stream in rows for row in stream):
+        _check_validation(settings, decoupled)
+    inputs = [row.tensors for stream in rows for row in stream]
     if not settings.shared_memory:
-        yield MadeRequests([[ready(tensors, {}) for tensors in stream] for stream in streams], inputs)
+        yield MadeRequests([[ready(row, row.tensors, {}) for row in stream] for stream in rows], inputs)
         return
     sizes = output_sizes(config, settings.batch, settings.output_size)
-    with shared_tensors(api, streams, sizes) as placed:
-        yield MadeRequests([[ready(*each) for each in stream] for stream in placed], inputs)
+    with shared_tensors(api, [[row.tensors for row in stream] for stream in rows], sizes) as placed:
+        streams = [
+            [ready(row, *places) for row, places in zip(*each, strict=True)]
+            for each in zip(rows, placed, strict=True)
+        ]
+        yield MadeRequests(streams, inputs)
+
+
+def _check_validation(settings: PerfSettings, decoupled: bool) -> None:
+    kinds = {
+        "responses of decoupled models": decoupled,
+        "outputs in shared memory": settings.shared_memory,
+        "outputs as JSON": settings.tensors == "json",
+    }
+    for what, is_so in kinds.items():
+        if is_so:
+            raise SettingError(f"{what} are not compared: remove 'validation_data', or the files of outputs")
 
 
 def _json_request(tensors: Sequence[InputTensor], parameters: Mapping[str, Any]) -> ReadyRequest:
@@ -102,7 +127,7 @@ def _payloads(settings: PerfSettings) -> list[bytes]:
     return read_payloads(files)
 
 
-def _tensors(settings: PerfSettings, config: Mapping[str, Any]) -> list[list[list[InputTensor]]]:
+def _rows(settings: PerfSettings, config: Mapping[str, Any]) -> list[list[Row]]:
     rules = rules_of(config, settings.shapes)
     batched = int(config.get("max_batch_size", 0)) > 0
     most = int(config.get("max_batch_size", 0))
@@ -111,11 +136,13 @@ def _tensors(settings: PerfSettings, config: Mapping[str, Any]) -> list[list[lis
     kinds = [each for each in settings.data if isinstance(each, str)]
     paths = [each for each in settings.data if isinstance(each, Path)]
     if (kinds and paths) or len(kinds) > 1:
-        raise SettingError("--data takes random, zero, or files")
+        raise SettingError("--data takes random, zero, or files and directories")
     if paths:
-        return read_files(paths, rules, settings.batch, batched, settings.skips_unknown)
+        outputs = output_rules(config)
+        return read_files(paths, rules, outputs, settings.batch, batched, settings.skips_unknown)
     pool = 1 if settings.reuse_data or kinds == ["zero"] else _POOL
-    return [made_up(rules, settings.batch, batched, pool, kinds[0], settings.seed, settings.text_length)]
+    made = made_up(rules, settings.batch, batched, pool, kinds[0], settings.seed, settings.text_length)
+    return [[Row(tensors) for tensors in made]]
 
 
 def sequence_batching(

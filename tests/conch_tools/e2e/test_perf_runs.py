@@ -29,6 +29,7 @@ from tests.support.servers import (
 )
 
 from conch_tools import perf_command
+from conch_tools.perf.load.validation import DIFFERS, SIZE_DIFFERS
 from conch_tools.perf.measure.results import PerfResult
 
 _REFUSES = """
@@ -243,6 +244,32 @@ def test_measures_over_tls_and_a_unix_socket(
         if trusting:
             assert perf_command.run(arguments) == perf_command.UNREACHED
             assert "certificate verify failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc", "stream"])
+def test_outputs_are_compared_with_those_that_are_expected(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_example(tmp_path, "simple")
+    numbers = list(range(16))
+    doubled = [2 * number for number in numbers]
+    data = tmp_path / "data.json"
+    expected = {
+        "": {"OUTPUT0": doubled, "OUTPUT1": [0] * 16},
+        DIFFERS: {"OUTPUT1": numbers},
+        SIZE_DIFFERS: {"OUTPUT0": doubled * 2},
+    }
+    with serving(tmp_path) as server:
+        address = server.http_address if scheme == "http" else server.address
+        protocol = "http" if scheme == "http" else "grpc"
+        arguments = ["-m", "simple", "-i", protocol, "-u", address, "--request-count", "20", "-b", "3"]
+        arguments += ["--input-data", str(data), *(["--streaming"] if scheme == "stream" else [])]
+        for error, outputs in expected.items():
+            entry = {"INPUT0": numbers, "INPUT1": numbers}
+            data.write_text(json.dumps({"data": [entry] * 2, "validation_data": [outputs] * 2}))
+            code = perf_command.run(["--as", "perf_analyzer", *arguments])
+            assert code == (99 if error else perf_command.DONE)
+            assert error in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("load", [["-c", "3"], ["--rate", "50"]], ids=["closed", "open"])

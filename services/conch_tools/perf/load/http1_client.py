@@ -7,11 +7,13 @@ the first one of a chat, which has the role.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from time import monotonic_ns
 
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
 from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
+from conch_tools.perf.load.validation import http_difference
 from conch_tools.perf.measure.records import KeptResponse
 
 MALFORMED = "malformed response"
@@ -27,12 +29,13 @@ class Http1Client(SocketClient):
         endpoint: The server.
         path: Path of the request.
         ended: Hears of the ends.
+        validates: Whether requests have expected outputs.
 
     Raises:
         OSError: There is no server, or its certificate is wrong.
     """
 
-    def __init__(self, endpoint: Endpoint, path: str, ended: Ended) -> None:
+    def __init__(self, endpoint: Endpoint, path: str, ended: Ended, validates: bool = False) -> None:
         super().__init__(endpoint, ended)
         self._socket.setblocking(False)
         lines = [f"POST {path} HTTP/1.1", f"host: {endpoint.authority}", "accept: */*"]
@@ -48,6 +51,7 @@ class Http1Client(SocketClient):
         self._left = -1  # bytes of the body to come; -1 before the head, -2 while chunks come
         self._chunks = _Chunks()
         self._events = False
+        self._validates = validates
         self._body: list[bytes] = []  # of an error, of a response that is kept, or the begin of an event
         self._head_bytes = 0
         self._closes = False
@@ -123,7 +127,7 @@ class Http1Client(SocketClient):
             ended = not self._left
         if self._events:
             self._take_events(data, now_ns)
-        elif self._error or (self._call is not None and self._call.kept is not None):
+        elif self._error or self._validates or (self._call is not None and self._call.kept is not None):
             self._body.append(data)
         if ended:
             self._finish(now_ns)
@@ -148,15 +152,23 @@ class Http1Client(SocketClient):
 
     def _finish(self, now_ns: int) -> None:
         """Ends the call with its response."""
-        call = self._call
+        call, body = self._call, b"".join(self._body)
         if self._error:
-            self._explain(b"".join(self._body))
+            self._explain(body)
         elif call is not None and not self._events:
+            if call.request.expected is not None:
+                self._validate(call.request.expected, body)
             call.responses, call.last_ns = 1, now_ns
             if call.kept is not None:
-                call.kept.append(KeptResponse(now_ns, b"".join(self._body), self._head_bytes))
+                call.kept.append(KeptResponse(now_ns, body, self._head_bytes))
         self.lost = self._closes
         self._end(self._error, now_ns)
+
+    def _validate(self, expected: Mapping[str, bytes], body: bytes) -> None:
+        try:
+            self._error = http_difference(expected, body, self._head_bytes)
+        except (ValueError, KeyError, TypeError):
+            self._error = MALFORMED
 
     def _explain(self, body: bytes) -> None:
         if self._error in self._explained:

@@ -29,6 +29,7 @@ from conch.protocol.status_names import STATUS_NAMES
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
 from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
+from conch_tools.perf.load.validation import grpc_difference
 from conch_tools.perf.measure.records import KeptResponse
 
 STREAM_ERROR = "stream error"
@@ -56,17 +57,26 @@ class Http2Client(SocketClient):
         bidirectional: Whether calls are messages of streams.
         decoupled: Whether a call has responses until one says that it is final.
         ended: Hears of the ends.
+        validates: Whether requests have expected outputs.
 
     Raises:
         OSError: There is no server, its certificate is wrong, or it does not speak HTTP/2.
     """
 
     def __init__(
-        self, endpoint: Endpoint, path: str, bidirectional: bool, decoupled: bool, ended: Ended
+        self,
+        endpoint: Endpoint,
+        path: str,
+        bidirectional: bool,
+        decoupled: bool,
+        ended: Ended,
+        validates: bool = False,
     ) -> None:
         super().__init__(endpoint, ended)
         self._bidirectional = bidirectional
         self._decoupled = decoupled
+        self._validates = validates
+        self._reads = bidirectional or validates
         self._connection = Http2Connection(client=True, settings=_WINDOWS)
         scheme = b"http" if endpoint.tls is None else b"https"
         self._headers = (
@@ -208,21 +218,18 @@ class Http2Client(SocketClient):
     def _data(self, event: DataReceived, now_ns: int) -> None:
         self._connection.consumed(event.stream_id, event.end - event.start)
         stream = self._streams.get(event.stream_id)
-        if stream is None or (not self._bidirectional and stream.calls[0].kept is None):
+        if stream is None or not (self._reads or stream.calls[0].kept is not None):
             return
         message = stream.message
         message += memoryview(event.data)[event.start : event.end]
-        while len(message) >= _PREFIX.size:
+        while self._bidirectional and len(message) >= _PREFIX.size:
             _, length = _PREFIX.unpack_from(message)
             end = _PREFIX.size + length
             if len(message) < end:
                 return
             body = bytes(message[_PREFIX.size : end])
             del message[:end]
-            if self._bidirectional:
-                self._message(event.stream_id, stream, body, now_ns)
-            elif (kept := stream.calls[0].kept) is not None:
-                kept.append(KeptResponse(now_ns, body))
+            self._message(event.stream_id, stream, body, now_ns)
 
     def _message(self, stream_id: int, stream: _Open, body: bytes, now_ns: int) -> None:
         if not stream.calls:
@@ -233,6 +240,9 @@ class Http2Client(SocketClient):
         if text:
             error = "error response"
             self._explain(error, text)
+        elif self._validates and call.request.expected is not None:
+            response = inference_pb2.ModelStreamInferResponse.FromString(body).infer_response
+            error = grpc_difference(call.request.expected, response)
         if counts:
             if call.kept is not None:
                 call.kept.append(KeptResponse(monotonic_ns(), body))
@@ -269,6 +279,12 @@ class Http2Client(SocketClient):
         if stream is not None and not error and not self._bidirectional:
             call = stream.calls[0]
             call.responses, call.last_ns = 1, now_ns
+            body = bytes(stream.message[_PREFIX.size :])
+            if self._validates and call.request.expected is not None:
+                response = inference_pb2.ModelInferResponse.FromString(body)
+                error = grpc_difference(call.request.expected, response)
+            if call.kept is not None:
+                call.kept.append(KeptResponse(now_ns, body))
         self._drop(stream_id, error or (STREAM_ERROR if self._bidirectional else ""), now_ns)
 
     def _drop(self, stream_id: int, error: str, now_ns: int) -> None:

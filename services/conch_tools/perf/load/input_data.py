@@ -5,6 +5,9 @@ flat list in row-major order, ``{"b64": text}`` with the bytes of the tensor, or
 "shape": [...]}``. Entries that are lists are sequences: their entries are sent one after the other. A file
 without lists is one sequence. A directory has a file for each input, named as it, with the bytes of one row;
 texts are its lines. Several files and directories are joined.
+
+``"validation_data"`` beside ``"data"`` has the outputs of each entry in the same form; so have further files
+of a directory.
 """
 
 from __future__ import annotations
@@ -75,6 +78,12 @@ def rules_of(config: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> 
     return rules
 
 
+def output_rules(config: Mapping[str, Any]) -> list[InputRule]:
+    """The outputs of a model; data may be without any of them, and has their elements only."""
+    outputs = [{**each, "optional": True, "dims": [-1]} for each in config.get("output", ())]
+    return rules_of({"input": outputs}, {})
+
+
 def made_up(
     rules: Sequence[InputRule], batch: int, batched: bool, count: int, kind: str, seed: int, text_length: int
 ) -> list[list[InputTensor]]:
@@ -125,39 +134,55 @@ def _made_up(datatype: str, count: int, kind: str, chance: np.random.Generator, 
     return chance.integers(info.min, info.max, count, dtype, endpoint=True).tobytes()
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of a file.
+
+    Attributes:
+        expected: Outputs that its response must have, by name; None if nothing is said of them.
+    """
+
+    tensors: Sequence[InputTensor]
+    expected: Mapping[str, bytes] | None = None
+
+
 def read_files(
-    paths: Sequence[Path], rules: Sequence[InputRule], batch: int, batched: bool, skips_unknown: bool = False
-) -> list[list[list[InputTensor]]]:
+    paths: Sequence[Path],
+    inputs: Sequence[InputRule],
+    outputs: Sequence[InputRule],
+    batch: int,
+    batched: bool,
+    skips_unknown: bool = False,
+) -> list[list[Row]]:
     """Requests of JSON files and directories, as sequences of requests.
 
     Raises:
         DataError: A file can't be read, or does not fit.
     """
-    streams = []
-    known = {rule.name for rule in rules}
+    sequences = []
     for path in paths:
         if path.is_dir():
-            streams.append([_read_directory(path, rules, batch, batched)])
+            sequences.append([_read_directory(path, inputs, outputs, batch, batched)])
             continue
-        entries = _entries(path)
-        nested = isinstance(entries[0], list)
-        for number, steps in enumerate(entries) if nested else [(None, entries)]:
-            if not isinstance(steps, list) or not steps:
-                raise DataError(f"{path}: data[{number}] is no list with entries, unlike data[0]")
-            where = f"{path}: data" if number is None else f"{path}: data[{number}]"
-            streams.append(
-                [
-                    _read_entry(
-                        f"{where}[{place}]",
-                        _without_unknown(step, known) if skips_unknown else step,
-                        rules,
-                        batch,
-                        batched,
-                    )
-                    for place, step in enumerate(steps)
-                ]
-            )
-    return streams
+        entries, found = _read_json(path)
+        if skips_unknown:
+            entries = _without_unknown(entries, {rule.name for rule in inputs})
+        data = _read_lists(f"{path}: data", entries, inputs, batch, batched)
+        if "validation_data" not in found:
+            sequences += [[Row(tensors) for tensors in steps] for steps in data]
+            continue
+        where = f"{path}: validation_data"
+        validation = found["validation_data"]
+        if not isinstance(validation, list) or not validation:
+            raise DataError(f"{where} is no list with entries")
+        expected = _read_lists(where, validation, outputs, batch, batched)
+        if [len(steps) for steps in expected] != [len(steps) for steps in data]:
+            raise DataError(f"{where} has no entry for each of 'data'")
+        sequences += [
+            [Row(tensors, _by_name(wanted)) for tensors, wanted in zip(*steps, strict=True)]
+            for steps in zip(data, expected, strict=True)
+        ]
+    return sequences
 
 
 def read_payloads(paths: Sequence[Path]) -> list[bytes]:
@@ -168,7 +193,7 @@ def read_payloads(paths: Sequence[Path]) -> list[bytes]:
     """
     found = []
     for path in paths:
-        for number, entry in enumerate(_entries(path)):
+        for number, entry in enumerate(_read_json(path)[0]):
             where = f"{path}: data[{number}]"
             payloads = entry.get("payload") if isinstance(entry, dict) else None
             if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], dict):
@@ -180,7 +205,8 @@ def read_payloads(paths: Sequence[Path]) -> list[bytes]:
     return found
 
 
-def _entries(path: Path) -> list[Any]:
+def _read_json(path: Path) -> tuple[list[Any], Mapping[str, Any]]:
+    """The entries of a file, and all of it."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -188,13 +214,13 @@ def _entries(path: Path) -> list[Any]:
     entries = found.get("data") if isinstance(found, dict) else None
     if not isinstance(entries, list) or not entries:
         raise DataError(f"{path}: there is no list 'data' with entries")
-    if "validation_data" in found:
-        raise DataError(f"{path}: outputs are not compared: remove 'validation_data'")
-    return entries
+    return entries, found
 
 
 def _without_unknown(entry: Any, known: Collection[str]) -> Any:
-    """An entry without members that are neither inputs nor times."""
+    """Entries without members that are neither inputs nor times."""
+    if isinstance(entry, list):
+        return [_without_unknown(each, known) for each in entry]
     if not isinstance(entry, dict):
         return entry
     return {name: value for name, value in entry.items() if name in known or name in _SCHEDULING}
@@ -209,35 +235,63 @@ def _unfollowed(where: str, name: str) -> DataError:
     )
 
 
-def _read_directory(path: Path, rules: Sequence[InputRule], batch: int, batched: bool) -> list[InputTensor]:
-    names = {rule.name for rule in rules}
+def _by_name(tensors: Sequence[InputTensor]) -> dict[str, bytes]:
+    return {tensor.name: tensor.data for tensor in tensors}
+
+
+def _read_lists(
+    where: str, entries: Sequence[Any], rules: Sequence[InputRule], batch: int, batched: bool
+) -> list[list[list[InputTensor]]]:
+    """The entries of each inner list; of the whole list, if it has none."""
+    if not isinstance(entries[0], list):
+        return [_read_entries(where, entries, rules, batch, batched)]
+    sequences = []
+    for number, steps in enumerate(entries):
+        if not isinstance(steps, list) or not steps:
+            raise DataError(f"{where}[{number}] is no list with entries, unlike {where}[0]")
+        sequences.append(_read_entries(f"{where}[{number}]", steps, rules, batch, batched))
+    return sequences
+
+
+def _read_entries(
+    where: str, entries: Sequence[Any], rules: Sequence[InputRule], batch: int, batched: bool
+) -> list[list[InputTensor]]:
+    return [_read_entry(f"{where}[{n}]", entry, rules, batch, batched) for n, entry in enumerate(entries)]
+
+
+def _read_directory(
+    path: Path, inputs: Sequence[InputRule], outputs: Sequence[InputRule], batch: int, batched: bool
+) -> Row:
+    names = {rule.name for rule in (*inputs, *outputs)}
     for file in sorted(path.iterdir()):
         if file.name not in names:
-            raise DataError(
-                f"{file} is no input of the model, which has {', '.join(sorted(names))}: remove it"
-            )
-    tensors = []
-    for rule in rules:
-        try:
-            data = (path / rule.name).read_bytes()
-        except FileNotFoundError:
-            if rule.optional:
-                continue
-            raise DataError(f"{path} lacks a file '{rule.name}' with that input") from None
-        except OSError as error:
-            raise DataError(f"{path / rule.name}: {error.strerror}") from None
-        row, dims = _read_raw(str(path / rule.name), data, rule)
-        shape = (batch, *dims) if batched else dims
-        tensors.append(InputTensor(rule.name, rule.datatype, shape, row * batch if batched else row))
-    return tensors
+            raise DataError(f"{file} is none of the model's tensors {', '.join(sorted(names))}: remove it")
+    missing = [rule for rule in inputs if not rule.optional and not (path / rule.name).exists()]
+    if missing:
+        raise DataError(f"{path} lacks a file '{missing[0].name}' with that input")
+    tensors, expected = (
+        [_read_raw(path / rule.name, rule, batch, batched) for rule in rules if (path / rule.name).exists()]
+        for rules in (inputs, outputs)
+    )
+    return Row(tensors, _by_name(expected) or None)
 
 
-def _read_raw(where: str, data: bytes, rule: InputRule) -> tuple[bytes, tuple[int, ...]]:
-    """The bytes of a file's value, and its dims."""
+def _read_raw(path: Path, rule: InputRule, batch: int, batched: bool) -> InputTensor:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
     if rule.datatype == "BYTES":
         texts = data.removesuffix(b"\n").split(b"\n")
-        return texts_data(texts), _sized(where, rule.dims, len(texts))
-    return data, _sized(where, rule.dims, _count(where, data, rule.datatype))
+        data, count = texts_data(texts), len(texts)
+    else:
+        count = _count(str(path), data, rule.datatype)
+    return _tensor(rule, data, _sized(str(path), rule.dims, count), batch, batched)
+
+
+def _tensor(rule: InputRule, row: bytes, dims: tuple[int, ...], batch: int, batched: bool) -> InputTensor:
+    shape = (batch, *dims) if batched else dims
+    return InputTensor(rule.name, rule.datatype, shape, row * batch if batched else row)
 
 
 def _count(where: str, data: bytes, datatype: str) -> int:
@@ -257,16 +311,15 @@ def _read_entry(
     if unknown and unknown[0] in _SCHEDULING:
         raise _unfollowed(where, unknown[0])
     if unknown:
-        raise DataError(f"{where} has '{unknown[0]}', but the model has inputs {', '.join(sorted(known))}")
+        raise DataError(f"{where} has '{unknown[0]}', which is none of {', '.join(sorted(known))}")
     tensors = []
     for rule in rules:
         if rule.name not in entry:
             if not rule.optional:
-                raise DataError(f"{where} lacks input '{rule.name}'")
+                raise DataError(f"{where} lacks '{rule.name}'")
             continue
         row, dims = _read_value(f"{where}.{rule.name}", entry[rule.name], rule)
-        shape = (batch, *dims) if batched else dims
-        tensors.append(InputTensor(rule.name, rule.datatype, shape, row * batch if batched else row))
+        tensors.append(_tensor(rule, row, dims, batch, batched))
     return tensors
 
 

@@ -44,6 +44,7 @@ class Plan:
         calls: Of all processes, which end with the last one; 0 for as many as there is time for.
         sequences: If there are any, their requests are sent, and not ``requests``.
         live_sequences: Of a rate: sequences of all processes at the same time.
+        validates: Whether requests have expected outputs.
         keeps: Whether the counts have records of requests, with their responses.
     """
 
@@ -61,6 +62,7 @@ class Plan:
     calls: int = 0
     sequences: SequencePlan | None = None
     live_sequences: int = 0
+    validates: bool = False
     keeps: bool = False
 
 
@@ -167,5 +169,5 @@ def _in_turn(requests: Sequence[ReadyRequest], share: int) -> Callable[[int], Re
 
 def _connect(plan: Plan, ended: Driver) -> Client:
     if plan.endpoint.protocol == "http":
-        return Http1Client(plan.endpoint, plan.path, ended)
-    return Http2Client(plan.endpoint, plan.path, plan.streams, plan.decoupled, ended)
+        return Http1Client(plan.endpoint, plan.path, ended, plan.validates)
+    return Http2Client(plan.endpoint, plan.path, plan.streams, plan.decoupled, ended, plan.validates)

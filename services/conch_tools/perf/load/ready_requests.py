@@ -56,22 +56,25 @@ class ReadyRequest:
     Attributes:
         body: A gRPC message without its prefix, or the body of an HTTP request.
         head_bytes: Length of the JSON before the tensors of an HTTP body; 0 for gRPC, and for JSON only.
+        expected: Outputs that the response must have, by name.
         row: Number of its data.
         sequence_id: 0 for none.
     """
 
     body: bytes
     head_bytes: int = 0
+    expected: Mapping[str, bytes] | None = None
     row: int = 0
     sequence_id: int = 0
 
     def marked(self, mark: bytes, sequence_id: int) -> ReadyRequest:
         """The request with the parameters of a `sequence_mark`."""
         if not self.head_bytes:
-            return ReadyRequest(self.body + mark, 0, self.row, sequence_id)  # joined messages are merged
+            body = self.body + mark  # joined messages are merged
+            return ReadyRequest(body, 0, self.expected, self.row, sequence_id)
         at = self.head_bytes - len("}}")  # the JSON ends with its parameters, of which there is one
         body = b"".join((self.body[:at], mark, self.body[at:]))
-        return ReadyRequest(body, self.head_bytes + len(mark), self.row, sequence_id)
+        return ReadyRequest(body, self.head_bytes + len(mark), self.expected, self.row, sequence_id)
 
 
 def sequence_mark(http: bool, sequence_id: int | str, first: bool, last: bool) -> bytes:
