@@ -157,12 +157,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns the process's exit code."""
-    if list(arguments[:2]) == ["--as", "perf_analyzer"]:
+    try:
+        if list(arguments[:2]) != ["--as", "perf_analyzer"]:
+            return _run(arguments)
         from conch_tools.perf.perf_analyzer import perf_analyzer_command
 
         return perf_analyzer_command.main(arguments[2:], _measured, __version__)
-    try:
-        return _run(arguments)
     except KeyboardInterrupt:
         print("conch perf: interrupted before anything was measured", file=sys.stderr)
         return INTERRUPTED
@@ -251,8 +251,6 @@ def _measured(asked: Translation) -> Measured:
                 if point.errors[difference]:
                     raise MeasureError(difference)
         return Measured(result, experiments)
-    except KeyboardInterrupt:
-        raise MeasureError("interrupted before anything was measured") from None
     except PerfInterrupted as found:
         return Measured(found.result, experiments)
     except (FlagsError, UrlError, SettingError, DataError, AskError, LoadError) as error:

@@ -101,7 +101,6 @@ def test_a_signal_ends_a_load_with_the_figures_so_far(
         arguments = ["-u", f"grpc://{server.address}", "--shm", "system", "--duration", "1", "--warmup", "0"]
         with _perf("simple", *arguments, "--json", "--processes", "2", *flags) as process:
             first = eventually(requests, "the first load has begun", 2 * WAIT_S)
-            # The second one has more sequences of requests a second, and a pause comes before it.
             eventually(lambda: requests() > first + 50, "the load goes on")
             output, _ = _end(process, number)
         assert not client.get_system_shared_memory_status().regions
