@@ -19,7 +19,8 @@ from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
 
 if TYPE_CHECKING:
     from conch_tools.perf.measure.comparison import Comparison
-    from conch_tools.perf.measure.results import Load, PerfResult
+    from conch_tools.perf.measure.records import RequestRecord
+    from conch_tools.perf.measure.results import Load, PerfResult, Point
     from conch_tools.perf.measure.slices import Slice
     from conch_tools.perf.measure.slo_search import Limit
     from conch_tools.perf.perf_analyzer.flags import Translation
@@ -30,6 +31,7 @@ DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
 
 _END_OF_IDS = 2**63
+_TEXT_LENGTH = 128
 _WRITTEN = (".html", ".json", ".md", ".csv")
 
 
@@ -67,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="LIMIT",
-        help="as p99=20ms, ttft_p95=200ms or errors=0.1%%",
+        help="as p99=20ms, ttft_p95=200ms, itl_p95=50ms or errors=0.1%%",
     )
     load.add_argument(
         "--distribution",
@@ -125,10 +127,24 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="BYTES",
         help="for an output of variable size in shared memory (102400)",
     )
+    data.add_argument(
+        "--endpoint",
+        default="",
+        metavar="PATH",
+        help="post the payloads of --data here instead, as v2/models/llm/generate_stream; over HTTP",
+    )
     data.add_argument("--reuse-data", action="store_true", help="send the same values each time")
-    data.add_argument("--string-length", type=_count, default=128, help="of random texts (128)")
+    data.add_argument(
+        "--string-length", type=_count, default=_TEXT_LENGTH, help=f"of random texts ({_TEXT_LENGTH})"
+    )
     data.add_argument(
         "--parameter", action="append", default=[], metavar="NAME=VALUE", help="of each request; JSON or text"
+    )
+    data.add_argument(
+        "--tensors",
+        choices=("binary", "json"),
+        default="binary",
+        help="over HTTP, in both directions (binary)",
     )
     data.add_argument("--seed", type=int, default=0, help="of all that is random (0)")
     out = parser.add_argument_group("output")
@@ -203,30 +219,40 @@ def _measured(asked: Translation) -> Measured:
     from conch_tools.perf.load.validation import DIFFERS, SIZE_DIFFERS
     from conch_tools.perf.measuring import PerfInterrupted, run_perf
     from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
+    from conch_tools.perf.perf_analyzer.profile_export import Experiment
     from conch_tools.perf.perf_settings import SettingError
     from conch_tools.server_api import AskError
 
-    if asked.profile_export is not None:
-        raise MeasureError("--profile-export-file is not there yet: -f writes the table as CSV")
+    experiments: list[Experiment] = []
+
+    def recorded(point: Point, records: list[RequestRecord], began_ns: int) -> None:
+        if asked.windows is not None and point.slices:
+            bounds = [began_ns + second * 1_000_000_000 for second in asked.windows.boundaries(point.slices)]
+        else:
+            bounds = [began_ns, began_ns + round(point.length_s * 1e9)]
+        experiments.append(Experiment(point.load, records, bounds))
+
     try:
         settings = _settings(make_parser().parse_args(asked.arguments), asked.arguments)
         settings = replace(
             settings,
             composing=asked.composing,
             calls=asked.request_count,
+            warm_up_calls=asked.warm_up_count,
+            skips_unknown=True,
             end_rule=asked.windows,
             metrics_url=asked.metrics_url,
             metrics_interval_s=asked.metrics_interval_s,
         )
         with _terminable():
-            result = run_perf(settings)
+            result = run_perf(settings, recorded=recorded if asked.profile_export else None)
         for point in result.points:
             for difference in (DIFFERS, SIZE_DIFFERS):
                 if point.errors[difference]:
                     raise MeasureError(difference)
-        return Measured(result)
+        return Measured(result, experiments)
     except PerfInterrupted as found:
-        return Measured(found.result)
+        return Measured(found.result, experiments)
     except (FlagsError, UrlError, SettingError, DataError, AskError, LoadError) as error:
         raise MeasureError(str(error)) from None
 
@@ -269,6 +295,10 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         raise FlagsError("--shm cuda is not supported: use --shm system")
     if options.shm_output_size is not None and options.shm == "none":
         raise FlagsError("--shm-output-size needs --shm system")
+    if options.endpoint:
+        unused = [flag for flag, value in _of_inference(options).items() if value]
+        if unused:
+            raise FlagsError(f"{unused[0]} has no effect with --endpoint: the payloads are sent as they are")
     loads, gaps = _loads(options)
     limits = _limits(options)
     return PerfSettings(
@@ -289,6 +319,8 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         shared_memory=options.shm == "system",
         output_size=options.shm_output_size or 102_400,
         parameters=dict(_parameter(text) for text in options.parameter),
+        tensors=options.tensors,
+        path=options.endpoint,
         connections=options.connections,
         processes=options.processes,
         most_outstanding=options.max_outstanding,
@@ -297,6 +329,21 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         seed=options.seed,
         arguments=_without_secrets(arguments),
     )
+
+
+def _of_inference(options: argparse.Namespace) -> dict[str, bool]:
+    """Whether flags are set that payloads make void."""
+    return {
+        "-x": bool(options.version),
+        "--stream": options.stream,
+        "-b": options.batch != 1,
+        "--shape": bool(options.shape),
+        "--parameter": bool(options.parameter),
+        "--tensors": options.tensors != "binary",
+        "--shm": options.shm != "none",
+        "--reuse-data": options.reuse_data,
+        "--string-length": options.string_length != _TEXT_LENGTH,
+    }
 
 
 def _loads(options: argparse.Namespace) -> tuple[list[Load], Sequence[float]]:

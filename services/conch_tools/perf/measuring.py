@@ -6,8 +6,10 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from time import monotonic_ns, time_ns
 from typing import Any
 from urllib.parse import quote
 
@@ -15,10 +17,13 @@ from conch_tools.perf.gpu_metrics import GpuMetrics
 from conch_tools.perf.load.coordinator import run_load
 from conch_tools.perf.load.load_process import Plan
 from conch_tools.perf.load.ready_requests import ReadyRequest
+from conch_tools.perf.load.recorded_values import ResponseKind, request_record
+from conch_tools.perf.measure.records import RequestRecord
 from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
 from conch_tools.perf.measure.slices import Slice
 from conch_tools.perf.measure.slo_search import RateSearch
 from conch_tools.perf.model_requests import (
+    MadeRequests,
     check_sequences,
     live_sequences,
     model_requests,
@@ -28,10 +33,12 @@ from conch_tools.perf.model_requests import (
 from conch_tools.perf.perf_settings import EndRule, PerfSettings, SettingError
 from conch_tools.server_api import AskError, ServerApi
 
+_LONGEST_WARM_UP_S = 3600
 _METHODS = {
     False: "/inference.GRPCInferenceService/ModelInfer",
     True: "/inference.GRPCInferenceService/ModelStreamInfer",
 }
+Recorded = Callable[[Point, list[RequestRecord], int], object]
 _COUNTS = {
     "requests": ("success", "count"),
     "request_ns": ("success", "ns"),
@@ -62,6 +69,7 @@ def run_perf(
     settings: PerfSettings,
     progress: Callable[[Load, Slice], object] = lambda load, counts: None,
     done: Callable[[Point], object] = lambda point: None,
+    recorded: Recorded | None = None,
 ) -> PerfResult:
     """Measures a model.
 
@@ -69,6 +77,8 @@ def run_perf(
         settings: What is measured.
         progress: Gets each second's counts.
         done: Gets each point.
+        recorded: Gets each point, the records of its answered requests, and when the load began, in ns of the
+            wall clock; None if no records are kept.
 
     Raises:
         SettingError, DataError: The settings or the data do not fit the model.
@@ -80,12 +90,11 @@ def run_perf(
     started = datetime.now(UTC).isoformat(timespec="seconds")
     api = ServerApi(settings.endpoint)
     api.check()
-    config = api.config(settings.model, settings.version)
+    _check(settings)
+    config = {} if settings.path else api.config(settings.model, settings.version)
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
     if decoupled and not settings.streams:
         raise SettingError(f"model '{settings.model}' is decoupled: measure it with --stream")
-    if settings.streams and settings.endpoint.protocol == "http":
-        raise SettingError("--stream needs gRPC: a URL with grpc://")
     batching = sequence_batching(api, settings, config)
     if batching is not None:
         check_sequences(settings)
@@ -95,14 +104,18 @@ def run_perf(
     request_bytes = 0
     interrupted = False
     try:
-        with model_requests(settings, api, config, decoupled) as streams:
-            request_bytes = len(streams[0][0].body)
-            for load, plan in _plans(settings, streams, decoupled, batching, points):
-                point, interrupted = _measure(settings, api, config, plan, partial(progress, load))
+        with model_requests(settings, api, config, decoupled) as made:
+            request_bytes = len(made.streams[0][0].body)
+            for load, plan in _plans(settings, made.streams, decoupled, batching, points):
+                whole = replace(plan, keeps=recorded is not None)
+                point, interrupted, began_ns = _measure(settings, api, config, whole, partial(progress, load))
                 if interrupted and not point.length_s:  # in the warm-up
                     break
                 points.append(point)
                 done(point)
+                if recorded is not None:
+                    offset_ns = time_ns() - monotonic_ns()
+                    recorded(point, _records(settings, made, point, offset_ns), began_ns + offset_ns)
                 if interrupted or (settings.end_rule is not None and settings.end_rule.ends_walk(point)):
                     break
     except KeyboardInterrupt:
@@ -125,6 +138,30 @@ def run_perf(
     if interrupted:
         raise PerfInterrupted(result)
     return result
+
+
+def _check(settings: PerfSettings) -> None:
+    """Raises SettingError: settings do not go together."""
+    http = settings.endpoint.protocol == "http"
+    if settings.streams and http:
+        raise SettingError("--stream needs gRPC: a URL with grpc://")
+    if settings.path and not http:
+        raise SettingError("--endpoint needs HTTP: a URL with http://")
+    if settings.tensors == "json" and not http:
+        raise SettingError("--tensors json needs HTTP: a URL with http://")
+    if settings.tensors == "json" and settings.shared_memory:
+        raise SettingError("--tensors json and --shm system do not go together")
+
+
+def _records(settings: PerfSettings, made: MadeRequests, point: Point, offset_ns: int) -> list[RequestRecord]:
+    kind: ResponseKind = "stream" if settings.streams else "grpc"
+    if settings.endpoint.protocol == "http":
+        kind = "text" if settings.path else "http"
+    return [
+        request_record(call, made.inputs[call.row], kind, offset_ns)
+        for one in point.slices
+        for call in one.records
+    ]
 
 
 def _plans(
@@ -152,12 +189,15 @@ def _measure(
     config: Mapping[str, Any],
     plan: Plan,
     progress: Callable[[Slice], object],
-) -> tuple[Point, bool]:
-    """What one load gives, and whether the user has ended it early."""
+) -> tuple[Point, bool, int]:
+    """What one load gives, whether the user has ended it early, and when it began, monotonic."""
     load, rule = plan.load, settings.end_rule
     processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
     if load.mode == "concurrency":
         processes = min(processes, int(load.value))
+    if settings.warm_up_calls:
+        warm_up = replace(plan, calls=settings.warm_up_calls, seconds=_LONGEST_WARM_UP_S, keeps=False)
+        run_load(warm_up, min(processes, settings.warm_up_calls), lambda counts: None)
     before = _statistics(api, settings, config)
     enough = None if rule is None else partial(_enough, rule, settings.warm_up)
     gpus = GpuMetrics(settings.metrics_url, settings.metrics_interval_s) if settings.metrics_url else None
@@ -181,7 +221,7 @@ def _measure(
             f"{plan.connections} connections; set more --connections."
         )
     notes += [f"The server said of {error}: {text}" for error, text in outcome.texts.items()]
-    return Point(
+    point = Point(
         load,
         slices,
         max(length_s, 0),
@@ -191,7 +231,8 @@ def _measure(
         times,
         metrics,
         notes=tuple(notes),
-    ), interrupted
+    )
+    return point, interrupted, outcome.begin_ns
 
 
 def _enough(rule: EndRule, warm_up: int, slices: Sequence[Slice]) -> bool:
@@ -210,7 +251,9 @@ def _plan(
     if batching is not None:
         in_flight = live_sequences(settings, load)
     path = _METHODS[settings.streams]
-    if http:
+    if settings.path:
+        path = f"/{settings.path.removeprefix('/')}"
+    elif http:
         path = f"/v2/models/{quote(settings.model, safe='')}"
         path += f"/versions/{settings.version}/infer" if settings.version else "/infer"
     return Plan(
@@ -236,6 +279,8 @@ def _statistics(
     api: ServerApi, settings: PerfSettings, config: Mapping[str, Any]
 ) -> dict[str, ServerStatistics]:
     """Counts of the model by name, and of those it consists of by ``name:version``, if there are any."""
+    if settings.path:
+        return {}
     steps = config.get("ensemble_scheduling", {}).get("step", ())
     names = {step["model_name"]: "" for step in steps} | dict(settings.composing)
     found = {}

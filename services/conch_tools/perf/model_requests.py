@@ -5,17 +5,27 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from conch_tools.perf.load.input_data import Row, made_up, output_rules, read_files, rules_of
+from conch_tools.perf.load.input_data import (
+    DataError,
+    Row,
+    made_up,
+    output_rules,
+    read_files,
+    read_payloads,
+    rules_of,
+)
 from conch_tools.perf.load.ready_requests import (
     InputTensor,
     Place,
     ReadyRequest,
     grpc_request,
     http_request,
+    json_request,
 )
 from conch_tools.perf.load.sequences import SequencePlan
 from conch_tools.perf.measure.results import Load
@@ -33,11 +43,24 @@ _MOST_ID = 2**31 - 1
 """Fits all integers that a model may have ids in."""
 
 
+@dataclass(frozen=True)
+class MadeRequests:
+    """The requests of a load.
+
+    Attributes:
+        streams: By sequences of the data; one sequence of all without such data.
+        inputs: Those of each row, or its payload.
+    """
+
+    streams: Sequence[Sequence[ReadyRequest]]
+    inputs: Sequence[Sequence[InputTensor] | bytes]
+
+
 @contextmanager
 def model_requests(
     settings: PerfSettings, api: ServerApi, config: Mapping[str, Any], decoupled: bool
-) -> Iterator[list[list[ReadyRequest]]]:
-    """The requests by sequences of the data; one sequence of all without such data.
+) -> Iterator[MadeRequests]:
+    """The requests of the settings.
 
     Shared memory is there until the end of the block.
 
@@ -45,31 +68,63 @@ def model_requests(
         SettingError, DataError: The settings or the data do not fit the model.
         AskError: The server takes no shared memory.
     """
+    if settings.path:
+        payloads = _payloads(settings)
+        yield MadeRequests([[ReadyRequest(body, row=row) for row, body in enumerate(payloads)]], payloads)
+        return
     parameters = dict(settings.parameters)
+    numbers = count()
     if decoupled:
         parameters["triton_enable_empty_final_response"] = True
 
     def ready(row: Row, tensors: Sequence[InputTensor], outputs: Mapping[str, Place]) -> ReadyRequest:
-        if settings.endpoint.protocol == "http":
+        if settings.tensors == "json":
+            made = _json_request(tensors, parameters)
+        elif settings.endpoint.protocol == "http":
             made = http_request(tensors, parameters, outputs)
         else:
             made = grpc_request(settings.model, settings.version, tensors, parameters, outputs)
-        return replace(made, expected=row.expected)
+        return replace(made, expected=row.expected, row=next(numbers))
 
     rows = _rows(settings, config)
-    validates = any(row.expected is not None for stream in rows for row in stream)
-    if validates and (decoupled or settings.shared_memory):
-        what = "responses of decoupled models" if decoupled else "outputs in shared memory"
-        raise SettingError(f"{what} are not compared: remove 'validation_data', or the files of outputs")
+    if any(row.expected is not None for stream in rows for row in stream):
+        _check_validation(settings, decoupled)
+    inputs = [row.tensors for stream in rows for row in stream]
     if not settings.shared_memory:
-        yield [[ready(row, row.tensors, {}) for row in stream] for stream in rows]
+        yield MadeRequests([[ready(row, row.tensors, {}) for row in stream] for stream in rows], inputs)
         return
     sizes = output_sizes(config, settings.batch, settings.output_size)
     with shared_tensors(api, [[row.tensors for row in stream] for stream in rows], sizes) as placed:
-        yield [
-            [ready(row, *places) for row, places in zip(*streams, strict=True)]
-            for streams in zip(rows, placed, strict=True)
+        streams = [
+            [ready(row, *places) for row, places in zip(*each, strict=True)]
+            for each in zip(rows, placed, strict=True)
         ]
+        yield MadeRequests(streams, inputs)
+
+
+def _check_validation(settings: PerfSettings, decoupled: bool) -> None:
+    kinds = {
+        "responses of decoupled models": decoupled,
+        "outputs in shared memory": settings.shared_memory,
+        "outputs as JSON": settings.tensors == "json",
+    }
+    for what, is_so in kinds.items():
+        if is_so:
+            raise SettingError(f"{what} are not compared: remove 'validation_data', or the files of outputs")
+
+
+def _json_request(tensors: Sequence[InputTensor], parameters: Mapping[str, Any]) -> ReadyRequest:
+    try:
+        return json_request(tensors, parameters)
+    except ValueError as error:
+        raise DataError(f"--tensors json: {error}") from None
+
+
+def _payloads(settings: PerfSettings) -> list[bytes]:
+    files = [each for each in settings.data if isinstance(each, Path)]
+    if len(files) < len(settings.data):
+        raise SettingError("--endpoint needs --data FILE.json with payloads")
+    return read_payloads(files)
 
 
 def _rows(settings: PerfSettings, config: Mapping[str, Any]) -> list[list[Row]]:
@@ -83,9 +138,10 @@ def _rows(settings: PerfSettings, config: Mapping[str, Any]) -> list[list[Row]]:
     if (kinds and paths) or len(kinds) > 1:
         raise SettingError("--data takes random, zero, or files and directories")
     if paths:
-        return read_files(paths, rules, output_rules(config), settings.batch, batched)
-    count = 1 if settings.reuse_data or kinds == ["zero"] else _POOL
-    made = made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)
+        outputs = output_rules(config)
+        return read_files(paths, rules, outputs, settings.batch, batched, settings.skips_unknown)
+    pool = 1 if settings.reuse_data or kinds == ["zero"] else _POOL
+    made = made_up(rules, settings.batch, batched, pool, kinds[0], settings.seed, settings.text_length)
     return [[Row(tensors) for tensors in made]]
 
 
@@ -109,6 +165,8 @@ def check_sequences(settings: PerfSettings) -> None:
     """Raises SettingError: the settings are none for sequences."""
     if settings.batch > 1:
         raise SettingError(f"-b {settings.batch}: requests of sequences have one row")
+    if settings.tensors == "json":
+        raise SettingError("--tensors json: requests of sequences have binary tensors")
     ids = (settings.sequences or SequenceSettings()).ids
     for load in settings.loads:
         live = live_sequences(settings, load)

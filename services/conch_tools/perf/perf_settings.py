@@ -69,6 +69,9 @@ class PerfSettings:
         shared_memory: Whether inputs and outputs are in system shared memory.
         output_size: Bytes there for an output without a fixed size.
         parameters: Of each request.
+        tensors: ``binary``, or ``json`` over HTTP.
+        path: To which the payloads of ``data`` are posted, instead of requests for inference; empty for none.
+        skips_unknown: Whether members of data entries that are no inputs are left out, instead of refused.
         connections: 0 for as many as there are requests in flight with HTTP, and one for 8 of them with gRPC.
         processes: That make the load; 0 for half of the cores.
         most_outstanding: Requests of a rate that may be unanswered; others are shed.
@@ -77,6 +80,7 @@ class PerfSettings:
         seed: Of all that is random.
         composing: Models that a BLS model calls, with their versions, whose statistics are read too.
         calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
+        warm_up_calls: Requests before each load.
         end_rule: None if each load takes ``seconds``, which are the most otherwise.
         metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
         metrics_interval_s: Between two reads.
@@ -100,6 +104,9 @@ class PerfSettings:
     shared_memory: bool = False
     output_size: int = 102_400
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    tensors: str = "binary"
+    path: str = ""
+    skips_unknown: bool = False
     connections: int = 0
     processes: int = 0
     most_outstanding: int = 10_000
@@ -108,6 +115,7 @@ class PerfSettings:
     seed: int = 0
     composing: Mapping[str, str] = field(default_factory=dict)
     calls: int = 0
+    warm_up_calls: int = 0
     end_rule: EndRule | None = None
     metrics_url: str = ""
     metrics_interval_s: float = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from conch_tools.perf.load.ready_requests import ReadyRequest
+from conch_tools.perf.measure.records import KeptResponse
 
 
 class Call:
@@ -15,17 +16,20 @@ class Call:
         due_ns: When it was to be sent, monotonic.
         sent_ns: When it was.
         responses: How many responses have come.
+        first_ns: When the first of them came, of a stream; 0 otherwise.
         last_ns: When the last of them came; 0 before.
         slot: Number of the slot of a closed loop, or of the sequence; -1 for none.
+        kept: The responses, if they are kept.
     """
 
-    __slots__ = ("due_ns", "last_ns", "request", "responses", "sent_ns", "slot")
+    __slots__ = ("due_ns", "first_ns", "kept", "last_ns", "request", "responses", "sent_ns", "slot")
 
-    def __init__(self, request: ReadyRequest, due_ns: int, slot: int = -1) -> None:
+    def __init__(self, request: ReadyRequest, due_ns: int, slot: int = -1, keeps: bool = False) -> None:
         self.request = request
         self.due_ns = due_ns
         self.slot = slot
-        self.sent_ns = self.last_ns = self.responses = 0
+        self.kept: list[KeptResponse] | None = [] if keeps else None
+        self.sent_ns = self.first_ns = self.last_ns = self.responses = 0
 
 
 class Ended(Protocol):

@@ -35,6 +35,7 @@ class LoadOutcome:
 
     Attributes:
         slices: The counts by second.
+        begin_ns: When it began, monotonic.
         length_s: How long it was.
         generator: What it cost.
         interrupted: Whether it ended early, by KeyboardInterrupt; its last part of a second is left out then,
@@ -45,6 +46,7 @@ class LoadOutcome:
     """
 
     slices: Sequence[Slice]
+    begin_ns: int
     length_s: float
     generator: Generator
     interrupted: bool
@@ -211,7 +213,14 @@ class _Collector:
             length, length_s = max(self._seconds, default=-1) + 1, wall_s
         slices = _in_order(self._seconds, length)
         return LoadOutcome(
-            slices, length_s, generator, self._interrupted, tuple(self._lost), self._stream_limit, self._texts
+            slices,
+            self._begin_ns,
+            length_s,
+            generator,
+            self._interrupted,
+            tuple(self._lost),
+            self._stream_limit,
+            self._texts,
         )
 
     def _receive(self, child: _Child) -> None:

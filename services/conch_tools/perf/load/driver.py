@@ -41,6 +41,7 @@ class Driver:
         recorder: Counts.
         stops: Whether to stop; called now and then.
         calls: How many calls are made; the load ends with the last one.
+        keeps: Whether calls keep their responses.
 
     Attributes:
         stream_limit: Calls that the server allows on a connection, if others had to wait for them; else 0.
@@ -55,6 +56,7 @@ class Driver:
         recorder: Recorder,
         stops: Callable[[], bool],
         calls: int = sys.maxsize,
+        keeps: bool = False,
     ) -> None:
         self._connector = Connector(lambda: connect(self))
         self._most = connections
@@ -62,6 +64,7 @@ class Driver:
         self._recorder = recorder
         self._stops = stops
         self._left = calls
+        self._keeps = keeps
         self._poll = select.epoll()
         self._poll.register(self._connector.fileno(), select.EPOLLIN)
         self._places: list[Client | None] = [None] * connections
@@ -151,7 +154,7 @@ class Driver:
                 return
         self._outstanding += 1
         self._left -= 1
-        self._send(client, Call(self._next_request(slot), now_ns, slot), now_ns, now_ns)
+        self._send(client, Call(self._next_request(slot), now_ns, slot, self._keeps), now_ns, now_ns)
 
     def _send_waiting(self, now_ns: int) -> None:
         while self._waiting:
@@ -159,7 +162,7 @@ class Driver:
             if client is None:
                 return
             due_ns = self._waiting.popleft()
-            self._send(client, Call(self._next_request(-1), due_ns), due_ns, now_ns)
+            self._send(client, Call(self._next_request(-1), due_ns, keeps=self._keeps), due_ns, now_ns)
 
     def _send(self, client: Client, call: Call, ready_ns: int, now_ns: int) -> None:
         client.send(call, now_ns)
@@ -265,7 +268,7 @@ class SequenceDriver(Driver):
     """The load of one process with sequences.
 
     Args:
-        connect, connections, recorder, stops, calls: As of `Driver`.
+        connect, connections, recorder, stops, calls, keeps: As of `Driver`.
         sequences: One for each slot.
         slots: How many.
     """
@@ -279,8 +282,9 @@ class SequenceDriver(Driver):
         recorder: Recorder,
         stops: Callable[[], bool],
         calls: int = sys.maxsize,
+        keeps: bool = False,
     ) -> None:
-        super().__init__(connect, connections, sequences.next_request, recorder, stops, calls)
+        super().__init__(connect, connections, sequences.next_request, recorder, stops, calls, keeps)
         self._sequences = sequences
         self._idle = deque(range(slots))  # of an open loop: sequences without an outstanding call
         self._idle_since_ns = 0
@@ -317,6 +321,6 @@ class SequenceDriver(Driver):
             if client is None:
                 return
             slot, due_ns = self._idle.popleft(), self._waiting.popleft()
-            call = Call(self._next_request(slot), due_ns, slot)
+            call = Call(self._next_request(slot), due_ns, slot, self._keeps)
             # The generator is not late where all sequences wait for answers.
             self._send(client, call, max(due_ns, self._idle_since_ns), now_ns)

@@ -30,6 +30,7 @@ from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
 from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
 from conch_tools.perf.load.validation import grpc_difference
+from conch_tools.perf.measure.records import KeptResponse
 
 STREAM_ERROR = "stream error"
 _SETTINGS_BYTES = 1 << 16
@@ -216,10 +217,8 @@ class Http2Client(SocketClient):
 
     def _data(self, event: DataReceived, now_ns: int) -> None:
         self._connection.consumed(event.stream_id, event.end - event.start)
-        if not self._reads:
-            return
         stream = self._streams.get(event.stream_id)
-        if stream is None:
+        if stream is None or not (self._reads or stream.calls[0].kept is not None):
             return
         message = stream.message
         message += memoryview(event.data)[event.start : event.end]
@@ -245,6 +244,8 @@ class Http2Client(SocketClient):
             response = inference_pb2.ModelStreamInferResponse.FromString(body).infer_response
             error = grpc_difference(call.request.expected, response)
         if counts:
+            if call.kept is not None:
+                call.kept.append(KeptResponse(monotonic_ns(), body))
             self._ended.responded(call, now_ns)
             call.last_ns = now_ns
             call.responses += 1
@@ -278,9 +279,12 @@ class Http2Client(SocketClient):
         if stream is not None and not error and not self._bidirectional:
             call = stream.calls[0]
             call.responses, call.last_ns = 1, now_ns
+            body = bytes(stream.message[_PREFIX.size :])
             if self._validates and call.request.expected is not None:
-                response = inference_pb2.ModelInferResponse.FromString(bytes(stream.message[_PREFIX.size :]))
+                response = inference_pb2.ModelInferResponse.FromString(body)
                 error = grpc_difference(call.request.expected, response)
+            if call.kept is not None:
+                call.kept.append(KeptResponse(now_ns, body))
         self._drop(stream_id, error or (STREAM_ERROR if self._bidirectional else ""), now_ns)
 
     def _drop(self, stream_id: int, error: str, now_ns: int) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,7 @@ def read_files(
     outputs: Sequence[InputRule],
     batch: int,
     batched: bool,
+    skips_unknown: bool = False,
 ) -> list[list[Row]]:
     """Requests of JSON files and directories, as sequences of requests.
 
@@ -163,13 +164,9 @@ def read_files(
         if path.is_dir():
             sequences.append([_read_directory(path, inputs, outputs, batch, batched)])
             continue
-        try:
-            found = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: {error}") from None
-        entries = found.get("data") if isinstance(found, dict) else None
-        if not isinstance(entries, list) or not entries:
-            raise DataError(f"{path}: there is no list 'data' with entries")
+        entries, found = _read_json(path)
+        if skips_unknown:
+            entries = _without_unknown(entries, {rule.name for rule in inputs})
         data = _read_lists(f"{path}: data", entries, inputs, batch, batched)
         if "validation_data" not in found:
             sequences += [[Row(tensors) for tensors in steps] for steps in data]
@@ -186,6 +183,56 @@ def read_files(
             for steps in zip(data, expected, strict=True)
         ]
     return sequences
+
+
+def read_payloads(paths: Sequence[Path]) -> list[bytes]:
+    """The bodies of JSON files with entries such as ``{"payload": [{...}]}``.
+
+    Raises:
+        DataError: A file can't be read, or has other entries.
+    """
+    found = []
+    for path in paths:
+        for number, entry in enumerate(_read_json(path)[0]):
+            where = f"{path}: data[{number}]"
+            payloads = entry.get("payload") if isinstance(entry, dict) else None
+            if not isinstance(payloads, list) or len(payloads) != 1 or not isinstance(payloads[0], dict):
+                raise DataError(f"{where} has no 'payload' with a list of one object, the body of a request")
+            others = [name for name in entry if name != "payload"]
+            if others:
+                raise _unfollowed(where, others[0])
+            found.append(json.dumps(payloads[0], separators=(",", ":"), ensure_ascii=False).encode())
+    return found
+
+
+def _read_json(path: Path) -> tuple[list[Any], Mapping[str, Any]]:
+    """The entries of a file, and all of it."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from None
+    entries = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"{path}: there is no list 'data' with entries")
+    return entries, found
+
+
+def _without_unknown(entry: Any, known: Collection[str]) -> Any:
+    """Entries without members that are neither inputs nor times."""
+    if isinstance(entry, list):
+        return [_without_unknown(each, known) for each in entry]
+    if not isinstance(entry, dict):
+        return entry
+    return {name: value for name, value in entry.items() if name in known or name in _SCHEDULING}
+
+
+def _unfollowed(where: str, name: str) -> DataError:
+    if name not in _SCHEDULING:
+        return DataError(f"{where} has '{name}': an entry has 'payload' only")
+    return DataError(
+        f"{where} has '{name}', which conch perf does not follow: remove it, and give times by "
+        "--distribution trace:FILE"
+    )
 
 
 def _by_name(tensors: Sequence[InputTensor]) -> dict[str, bytes]:
@@ -262,10 +309,7 @@ def _read_entry(
     known = {rule.name for rule in rules}
     unknown = [name for name in entry if name not in known]
     if unknown and unknown[0] in _SCHEDULING:
-        raise DataError(
-            f"{where} has '{unknown[0]}', which conch perf does not follow: remove it, and give times by "
-            "--distribution trace:FILE"
-        )
+        raise _unfollowed(where, unknown[0])
     if unknown:
         raise DataError(f"{where} has '{unknown[0]}', which is none of {', '.join(sorted(known))}")
     tensors = []
@@ -295,7 +339,7 @@ def _read_value(where: str, value: Any, rule: InputRule) -> tuple[bytes, tuple[i
         if rule.datatype == "BYTES":
             return data, _sized(where, dims, None)
         return data, _sized(where, dims, _count(where, data, rule.datatype))
-    values = list(_flat(value if isinstance(value, list) else [value]))
+    values = list(flat(value if isinstance(value, list) else [value]))
     dims = _sized(where, dims, len(values))
     if rule.datatype == "BYTES":
         return texts_data([str(each).encode() for each in values]), dims
@@ -305,10 +349,11 @@ def _read_value(where: str, value: Any, rule: InputRule) -> tuple[bytes, tuple[i
         raise DataError(f"{where}: {error}") from None
 
 
-def _flat(values: Sequence[Any]) -> Any:
+def flat(values: Sequence[Any]) -> Iterator[Any]:
+    """The innermost values of lists of lists."""
     for value in values:
         if isinstance(value, list):
-            yield from _flat(value)
+            yield from flat(value)
         else:
             yield value
 

@@ -45,6 +45,7 @@ class Plan:
         sequences: If there are any, their requests are sent, and not ``requests``.
         live_sequences: Of a rate: sequences of all processes at the same time.
         validates: Whether requests have expected outputs.
+        keeps: Whether the counts have records of requests, with their responses.
     """
 
     endpoint: Endpoint
@@ -62,6 +63,7 @@ class Plan:
     sequences: SequencePlan | None = None
     live_sequences: int = 0
     validates: bool = False
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +123,11 @@ def _driver(
         return _connect(plan, ended)
 
     if plan.sequences is None:
-        return Driver(connect, connections, _in_turn(plan.requests, share), recorder, stops, calls), slots
+        in_turn = _in_turn(plan.requests, share)
+        return Driver(connect, connections, in_turn, recorder, stops, calls, plan.keeps), slots
     http = plan.endpoint.protocol == "http"
     sequences = Sequences(plan.sequences, http, slots, share, shares, plan.seed)
-    return SequenceDriver(connect, connections, sequences, slots, recorder, stops, calls), slots
+    return SequenceDriver(connect, connections, sequences, slots, recorder, stops, calls, plan.keeps), slots
 
 
 class _Stop:

@@ -55,21 +55,26 @@ class ReadyRequest:
 
     Attributes:
         body: A gRPC message without its prefix, or the body of an HTTP request.
-        head_bytes: Length of the JSON of an HTTP body; 0 for gRPC.
+        head_bytes: Length of the JSON before the tensors of an HTTP body; 0 for gRPC, and for JSON only.
         expected: Outputs that the response must have, by name.
+        row: Number of its data.
+        sequence_id: 0 for none.
     """
 
     body: bytes
     head_bytes: int = 0
     expected: Mapping[str, bytes] | None = None
+    row: int = 0
+    sequence_id: int = 0
 
-    def marked(self, mark: bytes) -> ReadyRequest:
+    def marked(self, mark: bytes, sequence_id: int) -> ReadyRequest:
         """The request with the parameters of a `sequence_mark`."""
         if not self.head_bytes:
-            return ReadyRequest(self.body + mark, 0, self.expected)  # joined messages are merged
+            body = self.body + mark  # joined messages are merged
+            return ReadyRequest(body, 0, self.expected, self.row, sequence_id)
         at = self.head_bytes - len("}}")  # the JSON ends with its parameters, of which there is one
         body = b"".join((self.body[:at], mark, self.body[at:]))
-        return ReadyRequest(body, self.head_bytes + len(mark), self.expected)
+        return ReadyRequest(body, self.head_bytes + len(mark), self.expected, self.row, sequence_id)
 
 
 def sequence_mark(http: bool, sequence_id: int | str, first: bool, last: bool) -> bytes:
@@ -140,6 +145,55 @@ def http_request(
     text = json.dumps(head, separators=(",", ":")).encode()
     sent = (tensor.data for tensor in tensors if tensor.place is None)
     return ReadyRequest(b"".join((text, *sent)), len(text))
+
+
+def json_request(tensors: Sequence[InputTensor], parameters: Mapping[str, Any]) -> ReadyRequest:
+    """An infer request with tensors as JSON, whose outputs are JSON, too.
+
+    Raises:
+        ValueError: A value has no JSON: NaN, infinity, or bytes that are no text.
+    """
+    inputs = [
+        {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+            "data": tensor_values(tensor),
+        }
+        for tensor in tensors
+    ]
+    text = json.dumps(
+        {"inputs": inputs, "parameters": dict(parameters)},
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+    return ReadyRequest(text.encode())
+
+
+def tensor_values(tensor: InputTensor, errors: str = "strict") -> list[Any]:
+    """Its numbers or texts, flat; `errors` is that of `bytes.decode`.
+
+    Raises:
+        ValueError: Bytes are no text.
+    """
+    if tensor.datatype == "BYTES":
+        return [text.decode(errors=errors) for text in texts_of(tensor.data)]
+    if tensor.datatype == "BF16":
+        wide = np.frombuffer(tensor.data, "<u2").astype(np.uint32) << 16
+        return list(wide.view(np.float32).tolist())
+    return list(np.frombuffer(tensor.data, dtype_of(tensor.datatype)).tolist())
+
+
+def texts_of(data: bytes) -> list[bytes]:
+    """The texts of a tensor's bytes."""
+    found = []
+    at = 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<I", data, at)
+        found.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    return found
 
 
 def texts_data(texts: Sequence[bytes]) -> bytes:

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable
 
 from conch_tools.perf.load.calls import Call
+from conch_tools.perf.measure.records import CallRecord
 from conch_tools.perf.measure.slices import Slice
 
 _SECOND_NS = 1_000_000_000
@@ -31,6 +32,7 @@ class Recorder:
     def _new_times(self) -> None:
         self._latency, self._service = array("q"), array("q")
         self._first, self._between = array("q"), array("q")
+        self._next_one, self._token = array("q"), array("q")
 
     def sent(self, ready_ns: int, now_ns: int) -> None:
         """Counts a call that is sent, and could have been since a time."""
@@ -52,7 +54,10 @@ class Recorder:
             self._turn(now_ns)
         if call.last_ns:
             self._between.append(now_ns - call.last_ns)
+            if call.responses == 1:
+                self._next_one.append(now_ns - call.last_ns)
         else:
+            call.first_ns = now_ns
             self._first.append(now_ns - call.sent_ns)
 
     def ended(self, call: Call, error: str, now_ns: int) -> None:
@@ -67,6 +72,12 @@ class Recorder:
         last_ns = call.last_ns or now_ns
         self._latency.append(last_ns - call.due_ns)
         self._service.append(last_ns - call.sent_ns)
+        if call.responses > 1 and call.first_ns:
+            self._token.append((last_ns - call.first_ns) // (call.responses - 1))
+        if call.kept is not None:
+            self._slice.records.append(
+                CallRecord(call.request.row, call.request.sequence_id, call.sent_ns, call.kept)
+            )
 
     def sequence_ended(self, now_ns: int) -> None:
         """Counts a sequence."""
@@ -103,4 +114,6 @@ class Recorder:
         found.service.record(self._service)
         found.first.record(self._first)
         found.between.record(self._between)
+        found.next_one.record(self._next_one)
+        found.token.record(self._token)
         self._give(found)

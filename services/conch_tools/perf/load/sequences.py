@@ -134,7 +134,7 @@ class Sequences:
         mark = live.middle if live.sent and not last else self._mark(live, not live.sent, last)
         live.sent += 1
         live.waits = True
-        return request.marked(mark)
+        return request.marked(mark, live.id)
 
     def _mark(self, live: _Live, first: bool, last: bool) -> bytes:
         return sequence_mark(self._http, str(live.id) if self._plan.text_ids else live.id, first, last)

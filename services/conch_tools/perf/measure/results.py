@@ -28,7 +28,8 @@ QUANTILES: Mapping[str, float] = {
 
 _MODES: Mapping[str, Literal["concurrency", "rate"]] = {"concurrency": "concurrency", "rate": "rate"}
 _COUNTS = ("second", "sent", "answered", "responses", "late", "shed", "sequences")
-_HISTOGRAMS = ("latency", "service", "first", "between")
+_HISTOGRAMS = ("latency", "service", "first", "between", "next_one", "token")
+_LATER = ("next_one", "token")  # files of earlier versions lack them
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,21 @@ class Point:
         """Inter-response latency."""
         return merged(one.between for one in self.slices)
 
+    @cached_property
+    def next_one(self) -> Histogram:
+        """Time from the first to the second response (TTST)."""
+        return merged(one.next_one for one in self.slices)
+
+    @cached_property
+    def token(self) -> Histogram:
+        """Inter-token latency (ITL), one time for each request, with a token in each response."""
+        return merged(one.token for one in self.slices)
+
+    @property
+    def token_rate(self) -> float:
+        """Responses/s of the answered requests: output tokens/s with a token in each."""
+        return self.responses / self.length_s if self.length_s > 0 else 0.0
+
 
 @dataclass(frozen=True)
 class PerfResult:
@@ -333,6 +349,8 @@ def _read_slice(found: object, where: str) -> Slice:
     for name in _COUNTS:
         setattr(one, name, fields.whole(name, 0 if name == "sequences" else None))
     for name in _HISTOGRAMS:
+        if name in _LATER and not fields.has(name):
+            continue
         try:
             setattr(one, name, Histogram.from_json(fields.mapping(name)))
         except (ValueError, TypeError) as error:

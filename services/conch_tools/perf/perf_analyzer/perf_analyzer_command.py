@@ -73,7 +73,7 @@ def main(arguments: Sequence[str], measure: Measure, version: str) -> int:
 
 def _write(asked: Translation, measured: Measured, version: str) -> None:
     if asked.profile_export is not None:
-        asked.profile_export.write_text(as_json(measured.experiments, version))
+        asked.profile_export.write_text(as_json(measured.experiments, version, asked.endpoint))
     if asked.csv is None:
         return
     verbose = asked.verbose_csv

@@ -20,7 +20,9 @@ _GROUPS = (
     ("latency", "latency"),
     ("service", "service time"),
     ("first", "time to first response"),
+    ("next_one", "time to second response"),
     ("between", "inter-response latency"),
+    ("token", "inter-token latency"),
 )
 
 
@@ -70,6 +72,23 @@ def verdict_table(result: PerfResult) -> Table:
             )
         )
     return Table("Verdicts", ("load", "verdict", "reason", "rate 95 %", "p99 ms 95 %"), tuple(rows))
+
+
+def token_table(result: PerfResult) -> Table:
+    """What an LLM's user sees, with a token in each response; without rows if no request has several."""
+    rows = []
+    for point in result.points:
+        if point.token.count:
+            first, next_one, token = (
+                [times.quantile_ns(share) / MS for share in (0.5, 0.99)]
+                for times in (point.first, point.next_one, point.token)
+            )
+            lengths = point.responses / point.answered
+            each = (*first, *next_one, *token, 1e3 / token[0] if token[0] else None)
+            rows.append((str(point.load), point.token_rate, lengths, *each))
+    times = [f"{name} {share} ms" for name in ("TTFT", "TTST", "ITL") for share in ("p50", "p99")]
+    columns = ("load", "output tokens/s", "tokens/request", *times, "tokens/s of a user")
+    return Table("Tokens", columns, tuple(rows))
 
 
 def facts_table(result: PerfResult) -> Table:
@@ -131,8 +150,18 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
 
 
 def as_terminal(result: PerfResult) -> str:
-    """The final table of the terminal, and the reasons of the verdicts."""
-    table = summary_table(result)
+    """The final tables of the terminal, and the reasons of the verdicts."""
+    lines = _aligned(summary_table(result))
+    tokens = token_table(result)
+    if tokens.rows:
+        lines += ["", *_aligned(tokens)]
+    reasons = [
+        f"{point.load}: {text}" for point in result.points for text in (judge(point).reason, *point.notes)
+    ]
+    return "\n".join([*lines, "", *reasons]) + "\n"
+
+
+def _aligned(table: Table) -> list[str]:
     rows = [list(table.columns), *([cell_text(cell) for cell in row] for row in table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
     last = len(widths) - 1
@@ -143,18 +172,14 @@ def as_terminal(result: PerfResult) -> str:
             for column, text in enumerate(row)
         ]
         lines.append("  ".join(cells).rstrip())
-    reasons = [
-        f"{point.load}: {text}" for point in result.points for text in (judge(point).reason, *point.notes)
-    ]
-    return "\n".join([*lines, "", *reasons]) + "\n"
+    return lines
 
 
 def as_markdown(result: PerfResult, comparison: Comparison | None = None) -> str:
     """The report in Markdown."""
-    tables = [summary_table(result), verdict_table(result), *map(percentile_table, result.points)]
-    errors = error_table(result)
-    if errors.rows:
-        tables.append(errors)
+    tables = [summary_table(result), verdict_table(result), token_table(result)]
+    tables += [*map(percentile_table, result.points), error_table(result)]
+    tables = [table for table in tables if table.rows]
     if comparison is not None:
         tables += comparison_tables(comparison)
     tables.append(facts_table(result))
