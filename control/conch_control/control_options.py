@@ -118,7 +118,8 @@ class ControlOptions:
         load_retries: Retries of a version that fails to load.
         max_config_bytes: Largest config of a model, in a file or a load request.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
-        backend_directory: Directory of Python-based backends.
+        backend_directory: Directory of backends that are not installed.
+        repoagent_directory: Directory of compiled repository agents.
         backend_options: Options by backend; those under the empty name apply to all.
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
             limits.
@@ -233,7 +234,15 @@ class ControlOptions:
         "--backend-directory",
         DIRECTORY,
         None,
-        "directory of Python-based backends: <name>/model.py runs all models whose backend is <name>",
+        "directory of backends: <name>/model.py or <name>/libtriton_<name>.so runs models whose backend "
+        "is <name>",
+        group=_LOADING,
+    )
+    repoagent_directory: Path | None = option(
+        "--repoagent-directory",
+        DIRECTORY,
+        None,
+        "directory of compiled repository agents: <name>/libtritonrepoagent_<name>.so",
         group=_LOADING,
     )
     backend_options: Mapping[str, Mapping[str, str]] = option(

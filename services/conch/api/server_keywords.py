@@ -33,6 +33,7 @@ class ServerKeywords(TypedDict, total=False):
     disable_auto_complete_config: bool | str | None
     strict_model_config: bool | str | None
     backend_directory: Path | str | None
+    repoagent_directory: Path | str | None
     backend_config: str | Sequence[str] | None
     id: str | None
     exit_on_error: bool | str | None
