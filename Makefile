@@ -56,6 +56,7 @@ test: $(STAMP) $(NATIVE_STAMP)
 test-all: $(STAMP) $(NATIVE_STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_tensorflow.sh
 	-PYTHON=$(BIN)/python bash tests/setup_model_analyzer.sh
+	-PYTHON=$(BIN)/python bash tests/setup_genai_perf.sh
 	-bash tests/setup_clients.sh
 	-PYTHON=$(BIN)/python bash tests/setup_ray.sh
 	-bash tests/setup_deploy.sh

@@ -113,7 +113,7 @@ def run(arguments: Sequence[str]) -> int:
     from conch.core.errors import ConchError
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
-    from conch_tools.perf.measuring import SettingError
+    from conch_tools.perf.perf_settings import SettingError
     from conch_tools.server_api import AskError
     from conch_tools.tune.apply import NotAppliedError
     from conch_tools.tune.model_analyzer_file import YamlError

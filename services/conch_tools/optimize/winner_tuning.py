@@ -20,7 +20,7 @@ from conch_tools.optimize.result_repository import ResultRepository
 from conch_tools.optimize.sample_data import as_datatype, tensor_data
 from conch_tools.perf.load.coordinator import LoadError
 from conch_tools.perf.load.input_data import DataError
-from conch_tools.perf.measuring import SettingError
+from conch_tools.perf.perf_settings import SettingError
 from conch_tools.server_api import AskError
 from conch_tools.tune.apply import apply_winner
 from conch_tools.tune.trial_server import TrialError

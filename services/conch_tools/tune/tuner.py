@@ -21,7 +21,8 @@ from conch.core.errors import InvalidArgumentError
 from conch_tools.machine import machine_facts
 from conch_tools.perf.measure.results import QUANTILES, Load, Point
 from conch_tools.perf.measure.verdicts import judge
-from conch_tools.perf.measuring import PerfInterrupted, PerfSettings, run_perf
+from conch_tools.perf.measuring import PerfInterrupted, run_perf
+from conch_tools.perf.perf_settings import PerfSettings
 from conch_tools.server_api import AskError
 from conch_tools.tune.goals import THROUGHPUT, Limit, Objectives, excess, limits_json, paired_gain, score
 from conch_tools.tune.measurement import LATENCIES, Measurement
@@ -297,6 +298,8 @@ class _Tuner:
             return Measurement(**head, failed=str(error))
         except PerfInterrupted:
             raise KeyboardInterrupt from None
+        if point.generator.lost:
+            return Measurement(**head, failed=" ".join(point.notes))
         if not point.answered or point.error_share > _MOST_ERRORS:
             codes = ", ".join(f"{count} {code}" for code, count in point.errors.items())
             failed = f"{point.error_share:.0%} of the requests failed: {codes or 'none was answered'}"

@@ -5,6 +5,7 @@
  *   C  it writes to address 0
  *   M  it waits until another instance executes an M
  *   L  it logs, and counts in the metric probe_letters{letter="L"}
+ *   T  it reports an activity at 17 ns, if the request is traced
  *   anything else: nothing more
  */
 #include <pthread.h>
@@ -126,6 +127,11 @@ EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     if (what == 'L') {
       TRY(TRITONSERVER_LogMessage(TRITONSERVER_LOG_WARN, "probe.c", __LINE__, "the input has an L"));
       TRY(TRITONSERVER_MetricIncrement(letters, 1));
+    }
+    if (what == 'T') {
+      TRITONSERVER_InferenceTrace* trace;
+      TRY(TRITONBACKEND_RequestTrace(requests[i], &trace));
+      if (trace != NULL) TRY(TRITONSERVER_InferenceTraceReportActivity(trace, 17, "probed"));
     }
     TRY(answer(requests[i], data, size, dims, rank, (int32_t)count));
   }

@@ -19,7 +19,7 @@ from tests.support.servers import eventually
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
 from conch.core.execution.placement import Placement
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import TensorSpec
 from conch.workers.host import native_model
@@ -31,6 +31,20 @@ from conch.workers.protocol.tensors import ReceivedTensor
 __all__ = ["native_backends"]
 
 pytestmark = pytest.mark.process
+
+PROBED = TensorSpec("OUT", "UINT8", (-1,)), TensorSpec("BATCH", "INT32", (1,))
+
+
+class Traced:
+    """A watch that keeps the spans of the model."""
+
+    trace_context = '{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'
+
+    def __init__(self) -> None:
+        self.spans: list[SpanRecord] = []
+
+    def add_span(self, span: SpanRecord) -> None:
+        self.spans.append(span)
 
 
 class Answered:
@@ -114,8 +128,7 @@ def test_a_client_that_never_reads_ends_with_an_error(
 
 
 def test_memory_of_outputs_is_freed_with_their_last_view(native_backends: NativeBackends) -> None:
-    tensors = TensorSpec("OUT", "UINT8", (-1,)), TensorSpec("BATCH", "INT32", (1,))
-    with opened(native_backends, "probe", *tensors) as model:
+    with opened(native_backends, "probe", *PROBED) as model:
         array = np.full((1, 1 << 20), 7, np.uint8)
         sizes = []
         for number in range(1, 301):
@@ -131,8 +144,7 @@ def test_memory_of_outputs_is_freed_with_their_last_view(native_backends: Native
 
 
 def test_a_failed_batch_leaves_the_model_as_it_was(native_backends: NativeBackends) -> None:
-    tensors = TensorSpec("OUT", "UINT8", (-1,)), TensorSpec("BATCH", "INT32", (1,))
-    with opened(native_backends, "probe", *tensors) as model:
+    with opened(native_backends, "probe", *PROBED) as model:
         (instance,) = model.instances
         for number in range(1, 200, 2):
             failing = Answered(number, np.frombuffer(b"E", np.uint8)[None], "UINT8", 1)
@@ -143,3 +155,25 @@ def test_a_failed_batch_leaves_the_model_as_it_was(native_backends: NativeBacken
             assert responses is not None
             assert responses[0] is not None
             assert responses[0].outputs[0].numpy().tobytes() == b"fine"
+
+
+def test_a_cancelled_request_ends_early(stream: NativeModel) -> None:
+    answered = Answered(1, np.array([10_000_000], np.int32), "INT32", 1 << 40)
+    stream.instances[0].execute(Batch([answered.request], 1, 0))
+    eventually(partial(answered.has_more, 0), "the first response is there")
+    answered.request.cancelled = True
+    answered.request.notify_cancelled()
+    assert answered.ended.wait(60)
+    assert answered.values == list(range(len(answered.responses)))
+    assert len(answered.responses) < 10_000_000
+
+
+def test_an_activity_is_a_span_before_the_response(native_backends: NativeBackends) -> None:
+    with opened(native_backends, "probe", *PROBED) as model:
+        for number in range(1, 50):
+            answered = Answered(number, np.frombuffer(b"T", np.uint8)[None], "UINT8", 1)
+            watch: Any = Traced()
+            answered.request.watch = watch
+            assert model.instances[0].execute(Batch([answered.request], 1, 0))
+            ((name, _, parent, start, end, *_),) = watch.spans
+            assert (name, parent, start, end) == ("probed", 0xB7AD6B7169203331, 17, 17)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import queue
 import urllib.request
 from dataclasses import replace
@@ -37,12 +38,12 @@ TWO = "instance_group { count: 2 kind: KIND_CPU }"
 SUMS = """
     backend: "sums"
     max_batch_size: 8
-    input { name: "IN" data_type: TYPE_INT64 dims: 1 }
-    output { name: "OUT" data_type: TYPE_INT64 dims: 1 }
-    sequence_batching {
-      oldest { max_candidate_sequences: 8 }
-      state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT64 dims: 1 }
-    }
+    input {{ name: "IN" data_type: TYPE_INT64 dims: 1 }}
+    output {{ name: "OUT" data_type: TYPE_INT64 dims: 1 }}
+    sequence_batching {{
+      {strategy}
+      state {{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT64 dims: 1 }}
+    }}
 """
 LEFT = """
     backend: "sums"
@@ -147,6 +148,18 @@ def test_instances_of_one_process_execute_at_the_same_time(
         assert [result.as_numpy("OUT").tobytes() for result in results] == [b"M", b"M"]
 
 
+def test_a_changed_number_of_instances_is_a_new_process(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=probe")
+    models = write(tmp_path, "probe", ONE_BY_ONE)
+    with native_backends.serving(models, "probe", flags=flags) as server, client_of(server) as client:
+        (models / "probe/config.pbtxt").write_text(ONE_BY_ONE + TWO)
+        client.load_model("probe")
+        results = probed(server, b"M", b"M")
+        assert [result.as_numpy("OUT").tobytes() for result in results] == [b"M", b"M"]
+
+
 def test_errors_of_batches_and_of_responses_reach_their_clients(
     tmp_path: Path, native_backends: NativeBackends
 ) -> None:
@@ -187,6 +200,7 @@ CRASHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["write", "abort", "exit"])
 def test_crashes_stay_in_the_worker(tmp_path: Path, native_backends: NativeBackends, how: str) -> None:
     for where in CRASHES:
@@ -243,25 +257,29 @@ def test_a_decoupled_backend_responds_after_its_execution(
         assert list(values.values()) == [list(range(count)) for count in counts]
 
 
-def test_states_of_sequences_are_kept(tmp_path: Path, native_backends: NativeBackends) -> None:
+@pytest.mark.parametrize("strategy", ["oldest { max_candidate_sequences: 8 }", "direct { }"])
+def test_states_of_sequences_are_kept(tmp_path: Path, native_backends: NativeBackends, strategy: str) -> None:
     with (
-        native_backends.serving(write(tmp_path, "sums", SUMS), "sums") as server,
+        native_backends.serving(write(tmp_path, "sums", SUMS.format(strategy=strategy)), "sums") as server,
         client_of(server) as client,
     ):
-        for sequence in (7, 8):
-            values = [sequence, 1, 2, 4]
-            sums = [
-                number_of(
-                    client,
-                    "sums",
-                    value,
-                    sequence_id=sequence,
-                    sequence_start=index == 0,
-                    sequence_end=index == 3,
+        # Each runs while the other one has a row of the batch.
+        sums: dict[int, list[int]] = {7: [], 8: []}
+        values = [3, 1, 2, 4]
+        for index, value in enumerate(values):
+            for sequence, found in sums.items():
+                found.append(
+                    number_of(
+                        client,
+                        "sums",
+                        value * sequence,
+                        sequence_id=sequence,
+                        sequence_start=index == 0,
+                        sequence_end=index == 3,
+                    )
                 )
-                for index, value in enumerate(values)
-            ]
-            assert sums == list(itertools.accumulate(values))
+        for sequence, found in sums.items():
+            assert found == [sequence * total for total in itertools.accumulate(values)]
 
 
 def test_requests_are_executed_again(tmp_path: Path, native_backends: NativeBackends) -> None:
@@ -289,7 +307,12 @@ def test_a_backend_calls_a_model(tmp_path: Path, native_backends: NativeBackends
         texts = [b"small", b"large" * 100_000]
         results = probed(server, *texts)
         assert [result.as_numpy("OUT").tobytes() for result in results] == texts
-        assert [result.get_response().parameters["transaction"].int64_param for result in results] == [1, 1]
+        parameters = results[0].get_response().parameters
+        assert parameters["transaction"].int64_param == 1
+        assert json.loads(parameters["config"].string_param)["backend"] == "probe"
+        metadata = json.loads(parameters["metadata"].string_param)
+        assert (metadata["name"], metadata["versions"]) == ("inner", ["1"])
+        assert metadata["inputs"] == [{"name": "IN", "datatype": "UINT8", "shape": [1, -1]}]
         (error,) = probed(server, b"R")
         assert (error.status(), error.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conch.core.backend import Backend
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch.workers.backend_directory import backends_within
 from conch.workers.native.library_search import find_library
 from conch.workers.native.native_backend import NativeBackend
@@ -56,6 +56,13 @@ def test_what_is_not_found_is_named_with_its_places(tmp_path: Path) -> None:
 def test_a_runtime_stays_within_the_directories(tmp_path: Path, runtime: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"'{runtime}' escapes backend directory"):
         find(tmp_path, runtime)
+
+
+@pytest.mark.parametrize("place", ["model/1", "model", "backends/b"])
+def test_libraries_for_custom_batching_are_refused(tmp_path: Path, place: str) -> None:
+    touch(tmp_path, *PLACES, f"{place}/batchstrategy.so")
+    with pytest.raises(UnsupportedError, match=f"custom batching by a library .*'{tmp_path / place}"):
+        find(tmp_path)
 
 
 def no_backend(name: str) -> Backend:

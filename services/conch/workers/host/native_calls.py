@@ -7,6 +7,7 @@ reads.
 from __future__ import annotations
 
 import ctypes
+import json
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -40,9 +41,7 @@ _MODEL_INDEX, _LOAD, _UNLOAD, _UNLOAD_DEPENDENTS, _MODEL_PROPERTIES, _SERVER_LIV
 
 _NAMES = {
     _SERVER_METADATA: "TRITONSERVER_ServerMetadata",
-    _MODEL_METADATA: "TRITONSERVER_ServerModelMetadata",
     _MODEL_STATISTICS: "TRITONSERVER_ServerModelStatistics",
-    _MODEL_CONFIG: "TRITONSERVER_ServerModelConfig",
     _MODEL_INDEX: "TRITONSERVER_ServerModelIndex",
 }
 _START, _END = 1, 2
@@ -111,6 +110,10 @@ class NativeCalls:
         if operation == _MODEL_PROPERTIES:
             decoupled, batches = calls.properties(query.model, version)
             return str((_DECOUPLED if decoupled else 0) | (_BATCHES if batches else 0))
+        if operation == _MODEL_CONFIG:
+            return json.dumps(calls.query("config", name=query.model, version=version)["config"])
+        if operation == _MODEL_METADATA:
+            return json.dumps(calls.query("metadata", name=query.model, version=version))
         if operation == _LOAD:
             calls.load(query.model, {"config": query.text} if query.text else {})
             return ""

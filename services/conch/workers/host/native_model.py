@@ -132,13 +132,21 @@ class NativeModel:
         Raises:
             ConchError: A call of the library failed.
         """
-        spec, host = self.spec, self.host
+        host = self.host
         self.follow_log_level()
         host.report_crashes()
         facts = open_library(host, self._library, self._log)
         self.has_readiness = facts.get("ready") is True
         self._deliverer = threading.Thread(target=self._deliver, name="conch-native-deliver", daemon=True)
         self._deliverer.start()
+        try:
+            self._open_instances(placements)
+        except ConchError:
+            self._stop_delivery()  # once the log has what the library has logged
+            raise
+
+    def _open_instances(self, placements: Sequence[Placement]) -> None:
+        spec, host = self.spec, self.host
         sequence = spec.sequence
         host.open_model(
             spec.name,
@@ -170,6 +178,9 @@ class NativeModel:
     def close(self) -> None:
         """Finalizes everything; events that come meanwhile are handled."""
         self.host.close()
+        self._stop_delivery()
+
+    def _stop_delivery(self) -> None:
         self._closing = True
         if self._deliverer is not None:
             self.host.wake()
@@ -266,12 +277,10 @@ class NativeModel:
         if event.final:
             opened.answered = True
             if opened.released:
-                del self._open[event.number]
-        if request.filler:
-            return
+                self._open.pop(event.number, None)  # the thread that delivers may have been as fast
         if responses is not None and opened.batch is batch and not self.decoupled:
             responses[opened.index] = response
-        else:
+        elif not request.filler:
             self._send(opened, response, event.final)
 
     def _release(
@@ -283,7 +292,7 @@ class NativeModel:
         opened.inputs = None
         opened.released = True
         if event.again:
-            del self._open[event.number]
+            self._open.pop(event.number, None)
             if responses is not None and opened.batch is batch:
                 opened.request.rescheduled = True
                 if opened.states:
@@ -292,7 +301,7 @@ class NativeModel:
                 failure = f"model '{self.spec.name}' has rescheduled a request after its execution had ended"
                 opened.request.fail(InternalError(failure))
         elif opened.answered:
-            del self._open[event.number]
+            self._open.pop(event.number, None)
 
     def _keep_state(
         self, event: State, batch: Batch | None, responses: list[InferenceResponse | None] | None
@@ -406,6 +415,30 @@ class NativeInstance:
         """Runs a batch."""
         model, buffers = self._model, self._buffers
         requests = cast("Sequence[HostedRequest]", batch.requests)  # made by `HostedRequests`
+        try:
+            words = self._pack(batch, requests)
+            model.host.execute(self._index, len(requests), words, buffers)
+        except BaseException:  # raised again
+            model.forget(requests)
+            raise
+        responses: list[InferenceResponse | None] = [None] * len(requests)
+        for event in read_events(buffers.out.data, buffers.written):
+            model.handle(event, batch, responses)
+        begun_ns, ended_ns = buffers.times
+        if begun_ns:
+            batch.compute_input_end_ns = begun_ns
+        if ended_ns:
+            batch.compute_output_start_ns = ended_ns
+        return None if model.decoupled else responses
+
+    def close(self) -> None:
+        """Ends the model with its first instance, once none runs a batch."""
+        if self._index == 0:
+            self._model.close()
+
+    def _pack(self, batch: Batch, requests: Sequence[HostedRequest]) -> bytes:
+        """What `conch_execute` gets of the requests, which are registered."""
+        model = self._model
         words: list[int] = []
         parts: list[bytes] = []
         for index, request in enumerate(requests):
@@ -429,25 +462,7 @@ class NativeInstance:
             for tensor in inputs.values():
                 words += _memory_of(tensor, batch)
         parts.append(pack_words(words))
-        try:
-            model.host.execute(self._index, len(requests), b"".join(parts), buffers)
-        except ConchError:
-            model.forget(requests)
-            raise
-        responses: list[InferenceResponse | None] = [None] * len(requests)
-        for event in read_events(buffers.out.data, buffers.written):
-            model.handle(event, batch, responses)
-        begun_ns, ended_ns = buffers.times
-        if begun_ns:
-            batch.compute_input_end_ns = begun_ns
-        if ended_ns:
-            batch.compute_output_start_ns = ended_ns
-        return None if model.decoupled else responses
-
-    def close(self) -> None:
-        """Ends the model with its first instance, once none runs a batch."""
-        if self._index == 0:
-            self._model.close()
+        return b"".join(parts)
 
     def _layout(self, request: HostedRequest, inputs: dict[str, Tensor]) -> int:
         """The layout of a request's tensors and wanted outputs."""
@@ -473,7 +488,7 @@ class NativeInstance:
         arrays.update(padder.made(one))
         for name, array in arrays.items():
             datatype = inputs[name].datatype if name in inputs else None
-            inputs[name] = Tensor.from_array(name, array, datatype)
+            inputs[name] = Tensor.from_array(name, np.ascontiguousarray(array), datatype)
             batch.bytes_copied += array.nbytes
         return inputs
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import InvalidArgumentError, UnsupportedError
+
+NO_STRATEGY = "custom batching by a library is not supported: use the settings of dynamic_batching"
 
 DEFAULT_DIRECTORY = Path("/opt/tritonserver/backends")
 """Triton's directory of backends."""
@@ -50,6 +52,7 @@ def find_library(
 
     Raises:
         InvalidArgumentError: There is none, or the config's ``runtime`` leaves the directories.
+        UnsupportedError: A library for custom batching is there.
     """
     path = PurePosixPath(runtime)
     if path.is_absolute() or ".." in path.parts:
@@ -58,6 +61,9 @@ def find_library(
             f"'{model}', check model config runtime field"
         )
     places = candidates(backend, runtime, directory, version_directory, backends)
+    for place in places:
+        if (strategy := place.with_name("batchstrategy.so")).is_file():
+            raise UnsupportedError(f"{NO_STRATEGY}; '{strategy}' is one")
     for place in places:
         if place.is_file():
             return place.absolute()

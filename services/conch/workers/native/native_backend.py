@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from conch.backends.python.python_settings import Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.bls import Calls, ServerCalls
-from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from conch.core.execution.placement import Placement, place
 from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
 from conch.workers.environments import Environment, EnvironmentSpec, server_environment
-from conch.workers.native.library_search import find_library
+from conch.workers.native.library_search import NO_STRATEGY, find_library
 from conch.workers.protocol.spec_json import Library
 from conch.workers.supervision.config_completion import complete_in_worker
 from conch.workers.supervision.process_monitor import ProcessMonitor
@@ -25,10 +25,8 @@ from conch.workers.supervision.worker_instance import WorkerInstance
 
 _HOST = "libtritonserver.so"
 _SEARCH_PATH = "LD_LIBRARY_PATH"
-_PYTHON_ONLY = (
-    *("CONCH_PLACEMENT", "CONCH_MAX_INFLIGHT", "CONCH_STRICT_OUTPUTS", "EXECUTION_ENV_PATH"),
-    "TRITON_BATCH_STRATEGY_PATH",
-)
+_PYTHON_ONLY = "CONCH_PLACEMENT", "CONCH_MAX_INFLIGHT", "CONCH_STRICT_OUTPUTS", "EXECUTION_ENV_PATH"
+_STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 _IGNORE_PACKAGES = {"build-environments": "ignore"}
 
 
@@ -190,6 +188,8 @@ def _settings(name: str, parameters: Mapping[str, str]) -> Settings:
                 f"model '{name}': parameter '{key}' has no effect on a backend that is compiled for Triton: "
                 f"leave it out"
             )
+    if _STRATEGY in parameters:
+        raise UnsupportedError(f"model '{name}': parameter '{_STRATEGY}': {NO_STRATEGY}")
     return Settings.read(name, parameters, {})
 
 
