@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -9,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from itertools import count, cycle, islice
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
@@ -62,8 +66,10 @@ class _Load:
                 load.failed += 1
 
         recorder = Counted(self.begin_ns, self.counts.add)
-        request = ReadyRequest(_BODY, 2)
-        self.driver = Driver(connect, connections, lambda slot: request, recorder, enough or self._enough)
+        self.request = ReadyRequest(_BODY, 2)
+        self.driver = Driver(
+            connect, connections, lambda slot: self.request, recorder, enough or self._enough
+        )
 
     def _enough(self) -> bool:
         return self.ended >= self.wanted
@@ -234,6 +240,33 @@ def test_grpcs_own_server_is_understood(streams: int) -> None:
     counted = Counter({"OK": found.answered}) + found.errors
     for name, number in servicer.sent.items():
         assert 0 <= number - counted[name] <= 8
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("nghttpd") is None, reason="needs nghttpd, of Debian's nghttp2-server")
+@pytest.mark.parametrize("streams", [3, 100])
+def test_nghttp2s_server_is_understood(streams: int, tmp_path: Path) -> None:
+    # Answers with what it has got, and a status as gRPC's servers send it.
+    port = free_port()
+    options = ["--no-tls", "--echo-upload", "--trailer=grpc-status: 0", f"--max-concurrent-streams={streams}"]
+    server = subprocess.Popen(["nghttpd", *options, f"--htdocs={tmp_path}", str(port)])
+    endpoint = parse_url(f"grpc://127.0.0.1:{port}")
+    try:
+        eventually(lambda: _listens(port), "nghttpd listens")
+        load = _Load(lambda driver: Http2Client(endpoint, _METHOD, False, False, driver), 2)
+        load.request = ReadyRequest(b"x" * 200_000, 0)  # more than a window
+        found = load.closed(8, 400)
+    finally:
+        server.terminate()
+        server.wait()
+    found.errors.pop("stream reset: REFUSED_STREAM", None)
+    assert not found.errors
+    assert found.answered >= 400 - (streams == 3) * 8
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
