@@ -17,7 +17,8 @@ from tests.support.servers import ServerProcess
 
 from conch_tools.connection import parse_url
 from conch_tools.perf.measure.results import Load, PerfResult
-from conch_tools.perf.measuring import PerfSettings, run_perf
+from conch_tools.perf.measuring import run_perf
+from conch_tools.perf.perf_settings import PerfSettings
 
 CONFIG = """
 backend: "{backend}"

@@ -46,7 +46,7 @@ def test_what_is_not_found_is_named_with_its_places(tmp_path: Path) -> None:
         find(tmp_path)
     with pytest.raises(InvalidArgumentError) as raised:
         find(tmp_path, "other.so")
-    places = " ".join(f"'{tmp_path / place}'" for place in ("model/1", "model", "backends/b"))
+    places = " ".join(f"'{tmp_path / place / 'other.so'}'" for place in ("model/1", "model", "backends/b"))
     assert (
         str(raised.value) == f"unable to find backend library 'other.so' for model 'm', searched: {places} "
     )

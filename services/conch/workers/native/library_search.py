@@ -72,7 +72,7 @@ def find_library(
             f"unable to find backend library for backend '{backend}', try specifying runtime on the model "
             f"configuration."
         )
-    searched = "".join(f"'{place.parent}' " for place in places)
+    searched = "".join(f"'{place}' " for place in places)
     raise InvalidArgumentError(
         f"unable to find backend library '{runtime}' for model '{model}', searched: {searched}"
     )
