@@ -56,7 +56,6 @@ test: $(STAMP) $(NATIVE_STAMP)
 test-all: $(STAMP) $(NATIVE_STAMP)
 	-PYTHON=$(BIN)/python bash tests/setup_tensorflow.sh
 	-PYTHON=$(BIN)/python bash tests/setup_model_analyzer.sh
-	-PYTHON=$(BIN)/python bash tests/setup_mlflow.sh
 	-bash tests/setup_clients.sh
 	-PYTHON=$(BIN)/python bash tests/setup_ray.sh
 	-bash tests/setup_deploy.sh

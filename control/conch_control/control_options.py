@@ -123,7 +123,7 @@ class ControlOptions:
         load_retries: Retries of a version that fails to load.
         max_config_bytes: Largest config of a model, in a file or a load request.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
-        backend_directory: Directory of backends that are not installed.
+        backend_directory: Directory of backends that are not installed; None for Triton's.
         repoagent_directory: Directory of compiled repository agents.
         backend_options: Options by backend; those under the empty name apply to all.
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
@@ -264,6 +264,14 @@ class ControlOptions:
     keep_latencies: bool = False
     keep_first_responses: bool = False
     keep_summaries: bool = False
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Facts of the server for backends that are compiled for Triton."""
+        return {
+            "auto-complete-config": "false" if self.strict_model_config else "true",
+            "min-compute-capability": f"{self.devices.min_compute_capability:.6f}",
+        }
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""
