@@ -17,7 +17,8 @@ from conch.core.execution.placement import Devices
 from conch.core.file_checks import load_file_checks
 from conch.core.option import FlagError
 from conch.process.gpu_discovery import find_gpus
-from conch.workers.python_based import backends_within, based_names
+from conch.workers.backend_directory import backends_within
+from conch.workers.python_based import based_names
 from conch.workers.supervision.output_pipes import printed
 from conch_check.model_checks import Rules
 from conch_check.report import as_json, as_text, is_clean

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from conch.core.backend import Backend
+from conch.core.backend import Backend, FindBackend
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.execution.warmup import Warmup
@@ -66,7 +66,7 @@ class Rules:
     """
 
     options: ControlOptions
-    get_backend: Callable[[str], Backend]
+    get_backend: FindBackend
     backends: Sequence[str] = ()
     run_code: bool = False
     file_checks: Sequence[FileCheck] = ()
@@ -273,7 +273,7 @@ class ModelCheck:
         if not config.backend:
             return None  # reported already
         try:
-            return self._rules.get_backend(config.backend)
+            return self._rules.get_backend(config.backend, config.runtime, self._directory)
         except ConchError as error:
             near = nearest(config.backend, self._rules.backends)
             known = config.backend in self._rules.backends

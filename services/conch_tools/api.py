@@ -11,8 +11,9 @@ from conch_tools.optimize import OptimizeOptions, OptimizeResult, optimize
 from conch_tools.perf.load.coordinator import LoadError
 from conch_tools.perf.load.input_data import DataError
 from conch_tools.perf.measure.results import Load, PerfResult
-from conch_tools.perf.measuring import PerfInterrupted, PerfSettings, SettingError
+from conch_tools.perf.measuring import PerfInterrupted
 from conch_tools.perf.measuring import run_perf as perf
+from conch_tools.perf.perf_settings import PerfSettings, SettingError
 from conch_tools.server_api import AskError
 from conch_tools.top.views import GpuView, ModelView, ServerView
 from conch_tools.top.watching import TopView, top

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +16,8 @@ from conch.protocol import inference_pb2
 from conch_tools.connection import Endpoint
 
 _TIMEOUT_S = 30.0
+_CONNECT_S = 5.0
+_REGIONS = "/v2/systemsharedmemory"
 # grpcio does not tell otherwise whether UNAVAILABLE comes from a server or from its channel.
 _NOT_CONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed", "empty address list")
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -64,6 +67,15 @@ class ServerApi:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
+    def check(self) -> None:
+        """Raises AskError: there is no server, or its certificate is wrong."""
+        try:
+            self._endpoint.connect(_CONNECT_S).close()
+        except OSError as error:
+            raise AskError(
+                f"can't connect to {self._endpoint.url}: {error.strerror or error}", False
+            ) from None
+
     def metadata(self, model: str, version: str) -> dict[str, Any]:
         """Name, versions, platform, inputs and outputs of a model. Raises AskError."""
         if self._endpoint.protocol == "http":
@@ -94,6 +106,25 @@ class ServerApi:
         """The answer to any method of gRPC's service. Raises AskError."""
         return self._call(method, request, answer)
 
+    def register_system_region(self, name: str, key: str, size: int) -> None:
+        """Registers a whole object of system shared memory. Raises AskError."""
+        if self._endpoint.protocol == "http":
+            self._ask(
+                "POST", f"{_REGIONS}/region/{name}/register", {"key": key, "offset": 0, "byte_size": size}
+            )
+            return
+        request = inference_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size)
+        self._call("SystemSharedMemoryRegister", request, inference_pb2.SystemSharedMemoryRegisterResponse)
+
+    def unregister_system_region(self, name: str) -> None:
+        """Unregisters a region. Raises AskError."""
+        if self._endpoint.protocol == "http":
+            self._ask("POST", f"{_REGIONS}/region/{name}/unregister", {})
+            return
+        request = inference_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        answer = inference_pb2.SystemSharedMemoryUnregisterResponse
+        self._call("SystemSharedMemoryUnregister", request, answer)
+
     def _call(self, method: str, request: Any, answer: Any) -> dict[str, Any]:
         endpoint = self._endpoint
         try:
@@ -111,9 +142,13 @@ class ServerApi:
         )
 
     def _get(self, path: str) -> dict[str, Any]:
-        status, body = http_get(self._endpoint, path, _TIMEOUT_S)
+        return self._ask("GET", path, None)
+
+    def _ask(self, method: str, path: str, sent: Mapping[str, Any] | None) -> dict[str, Any]:
+        content = None if sent is None else json.dumps(sent)
+        status, body = http_ask(self._endpoint, method, path, content, _TIMEOUT_S)
         try:
-            found = json.loads(body)
+            found = json.loads(body or "{}")
         except ValueError:
             found = {}
         if status != http.HTTPStatus.OK or not isinstance(found, dict):
@@ -124,10 +159,17 @@ class ServerApi:
 
 def http_get(endpoint: Endpoint, path: str, timeout_s: float) -> tuple[int, bytes]:
     """Status and body of an answer; AskError if there is no server."""
+    return http_ask(endpoint, "GET", path, None, timeout_s)
+
+
+def http_ask(
+    endpoint: Endpoint, method: str, path: str, content: str | None, timeout_s: float
+) -> tuple[int, bytes]:
+    """As `http_get`, with any method and content."""
     try:
         with closing(http.client.HTTPConnection(endpoint.host, endpoint.port)) as connection:
             connection.sock = endpoint.connect(timeout_s)
-            connection.request("GET", path, headers=dict(endpoint.headers))
+            connection.request(method, path, content, dict(endpoint.headers))
             response = connection.getresponse()
             return response.status, response.read()
     except (OSError, http.client.HTTPException) as error:

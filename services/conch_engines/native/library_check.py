@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from conch.backends import backend_names
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import ConchError
 from conch.core.file_checks import FileFinding
+from conch.workers.native.library_search import DEFAULT_DIRECTORY, find_library, has_library
 from conch_engines.native.inspection import Inspection, inspect_library
 from conch_engines.native.loader_search import worker_settings
-from conch_engines.native.search import BATCH_STRATEGY, BackendFile, find_backend_file, library_directories
 
-_STRATEGY_PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 _ATTRIBUTES = "TRITONBACKEND_GetBackendAttribute"
 
 
@@ -25,44 +24,34 @@ def check_libraries(
     found = _library(config, version_directory, backend_directory)
     if found is None:
         return
-    status = found.path.stat()
+    status = found.stat()
     inspection = _inspect(found, version_directory, (status.st_ino, status.st_size, status.st_mtime_ns))
     yield from inspection.findings
-    yield from _batching_strategies(config, version_directory, backend_directory)
     if _ATTRIBUTES in inspection.exports and not config["instance_group"]:
         yield FileFinding(
             "note",
             "the library is not asked for the instance groups that it prefers: that would run it",
-            found.path,
+            found,
         )
 
 
 def _library(
     config: Mapping[str, Any], version_directory: Path, backend_directory: Path | None
-) -> BackendFile | None:
-    """The library that runs a model, unless conch's own backend or a Python-based one does."""
-    backend, runtime = config["backend"], config["runtime"]
-    try:
-        found = find_backend_file(backend, runtime, config["name"], version_directory, backend_directory)
-    except InvalidArgumentError:
-        return None  # a problem of the config
-    if not found.is_library or (not runtime.endswith(".so") and backend in backend_names()):
+) -> Path | None:
+    """The library that runs a model; None for conch's own backends, and where the load says what is wrong."""
+    backend, runtime, directory = config["backend"], config["runtime"], version_directory.parent
+    backends = backend_directory or DEFAULT_DIRECTORY
+    if not runtime.endswith(".so") and backend in backend_names():
         return None
-    return found
+    if not has_library(backend, runtime, directory, backends):
+        return None
+    try:
+        return find_library(config["name"], backend, runtime, directory, version_directory, backends)
+    except ConchError:
+        return None
 
 
 @lru_cache(maxsize=64)
-def _inspect(found: BackendFile, version_directory: Path, identity: tuple[int, int, int]) -> Inspection:
+def _inspect(library: Path, version_directory: Path, identity: tuple[int, int, int]) -> Inspection:
     """Models may share a library; `identity` tells its contents apart."""
-    return inspect_library(found.path, worker_settings((found.directory, version_directory)))
-
-
-def _batching_strategies(
-    config: Mapping[str, Any], version_directory: Path, backend_directory: Path | None
-) -> Iterator[FileFinding]:
-    text = "custom batching by a library is not supported: use the settings of dynamic_batching"
-    for directory in library_directories(config["backend"], version_directory, backend_directory):
-        if (directory / BATCH_STRATEGY).is_file():
-            yield FileFinding("error", text, directory / BATCH_STRATEGY)
-    if _STRATEGY_PARAMETER in config["parameters"]:
-        yield FileFinding("error", text, path=f'parameters["{_STRATEGY_PARAMETER}"]')
+    return inspect_library(library, worker_settings((library.parent, version_directory)))

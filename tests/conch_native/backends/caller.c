@@ -1,5 +1,5 @@
-/* Calls the model "inner" with its inputs, and answers with the responses; a request without IN says whether a model
- * is ready and how it is configured. */
+/* Calls the model "inner" with its inputs, and answers with the responses, whose parameters say what the server says
+ * of that model. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +65,18 @@ TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
   return TRITONSERVER_ResponseAllocatorNew(&allocator, give, take, NULL);
 }
 
+/* Adds a message as a parameter. */
+static TRITONSERVER_Error* tell(TRITONBACKEND_Response* response, const char* name, TRITONSERVER_Message* message) {
+  const char* text;
+  size_t size;
+  TRY(TRITONSERVER_MessageSerializeToJson(message, &text, &size));
+  char* copy = strndup(text, size);
+  TRITONSERVER_Error* error = TRITONBACKEND_ResponseSetStringParameter(response, name, copy);
+  free(copy);
+  TRITONSERVER_ErrorDelete(TRITONSERVER_MessageDelete(message));
+  return error;
+}
+
 static TRITONSERVER_Error* inner(
     TRITONSERVER_Server* server, TRITONBACKEND_Request* request, TRITONBACKEND_Response* response) {
   call_t call = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, false, false};
@@ -111,6 +123,11 @@ static TRITONSERVER_Error* inner(
     memcpy(to, base, size);
     TRY(TRITONSERVER_ServerModelTransactionProperties(server, "inner", -1, &flags, NULL));
     TRY(TRITONBACKEND_ResponseSetIntParameter(response, "transaction", flags));
+    TRITONSERVER_Message* message;
+    TRY(TRITONSERVER_ServerModelConfig(server, "inner", -1, 1, &message));
+    TRY(tell(response, "config", message));
+    TRY(TRITONSERVER_ServerModelMetadata(server, "inner", -1, &message));
+    TRY(tell(response, "metadata", message));
   }
   TRITONSERVER_ErrorDelete(TRITONSERVER_InferenceResponseDelete(call.response));
   return error;

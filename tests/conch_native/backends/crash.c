@@ -1,11 +1,15 @@
-/* Crashes in the entry point that the model's parameter "where" names, in the way that "how" names; else echoes
- * IN to OUT. */
+/* Crashes in the entry point that the model's parameter "where" names, in the way that "how" names; else OUT is IN
+ * and OFFSET. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "triton/core/tritonbackend.h"
+
+#ifndef OFFSET
+#define OFFSET 0
+#endif
 
 static char where[64], how[64];
 
@@ -89,7 +93,7 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONSERVER_ErrorDelete(TRITONBACKEND_ResponseNew(&response, requests[i]));
     TRITONSERVER_ErrorDelete(TRITONBACKEND_ResponseOutput(response, &output, "OUT", datatype, dims, rank));
     TRITONSERVER_ErrorDelete(TRITONBACKEND_OutputBuffer(output, &to, size, &type, &id));
-    memcpy(to, from, size);
+    *(int32_t*)to = *(const int32_t*)from + OFFSET;
     TRITONSERVER_ErrorDelete(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, NULL));
     TRITONSERVER_ErrorDelete(TRITONBACKEND_RequestRelease(requests[i], TRITONSERVER_REQUEST_RELEASE_ALL));
   }
