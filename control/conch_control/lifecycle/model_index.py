@@ -101,10 +101,10 @@ class ModelIndex:
             names = ", ".join(each.name for each in found)
             raise InvalidArgumentError(f"several repositories have a model '{name}': name one of {names}")
         (status,) = found
-        newest = self._registry.entries.get(status.name, Entry()).latest
-        if newest is None:
+        default = self._registry.entries.get(status.name, Entry()).default
+        if default is None:
             return ModelDescription(status, "", {}, ())
-        spec = newest.spec
+        spec = default.spec
         return ModelDescription(status, json.dumps(spec.config), self._origins(spec), _instances(spec))
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:

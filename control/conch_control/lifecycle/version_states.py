@@ -182,14 +182,14 @@ class VersionStates:
                 self._versions.pop(name, None)
                 self._failures.pop(name, None)
                 self._known.discard(name)
-                self._registry.remove(name)
+                self._registry.forget(name)
 
     def clear_failure(self, name: str) -> None:
         """Clears the error of the whole model."""
         with self._lock:
             entry = self._registry.entries.get(name)
             if entry is not None and entry.lacking:
-                self._registry.publish(name, replace(entry, lacking=False))
+                self._registry.publish(name, Entry(entry.ready, entry.states))
             if self._failures.pop(name, None) is not None:
                 self._events.append(name, _WHOLE, Phase.UNLOADED)
 

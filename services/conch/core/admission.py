@@ -40,7 +40,7 @@ from conch.core.errors import (
     UnsupportedError,
     as_conch_error,
 )
-from conch.core.registry import Registry, parse_version
+from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.request_log import Caller, RequestLog
 from conch.core.responder_layers import ResponderLayer
@@ -234,7 +234,7 @@ class Admission:
         try:
             return self._resolve(request)
         except ConchError:
-            number = parse_version(request.model_version)
+            number = self._registry.version_number(request.model_name, request.model_version)
             models = self._registry.draining_of(request.model_name)
             usable = [model for model in models if number in (-1, model.spec.version)]
             # The highest version; of two with the same number, the one that drains last.
@@ -267,10 +267,10 @@ class Admission:
         models = self._registry.draining_of(request.model_name)
         if not models:
             return None
-        number = parse_version(request.model_version)
+        number = self._registry.version_number(request.model_name, request.model_version)
         known = self._registry.identifiers(request.model_name)
         entry = self._registry.entries.get(known[0]) if len(known) == 1 else None
-        ready = None if entry is None else entry.latest if number < 0 else entry.ready.get(number)
+        ready = None if entry is None else entry.default if number < 0 else entry.ready.get(number)
         if ready is not None and ready.continues(request):
             return None  # its id was used again since
         for model in reversed(models):

@@ -12,7 +12,7 @@ from typing import Protocol
 from conch.core.admission import Admission
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import LoadParameter, ModelControl
-from conch.core.registry import Registry, parse_version
+from conch.core.registry import Registry
 from conch.core.request import InferenceRequest
 from conch.core.servable import InlineClaim, Servable, all_ready
 
@@ -93,7 +93,7 @@ class ServerCalls(Protocol):
         """Cancels a request."""
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether a model is ready. Raises InvalidArgumentError: the version is not a number."""
+        """Whether a model is ready. Raises InvalidArgumentError: its version is no number and no label."""
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """Loads or reloads a model, and returns when it is ready; see `ModelControl.load`."""
@@ -116,7 +116,7 @@ class Calls:
 
     def model_ready(self, name: str, version: str) -> bool:
         """See `ServerCalls.model_ready`."""
-        parse_version(version)
+        self._registry.version_number(name, version)
         try:
             model = self._registry.resolve(name, version)
         except ConchError:

@@ -3,19 +3,40 @@
 With namespaces, entries are keyed by identifiers (`ModelSpec.identifier`), and a name resolves to the only
 ready model of that name.
 
-Owns: the published entries and the draining versions.
+Labels name versions. A version text is looked up among them only where it is no number, so that other
+requests pay nothing for them. A label outlives the version that it names: requests for it fail until that
+version is ready again, or the label names another one.
+
+Owns: the published entries, the labels and the draining versions.
 Threads and locks: readers take no lock, as all mappings are replaced, never changed; writers take one lock.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Literal
 
-from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from conch.core.errors import (
+    ConchError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from conch.core.servable import Servable
+
+STABLE = "stable"
+"""The label whose version an empty version text means."""
+
+LABEL_PATTERN = "[A-Za-z][A-Za-z0-9_.-]{0,63}"
+"""Regular expression of labels, none of which is a number."""
+
+LabelSource = Literal["api", "file"]
+"""Where the labels of a model come from: calls that set single ones, or a declaration of all of them."""
 
 _LARGEST_VERSION = 2**63 - 1
 _MOST_DIGITS = 30
@@ -43,16 +64,36 @@ class Entry:
         ready: Versions that serve requests.
         states: State of every version that was ever loaded or attempted.
         lacking: Whether the model was to be loaded and has no version to load.
+        labels: Names of versions, ready or not; set by the registry.
     """
 
     ready: Mapping[int, Servable] = field(default_factory=dict)
     states: Mapping[int, VersionState] = field(default_factory=dict)
     lacking: bool = False
+    labels: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def latest(self) -> Servable | None:
-        """The highest ready version."""
+    def default(self) -> Servable | None:
+        """The version that an empty text means: label `STABLE`'s, if it is given, else the highest ready one.
+
+        None if that is not ready.
+        """
+        if STABLE in self.labels:
+            return self.ready.get(self.labels[STABLE])
         return self.ready[max(self.ready)] if self.ready else None
+
+    def labels_of(self, version: int) -> list[str]:
+        """The labels of a version, sorted."""
+        return sorted(label for label, number in self.labels.items() if number == version)
+
+
+def check_label(label: str) -> None:
+    """Raises InvalidArgumentError unless a text can be a label."""
+    if re.fullmatch(LABEL_PATTERN, label) is None:
+        raise InvalidArgumentError(
+            f"label '{label[:_MOST_SHOWN]}' must begin with a letter, go on with letters, digits, '_', '-' "
+            f"and '.', and have at most 64 characters"
+        )
 
 
 def parse_version(text: str) -> int:
@@ -93,11 +134,12 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._labels: dict[str, _Labels] = {}
         self.namespaces: tuple[str, ...] = ()
         self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
         self._entries: Mapping[str, Entry] = MappingProxyType({})
-        self._latest: dict[str, Servable] = {}
+        self._defaults: dict[str, Servable] = {}
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -105,20 +147,77 @@ class Registry:
         return self._entries
 
     def publish(self, name: str, entry: Entry) -> None:
-        """Replaces the entry of an identifier, for all later requests."""
+        """Replaces the entry of an identifier, for all later requests; adds its labels."""
         with self._lock:
+            if name in self._labels:
+                entry = replace(entry, labels=self._labels[name].numbers)
             self._entries = MappingProxyType({**self._entries, name: entry})
-            latest = entry.latest
-            if latest is None:
-                self._latest.pop(name, None)
+            default = entry.default
+            if default is None:
+                self._defaults.pop(name, None)
             else:
-                self._latest[name] = latest
-            self._rename(name)
+                self._defaults[name] = default
+            if self.namespaces:
+                self._rename(name)
+
+    def set_labels(self, name: str, numbers: Mapping[str, int], source: LabelSource) -> None:
+        """Replaces all labels of an identifier, which need not be published yet; none removes them.
+
+        Raises:
+            InvalidArgumentError: A label is malformed.
+        """
+        for label in numbers:
+            check_label(label)
+        with self._lock:
+            self._set_labels(name, _Labels(MappingProxyType(dict(numbers)), source))
+
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Sets one label of an identifier to a ready version, or removes it with None.
+
+        Raises:
+            InvalidArgumentError: The label is malformed.
+            FailedPreconditionError: A file declares the labels of this model.
+            NotFoundError: There is no such model, version or, where it is to be removed, label.
+            UnavailableError: The version is not ready.
+        """
+        check_label(label)
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None:
+                raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+            known = self._labels.get(name, _NO_LABELS)
+            if known.source == "file":
+                raise FailedPreconditionError(
+                    f"the labels of '{self.name_of(name)}' are declared in rollout.toml: change them there"
+                )
+            numbers = dict(known.numbers)
+            if version is not None:
+                if version not in entry.ready:
+                    raise self._not_ready(self.name_of(name), version, entry)
+                numbers[label] = version
+            elif numbers.pop(label, None) is None:
+                raise NotFoundError(f"model '{self.name_of(name)}' has no label '{label}'{_listed(numbers)}")
+            self._set_labels(name, _Labels(MappingProxyType(numbers), "api"))
+
+    def _set_labels(self, name: str, labels: _Labels) -> None:
+        if labels.numbers:
+            self._labels[name] = labels
+        else:
+            self._labels.pop(name, None)
+        entry = self._entries.get(name)
+        if entry is not None:
+            self.publish(name, replace(entry, labels={}))
+
+    def forget(self, name: str) -> None:
+        """Removes an identifier that no repository has any more, with its labels."""
+        with self._lock:
+            self._labels.pop(name, None)
+        self.remove(name)
 
     def remove(self, name: str) -> None:
-        """Removes an identifier."""
+        """Removes an identifier; its labels stay for a later load."""
         with self._lock:
-            self._latest.pop(name, None)
+            self._defaults.pop(name, None)
             self._entries = MappingProxyType(
                 {key: entry for key, entry in self._entries.items() if key != name}
             )
@@ -170,11 +269,11 @@ class Registry:
         """Points the name of an identifier to its only ready model; called with the lock held."""
         name = self.name_of(identifier)
         if name != identifier:
-            ready = [self._latest[each] for each in self.identifiers(name) if each in self._latest]
-            if len(ready) == 1:
-                self._latest[name] = ready[0]
+            ready = [each for each in self.identifiers(name) if self._entries[each].ready]
+            if len(ready) == 1 and ready[0] in self._defaults:
+                self._defaults[name] = self._defaults[ready[0]]
             else:
-                self._latest.pop(name, None)
+                self._defaults.pop(name, None)
 
     def begin_draining(self, name: str, model: Servable) -> None:
         """Keeps a version resolvable for its live sequences; called before its successor is published."""
@@ -200,29 +299,89 @@ class Registry:
             self.draining = MappingProxyType(draining)
 
     def resolve(self, name: str, version: str = "") -> Servable:
-        """The version that serves a name and version text, which is empty for the newest ready one.
+        """The version that serves a name and version text, which is empty for the default one.
 
         Raises:
-            InvalidArgumentError: The version is not a number.
+            InvalidArgumentError: The version is neither a number nor a label of the model.
             NotFoundError: The name, or that version of it, is unknown, or has no ready version.
             UnavailableError: The version is known but not ready.
         """
         if not version:
-            model = self._latest.get(name)
+            model = self._defaults.get(name)
             if model is not None:
                 return model
-        number = parse_version(version)
+            return self._find_default(name)
+        try:
+            number = parse_version(version)
+        except InvalidArgumentError as error:
+            number = self._labelled(name, version, error)
         _, entry = self.find(name)
-        if number < 0:
-            model = entry.latest
-            if model is None:
-                raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
-            return model
         model = entry.ready.get(number)
         if model is not None:
             return model
+        raise self._not_ready(name, number, entry, version)
+
+    def version_number(self, name: str, version: str) -> int:
+        """The number of a version text, which may be a label of the model; -1 for an empty text.
+
+        Raises:
+            InvalidArgumentError: It is neither a number nor a label of the model.
+        """
+        try:
+            return parse_version(version)
+        except InvalidArgumentError as error:
+            return self._labelled(name, version, error)
+
+    def labels(self, name: str) -> Mapping[str, int]:
+        """The labels of a name; none if it is unknown or ambiguous."""
+        try:
+            return self.find(name)[1].labels
+        except ConchError:
+            return {}
+
+    def labelled_versions(self, name: str) -> frozenset[int]:
+        """The versions that have labels of an identifier, published or not."""
+        return frozenset(self._labels.get(name, _NO_LABELS).numbers.values())
+
+    def _labelled(self, name: str, version: str, error: ConchError) -> int:
+        """The number of a label; raises an error that names the labels there are."""
+        labels = self.labels(name)
+        number = labels.get(version)
+        if number is not None:
+            return number
+        raise type(error)(f"{error.message}{_listed(labels)}") from None
+
+    def _find_default(self, name: str) -> Servable:
+        _, entry = self.find(name)
+        model = entry.default
+        if model is not None:
+            return model
+        if STABLE in entry.labels:
+            raise self._not_ready(name, entry.labels[STABLE], entry, STABLE)
+        raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
+
+    def _not_ready(self, name: str, number: int, entry: Entry, text: str = "") -> ConchError:
+        """The error of a version that does not serve, by its number and the text that a client gave."""
+        label = f", which label '{text}' names," if text in entry.labels else ""
         if number in entry.states:
-            raise UnavailableError(
-                f"Request for unknown model: '{name}' version {number} is not at ready state"
+            return UnavailableError(
+                f"Request for unknown model: '{name}' version {number}{label} is not at ready state"
             )
-        raise NotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
+        return NotFoundError(f"Request for unknown model: '{name}' version {number}{label} is not found")
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """The labels of one model, with their source."""
+
+    numbers: Mapping[str, int]
+    source: LabelSource
+
+
+_NO_LABELS = _Labels(MappingProxyType({}), "api")
+
+
+def _listed(labels: Mapping[str, int]) -> str:
+    """The end of an error text; empty without labels."""
+    shown = ", ".join(f"'{label}' ({version})" for label, version in sorted(labels.items()))
+    return f"; the labels of the model are {shown}" if shown else ""

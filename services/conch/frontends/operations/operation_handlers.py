@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnsupportedError
 from conch.core.model_control import ArchiveControl, IndexEntry, LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
-from conch.core.registry import parse_version
 from conch.core.servable import Servable
 from conch.core.server_state import EXTENSIONS, ServerState
 from conch.core.spec import ModelSpec, TensorSpec
@@ -282,7 +281,7 @@ def models_with_statistics(core: ServerState, name: str, version: str) -> list[S
     core.check_started()
     registry = core.registry
     entries = registry.entries
-    number = parse_version(version)
+    number = registry.version_number(name, version)
     names = registry.identifiers(name) if name else sorted(entries)
     if name and not names:
         raise InvalidArgumentError(f"requested model '{name}' is not available")

@@ -43,7 +43,7 @@ def test_each_code(code: str, label: str, grpc_status: str, http_status: int) ->
 
 
 def test_there_are_no_other_codes() -> None:
-    assert len(ERRORS_BY_CODE) == 13
+    assert len(ERRORS_BY_CODE) == 14
     assert set(ConchError.__subclasses__()) == set(ERRORS_BY_CODE.values())
 
 
