@@ -7,13 +7,15 @@ Labels name versions. A version text is looked up among them only where it is no
 requests pay nothing for them. A label outlives the version that it names: requests for it fail until that
 version is ready again, or the label names another one.
 
-Owns: the published entries, the labels and the draining versions.
+A model may have a `Route`, which divides the requests without a version among its versions. Such a model is
+no entry of `_defaults`; only where a name is missing there, a route is looked for.
+
+Owns: the published entries, the labels, the routes and the draining versions.
 Threads and locks: readers take no lock, as all mappings are replaced, never changed; writers take one lock.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,20 +29,13 @@ from conch.core.errors import (
     NotFoundError,
     UnavailableError,
 )
+from conch.core.request import InferenceRequest
+from conch.core.route import OVERRIDE, Route
 from conch.core.servable import Servable
-
-STABLE = "stable"
-"""The label whose version an empty version text means."""
-
-LABEL_PATTERN = "[A-Za-z][A-Za-z0-9_.-]{0,63}"
-"""Regular expression of labels, none of which is a number."""
+from conch.core.version_text import STABLE, check_label, parse_version
 
 LabelSource = Literal["api", "file"]
 """Where the labels of a model come from: calls that set single ones, or a declaration of all of them."""
-
-_LARGEST_VERSION = 2**63 - 1
-_MOST_DIGITS = 30
-_MOST_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,63 +60,35 @@ class Entry:
         states: State of every version that was ever loaded or attempted.
         lacking: Whether the model was to be loaded and has no version to load.
         labels: Names of versions, ready or not; set by the registry.
+        route: Divides requests without a version; set by the registry.
     """
 
     ready: Mapping[int, Servable] = field(default_factory=dict)
     states: Mapping[int, VersionState] = field(default_factory=dict)
     lacking: bool = False
     labels: Mapping[str, int] = field(default_factory=dict)
+    route: Route | None = None
+
+    @property
+    def stable(self) -> int | None:
+        """The stable version of the route, else the one with label `STABLE`; None without either."""
+        return self.labels.get(STABLE) if self.route is None else self.route.stable
 
     @property
     def default(self) -> Servable | None:
-        """The version that an empty text means: label `STABLE`'s, if it is given, else the highest ready one.
+        """What an empty version means without a request: `stable`, else the highest ready version.
 
         None if that is not ready.
         """
-        if STABLE in self.labels:
-            return self.ready.get(self.labels[STABLE])
+        if self.labels or self.route is not None:
+            stable = self.stable
+            if stable is not None:
+                return self.ready.get(stable)
         return self.ready[max(self.ready)] if self.ready else None
 
     def labels_of(self, version: int) -> list[str]:
         """The labels of a version, sorted."""
         return sorted(label for label, number in self.labels.items() if number == version)
-
-
-def check_label(label: str) -> None:
-    """Raises InvalidArgumentError unless a text can be a label."""
-    if re.fullmatch(LABEL_PATTERN, label) is None:
-        raise InvalidArgumentError(
-            f"label '{label[:_MOST_SHOWN]}' must begin with a letter, go on with letters, digits, '_', '-' "
-            f"and '.', and have at most 64 characters"
-        )
-
-
-def parse_version(text: str) -> int:
-    """Parses the version of a request; -1, for an empty text, means the newest ready one.
-
-    Raises:
-        InvalidArgumentError: The text is not a positive integer.
-    """
-    if not text:
-        return -1
-    sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
-    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MOST_DIGITS:
-        raise _not_a_version(text)
-    version = sign * int(digits)
-    if version > _LARGEST_VERSION:
-        raise _not_a_version(text)
-    if version < 0:
-        raise InvalidArgumentError(
-            f"invalid model version specified '{text}' , version should be an integral value > 0"
-        )
-    return version
-
-
-def _not_a_version(text: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"failed to get model version from specified version string '{text[:_MOST_SHOWN]}' (details: stol), "
-        f"version should be an integral value > 0"
-    )
 
 
 class Registry:
@@ -136,6 +103,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._labels: dict[str, _Labels] = {}
+        self._routes: dict[str, Route] = {}
         self.namespaces: tuple[str, ...] = ()
         self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
         self._entries: Mapping[str, Entry] = MappingProxyType({})
@@ -147,12 +115,13 @@ class Registry:
         return self._entries
 
     def publish(self, name: str, entry: Entry) -> None:
-        """Replaces the entry of an identifier, for all later requests; adds its labels."""
+        """Replaces the entry of an identifier, for all later requests; adds its labels and its route."""
         with self._lock:
-            if name in self._labels:
-                entry = replace(entry, labels=self._labels[name].numbers)
+            if name in self._labels or name in self._routes:
+                labels = self._labels.get(name, _NO_LABELS).numbers
+                entry = replace(entry, labels=labels, route=self._routes.get(name))
             self._entries = MappingProxyType({**self._entries, name: entry})
-            default = entry.default
+            default = None if entry.route is not None else entry.default
             if default is None:
                 self._defaults.pop(name, None)
             else:
@@ -204,18 +173,34 @@ class Registry:
             self._labels[name] = labels
         else:
             self._labels.pop(name, None)
+        self._publish_again(name)
+
+    def set_route(self, name: str, route: Route | None) -> None:
+        """Divides the later requests of an identifier without a version by a route; None ends that.
+
+        A version of the route that is not ready gets no requests; while the stable one is not, they fail.
+        """
+        with self._lock:
+            if route is None:
+                self._routes.pop(name, None)
+            else:
+                self._routes[name] = route
+            self._publish_again(name)
+
+    def _publish_again(self, name: str) -> None:
         entry = self._entries.get(name)
         if entry is not None:
-            self.publish(name, replace(entry, labels={}))
+            self.publish(name, replace(entry, labels={}, route=None))
 
     def forget(self, name: str) -> None:
-        """Removes an identifier that no repository has any more, with its labels."""
+        """Removes an identifier that no repository has any more, with its labels and its route."""
         with self._lock:
             self._labels.pop(name, None)
+            self._routes.pop(name, None)
         self.remove(name)
 
     def remove(self, name: str) -> None:
-        """Removes an identifier; its labels stay for a later load."""
+        """Removes an identifier; its labels and its route stay for a later load."""
         with self._lock:
             self._defaults.pop(name, None)
             self._entries = MappingProxyType(
@@ -270,7 +255,7 @@ class Registry:
         name = self.name_of(identifier)
         if name != identifier:
             ready = [each for each in self.identifiers(name) if self._entries[each].ready]
-            if len(ready) == 1 and ready[0] in self._defaults:
+            if len(ready) == 1 and ready[0] in self._defaults:  # not so with a route
                 self._defaults[name] = self._defaults[ready[0]]
             else:
                 self._defaults.pop(name, None)
@@ -301,6 +286,8 @@ class Registry:
     def resolve(self, name: str, version: str = "") -> Servable:
         """The version that serves a name and version text, which is empty for the default one.
 
+        Where there is a request, `resolve_request` follows the model's route.
+
         Raises:
             InvalidArgumentError: The version is neither a number nor a label of the model.
             NotFoundError: The name, or that version of it, is unknown, or has no ready version.
@@ -320,6 +307,37 @@ class Registry:
         if model is not None:
             return model
         raise self._not_ready(name, number, entry, version)
+
+    def resolve_request(self, request: InferenceRequest) -> Servable:
+        """The version that serves a request; raises as `resolve`."""
+        if not request.model_version:
+            model = self._defaults.get(request.model_name)
+            if model is not None:
+                return model
+            _, entry = self.find(request.model_name)
+            if entry.route is not None:
+                return self._routed(request, entry, entry.route)
+        return self.resolve(request.model_name, request.model_version)
+
+    def resolve_early(self, name: str, version: str) -> Servable | None:
+        """As `resolve`, before there is a request; None if that depends on the request."""
+        if not version:
+            model = self._defaults.get(name)
+            if model is not None:
+                return model
+            if self.find(name)[1].route is not None:
+                return None
+        return self.resolve(name, version)
+
+    def _routed(self, request: InferenceRequest, entry: Entry, route: Route) -> Servable:
+        try:
+            number = route.choose(request, entry.ready, entry.labels)
+        except InvalidArgumentError as error:
+            raise type(error)(f"{OVERRIDE}: {error.message}{_listed(entry.labels)}") from None
+        model = entry.ready.get(number)
+        if model is None:
+            raise self._not_ready(request.model_name, number, entry)
+        return model
 
     def version_number(self, name: str, version: str) -> int:
         """The number of a version text, which may be a label of the model; -1 for an empty text.
@@ -356,8 +374,8 @@ class Registry:
         model = entry.default
         if model is not None:
             return model
-        if STABLE in entry.labels:
-            raise self._not_ready(name, entry.labels[STABLE], entry, STABLE)
+        if entry.stable is not None:
+            raise self._not_ready(name, entry.stable, entry, STABLE)
         raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
 
     def _not_ready(self, name: str, number: int, entry: Entry, text: str = "") -> ConchError:

@@ -20,9 +20,9 @@ from conch.access.access_guard import UNGUARDED, AccessGuard
 from conch.access.principals import Roles
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
-from conch.core.registry import LABEL_PATTERN
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
+from conch.core.version_text import LABEL_PATTERN
 from conch.frontends.http.cors import CrossOriginInference, cross_origin_reason
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
-from tests.support.core import WAIT_S
+from tests.support.core import WAIT_S, make_request
 
 from conch.core.errors import (
     ConchError,
@@ -17,7 +17,9 @@ from conch.core.errors import (
     UnavailableError,
 )
 from conch.core.model_version import Model
-from conch.core.registry import Entry, Registry, VersionState, parse_version
+from conch.core.registry import Entry, Registry, VersionState
+from conch.core.route import WHOLE, Route
+from conch.core.version_text import parse_version
 
 
 class Named:
@@ -251,3 +253,40 @@ def test_a_label_moves_in_one_step_for_readers() -> None:
             registry.set_label("m", "stable", turn % 2 + 1)
         stop.set()
         assert all(reader.result(WAIT_S) for reader in readers)
+
+
+def test_a_routed_name_is_resolved_with_its_request(registry: Registry) -> None:
+    ready = registry.entries["m"].ready
+    registry.set_route("m", Route(2, 10, ((10, WHOLE),), override=False))
+    request = make_request()
+    assert registry.resolve_request(request) is ready[10]
+    assert registry.resolve("m") is registry.entries["m"].default is ready[2]
+    assert registry.resolve_early("m", "") is None
+    assert (
+        registry.resolve_early("m", "10") is registry.resolve_request(make_request(version="10")) is ready[10]
+    )
+    registry.publish("m", Entry(models(2), {2: READY, 10: GONE}))
+    assert registry.resolve_request(request) is registry.entries["m"].ready[2]
+    registry.publish("m", Entry(models(10), {2: GONE, 10: READY}))
+    registry.set_route("m", Route(2, 10))
+    with pytest.raises(UnavailableError, match="'m' version 2 is not at ready state"):
+        registry.resolve_request(make_request())
+    registry.set_route("m", None)
+    assert registry.resolve_early("m", "") is registry.resolve_request(make_request()) is not None
+
+
+def test_the_only_ready_model_of_a_name_may_have_a_route() -> None:
+    registry = Registry()
+    registry.namespaces = ("/a", "/b")
+    registry.publish("/a::m", Entry(models(1, 2)))
+    registry.publish("/b::m", Entry({}, {1: GONE}))
+    registry.set_route("/a::m", Route(1, 2, ((2, WHOLE),)))
+    ready = registry.entries["/a::m"].ready
+    assert registry.resolve_request(make_request()) is ready[2]
+    assert registry.resolve("m") is ready[1]
+    registry.publish("/b::m", Entry(models(1)))
+    with pytest.raises(InvalidArgumentError, match="2 identifiers of model 'm'"):
+        registry.resolve_request(make_request())
+    registry.set_route("/a::m", None)
+    registry.publish("/b::m", Entry({}, {1: GONE}))
+    assert registry.resolve("m") is ready[2]

@@ -150,6 +150,7 @@ class Call:
             ensemble_claim.release()
         core = self.core
         name = core.model_name
+        core.context = parent = self._logged_parent()
         try:
             model = self._find(name)
             if model.spec.decoupled and not self._decoupled:
@@ -158,7 +159,7 @@ class Call:
                     f"models using the decoupled transaction policy. Please use 'decoupled=True' argument to "
                     f"the 'exec' or 'async_exec' calls for decoupled models.'"
                 )
-            return server.submit(core, may_claim, model, parent=self._logged_parent())
+            return server.submit(core, may_claim, model, parent=parent)
         except Exception as error:  # boundary: called models; the model that calls gets the error
             if not isinstance(error, ConchError):
                 log.exception("a call of model '%s' could not be made", name)
