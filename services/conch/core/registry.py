@@ -298,15 +298,7 @@ class Registry:
             if model is not None:
                 return model
             return self._find_default(name)
-        try:
-            number = parse_version(version)
-        except InvalidArgumentError as error:
-            number = self._labelled(name, version, error)
-        _, entry = self.find(name)
-        model = entry.ready.get(number)
-        if model is not None:
-            return model
-        raise self._not_ready(name, number, entry, version)
+        return self._find_version(name, version)
 
     def resolve_request(self, request: InferenceRequest) -> Servable:
         """The version that serves a request; raises as `resolve`."""
@@ -315,9 +307,10 @@ class Registry:
             if model is not None:
                 return model
             _, entry = self.find(request.model_name)
-            if entry.route is not None:
-                return self._routed(request, entry, entry.route)
-        return self.resolve(request.model_name, request.model_version)
+            if entry.route is None:
+                return self._find_default(request.model_name)
+            return self._routed(request, entry, entry.route)
+        return self._find_version(request.model_name, request.model_version)
 
     def resolve_early(self, name: str, version: str) -> Servable | None:
         """As `resolve`, before there is a request; None if that depends on the request."""
@@ -325,9 +318,8 @@ class Registry:
             model = self._defaults.get(name)
             if model is not None:
                 return model
-            if self.find(name)[1].route is not None:
-                return None
-        return self.resolve(name, version)
+            return None if self.find(name)[1].route is not None else self._find_default(name)
+        return self._find_version(name, version)
 
     def _routed(self, request: InferenceRequest, entry: Entry, route: Route) -> Servable:
         try:
@@ -368,6 +360,17 @@ class Registry:
         if number is not None:
             return number
         raise type(error)(f"{error.message}{_listed(labels)}") from None
+
+    def _find_version(self, name: str, version: str) -> Servable:
+        try:
+            number = parse_version(version)
+        except InvalidArgumentError as error:
+            number = self._labelled(name, version, error)
+        entry = self._entries.get(name) or self.find(name)[1]
+        model = entry.ready.get(number)
+        if model is not None:
+            return model
+        raise self._not_ready(name, number, entry, version)
 
     def _find_default(self, name: str) -> Servable:
         _, entry = self.find(name)
