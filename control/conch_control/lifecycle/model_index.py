@@ -60,7 +60,8 @@ class ModelIndex:
             source = None if name in scan.duplicates else scan.source(name)
             reason = DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
             versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
-            found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
+            location = "" if source is None else source.location
+            found.append(ModelStatus(name, location, versions, reason, self._labels(name)))
         return Index(self._events.epoch, known.revision, tuple(found), draining)
 
     def unfinished(self, scan: Scan) -> list[ModelStatus]:
@@ -84,8 +85,12 @@ class ModelIndex:
                 source = scan.source(name)
                 versions = tuple(status for _, status in sorted(known.versions[name].items()))
                 location = "" if source is None else source.location
-                found.append(ModelStatus(name, location, versions, known.failures.get(name, "")))
+                reason = known.failures.get(name, "")
+                found.append(ModelStatus(name, location, versions, reason, self._labels(name)))
         return found
+
+    def _labels(self, name: str) -> Mapping[str, int]:
+        return self._registry.entries.get(name, Entry()).labels
 
     def describe(self, index: Index, name: str) -> ModelDescription:
         """Status, effective config and instances of one model of the index.
@@ -123,7 +128,14 @@ def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
         # For a ready model the failure is that of a newer load.
         stale = "" if failure is None else STALE + failure
         return [
-            IndexEntry(name, str(version), state.state, state.reason or _remarks(entry, version, stale))
+            IndexEntry(
+                name,
+                str(version),
+                state.state,
+                state.reason or _remarks(entry, version, stale),
+                tuple(entry.labels_of(version)),
+                None if entry.route is None else entry.route.traffic(version),
+            )
             for version, state in sorted(entry.states.items())
         ]
     return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]

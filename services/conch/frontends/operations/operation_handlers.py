@@ -78,6 +78,15 @@ class UnloadRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelChange:
+    """A label of a model and the version that it names; None to remove it."""
+
+    name: str
+    label: str
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SystemRegistration:
     """A range of a POSIX shared-memory object; offset and size in bytes."""
 
@@ -213,6 +222,11 @@ def load_model(core: ServerState, services: Services, request: LoadRequest) -> N
 def unload_model(core: ServerState, services: Services, request: UnloadRequest) -> None:
     """Starts to unload a model."""
     core.agent.unload(request.name, request.unload_dependents)
+
+
+def set_label(core: ServerState, services: Services, request: LabelChange) -> None:
+    """Sets or removes a label of a model."""
+    core.agent.set_label(request.name, request.label, request.version)
 
 
 def trace_settings(core: ServerState, services: Services, model: str) -> dict[str, tuple[str, ...]]:
