@@ -62,25 +62,27 @@ def at(share: int, salt: bytes = SALT) -> Route:
     return Route(7, 8, ((8, share),), salt, USER)
 
 
-def users_of(route: Route) -> set[int]:
-    return {user for user in range(USERS) if side(route, call=Call({"x-user-id": f"user-{user}"})) == 8}
+def users_of(*routes: Route) -> list[set[int]]:
+    """The users that get the candidate of each route."""
+    found: list[set[int]] = [set() for _ in routes]
+    for user in range(USERS):
+        made = request(call=Call({"x-user-id": f"user-{user}"}))
+        for users, route in zip(found, routes, strict=True):
+            if route.choose(made, READY, LABELS) == 8:
+                users.add(user)
+            del made.side
+    return found
 
 
-def test_five_percent_of_the_users_get_the_candidate_and_keep_it_as_the_share_grows() -> None:
-    few, more = users_of(at(500)), users_of(at(2500))
+def test_users_stay_while_the_share_grows_and_are_others_with_another_salt() -> None:
+    """The overlap with another salt is what chance gives: the product of both shares."""
+    few, more, others = users_of(at(500), at(2500), at(2500, route_salt("ocr", "2")))
     assert abs(len(few) / USERS - 0.05) < 0.003
     assert abs(len(more) / USERS - 0.25) < 0.006
     assert few < more
-    assert not users_of(at(0))
-    assert len(users_of(at(WHOLE))) == USERS
-
-
-def test_another_salt_takes_other_users() -> None:
-    """The overlap is what chance gives: the product of both shares."""
     expected = USERS * 0.25 * 0.25
     sigma = math.sqrt(expected * (1 - 0.25 * 0.25))
-    both = users_of(at(2500)) & users_of(at(2500, route_salt("ocr", "2")))
-    assert abs(len(both) - expected) < 3 * sigma
+    assert abs(len(more & others) - expected) < 3 * sigma
 
 
 @given(st.text(min_size=1, max_size=40), st.integers(0, WHOLE), st.integers(0, WHOLE))
@@ -88,6 +90,7 @@ def test_no_user_goes_back_while_the_share_grows(user: str, one: int, other: int
     call = Call({"x-user-id": user})
     low, high = sorted((one, other))
     assert side(at(low), call=call) <= side(at(high), call=call)
+    assert (side(at(0), call=call), side(at(WHOLE), call=call)) == (7, 8)
 
 
 def test_requests_without_a_key_are_divided_by_chance() -> None:
