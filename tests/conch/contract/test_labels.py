@@ -20,7 +20,8 @@ from tests.support.server_fixtures import LOAD_ALL
 from tests.support.servers import AnyServer, client_of, eventually, serving, tensor
 from tritonclient.utils import InferenceServerException
 
-Client = triton.InferenceServerClient | triton_http.InferenceServerClient
+Client = Any
+"""A client of either protocol; both have the same methods."""
 NOT_A_NUMBER = (
     "failed to get model version from specified version string '{0}' (details: stol), version should be an "
     "integral value > 0"
