@@ -27,7 +27,7 @@ def check_label(label: str) -> None:
 
 
 def parse_version(text: str) -> int:
-    """Parses the version of a request; -1, for an empty text, means the newest ready one.
+    """Parses the version of a request; -1, for an empty text, means the default one.
 
     Raises:
         InvalidArgumentError: The text is not a positive integer.
