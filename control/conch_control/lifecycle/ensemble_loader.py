@@ -81,7 +81,8 @@ class EnsembleLoader:
                 f"a maximum queue size can not be specified for ensemble '{name}': its models have the queues"
             )
         if spec.cached and any(
-            part.spec.sequence is not None for part in all_composing_models(spec, self._registry)
+            part is not None and part.spec.sequence is not None
+            for part in all_composing_models(spec, self._registry.resolve)
         ):
             raise InvalidArgumentError(uncacheable_text(name, "sequence batching scheduler"))
         spec = _identified(build_spec(config, definition.directory, version, "", {}), definition)
