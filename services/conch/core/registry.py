@@ -306,7 +306,7 @@ class Registry:
             model = self._defaults.get(request.model_name)
             if model is not None:
                 return model
-            _, entry = self.find(request.model_name)
+            entry = self._entries.get(request.model_name) or self.find(request.model_name)[1]
             if entry.route is None:
                 return self._find_default(request.model_name)
             return self._routed(request, entry, entry.route)

@@ -203,9 +203,9 @@ class Route:
                 if model.continues(request):
                     return version
         candidate = self.candidate
-        matches = any(rule.matches(outer, caller) for rule in self.match)
-        if matches and candidate is not None and candidate in ready:
-            return candidate
+        for rule in self.match:
+            if candidate is not None and candidate in ready and rule.matches(outer, caller):
+                return candidate
         place, bound = self._place(outer, caller), 0
         for version, share in self.shares:
             bound += share
@@ -229,7 +229,7 @@ class Route:
         else:
             key = str(outer.correlation_id or "")
         if key:
-            digest = blake2b(key.encode(errors="surrogatepass"), digest_size=8, key=self.salt).digest()
+            digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=self.salt).digest()
             return int.from_bytes(digest) % WHOLE
         # Chance, but the same for all that the request makes, without anything to keep.
         return hash((outer.received_ns, id(outer))) % WHOLE
