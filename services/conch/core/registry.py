@@ -119,7 +119,8 @@ class Registry:
         with self._lock:
             if name in self._labels or name in self._routes:
                 labels = self._labels.get(name, _NO_LABELS).numbers
-                entry = replace(entry, labels=labels, route=self._routes.get(name))
+                route = self._routes.get(name) or _sequence_route(labels, entry.ready)
+                entry = replace(entry, labels=labels, route=route)
             self._entries = MappingProxyType({**self._entries, name: entry})
             default = None if entry.route is not None else entry.default
             if default is None:
@@ -400,6 +401,13 @@ class _Labels:
 
 
 _NO_LABELS = _Labels(MappingProxyType({}), "api")
+
+
+def _sequence_route(labels: Mapping[str, int], ready: Mapping[int, Servable]) -> Route | None:
+    """A route that leaves live sequences where they are when label `STABLE` moves."""
+    if STABLE in labels and any(model.spec.sequence is not None for model in ready.values()):
+        return Route(labels[STABLE], override=False)
+    return None
 
 
 def _listed(labels: Mapping[str, int]) -> str:

@@ -223,6 +223,21 @@ def test_a_sequence_ends_where_it_began(site: Site) -> None:
     assert turn(8, sequence_start=True, sequence_end=True) == 1
 
 
+def test_a_sequence_goes_on_where_it_is_when_stable_moves(site: Site) -> None:
+    def turn(sequence: int, **more: Any) -> float:
+        return site.by_grpc(model="sequential", sequence_id=sequence, **more)
+
+    site.registry.set_labels("sequential", {"stable": 1}, "api")
+    try:
+        assert turn(7, sequence_start=True) == 1
+        site.registry.set_labels("sequential", {"stable": 2}, "api")
+        assert (turn(7), turn(8, sequence_start=True)) == (1, 2)
+        assert site.by_grpc({"conch-version": "1"}, "sequential", sequence_id=8) == 2, "there is no rollout"
+        assert (turn(7, sequence_end=True), turn(8, sequence_end=True)) == (1, 2)
+    finally:
+        site.registry.set_labels("sequential", {}, "api")
+
+
 def test_no_request_fails_while_routes_change(site: Site) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
-from tests.support.core import WAIT_S, make_request
+from tests.support.core import WAIT_S, make_request, make_spec
 
 from conch.core.errors import (
     ConchError,
@@ -23,10 +23,11 @@ from conch.core.version_text import parse_version
 
 
 class Named:
-    """Stands in for a model; the registry never looks inside."""
+    """Stands in for a model."""
 
     def __init__(self, version: int) -> None:
         self.version = version
+        self.spec = make_spec(version=version)
 
 
 def models(*versions: int) -> dict[int, Model]:
