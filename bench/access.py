@@ -8,18 +8,14 @@ been answered or not, so that a slow answer delays no later request. Rounds are 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
-import threading
-import time
-from collections import Counter
-from multiprocessing.pool import AsyncResult
-from multiprocessing.pool import Pool as ProcessPool
-
-import grpc
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from bench.servers import COMMON, ROOT, Server, conch_command
-from conch.protocol import inference_pb2 as messages
+from conch_tools.connection import parse_url
+from conch_tools.perf.measure.results import Load, Point
+from conch_tools.perf.measuring import run_perf
+from conch_tools.perf.perf_settings import PerfSettings
 
 POLICY = ROOT / "bench" / "access.toml"
 KEY = "bench-key-of-{}"
@@ -29,69 +25,51 @@ GREEDY_PER_S = 300
 SCENES = ("alone", "greedy", "unlimited")
 _WIDTH = 16
 
-Load = tuple[list[float], dict[str, int]]
-"""Milliseconds of each request, and their number by gRPC status."""
+
+def load(address: str, principal: str, per_s: int, seconds: int) -> Point:
+    """Sends requests at a fixed rate, from a process of its own."""
+    settings = PerfSettings(
+        parse_url(f"grpc://{address}", {"authorization": f"Bearer {KEY.format(principal)}"}),
+        MODEL,
+        loads=[Load("rate", per_s)],
+        seconds=seconds,
+        warm_up=0,
+        shapes={"INPUT0": [_WIDTH]},
+        processes=1,
+    )
+    return run_perf(settings).points[0]
 
 
-def load(address: str, principal: str, per_s: int, seconds: float) -> Load:
-    """Sends requests at a fixed rate; runs in a process of its own."""
-    shape = messages.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, _WIDTH])
-    request = messages.ModelInferRequest(model_name=MODEL, inputs=[shape], raw_input_contents=[bytes(64)])
-    metadata = (("authorization", f"Bearer {KEY.format(principal)}"),)
-    taken: list[float] = []
-    codes: Counter[str] = Counter()
-    open_calls = threading.Semaphore(0)
-    with grpc.insecure_channel(address) as channel:
-        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        message = request.SerializeToString()
-        pause = threading.Event()
-        begin = time.monotonic() + 0.1
-        count = int(per_s * seconds)
-        for number in range(count):
-            due = begin + number / per_s
-            pause.wait(max(due - time.monotonic(), 0.0))
-
-            def done(call: grpc.Future, due: float = due) -> None:
-                taken.append((time.monotonic() - due) * 1e3)
-                codes[call.code().name] += 1
-                open_calls.release()
-
-            infer.future(message, metadata=metadata, timeout=30.0).add_done_callback(done)
-        for _ in range(count):
-            open_calls.acquire()
-    return taken, dict(codes)
-
-
-def measure(server: Server, scene: str, seconds: float, processes: ProcessPool) -> tuple[list[float], str]:
-    """Milliseconds of the steady client's requests, and what the other one got."""
-    other: AsyncResult[Load] | None = None
+def measure(server: Server, scene: str, seconds: int, other: ThreadPoolExecutor) -> tuple[Point, str]:
+    """The steady client's load, and what the other one got."""
+    beside: Future[Point] | None = None
     if scene != "alone":
-        other = processes.apply_async(load, (server.address, scene, GREEDY_PER_S, seconds + 0.5))
-    taken, codes = processes.apply(load, (server.address, "steady", STEADY_PER_S, seconds))
-    if codes.keys() != {"OK"}:
-        raise RuntimeError(f"the steady client got {codes}")
-    return taken, "" if other is None else str(other.get()[1])
+        beside = other.submit(load, server.address, scene, GREEDY_PER_S, seconds + 1)
+    point = load(server.address, "steady", STEADY_PER_S, seconds)
+    if point.errors:
+        raise RuntimeError(f"the steady client got {dict(point.errors)}")
+    return point, "" if beside is None else str({"OK": beside.result().answered, **beside.result().errors})
 
 
 def main() -> None:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=int, default=3)
     options = parser.parse_args()
     flags = [f"--access-policy={POLICY}"]
     server = Server("conch-access", lambda ports: conch_command(ports, COMMON, flags))
     rounds: dict[str, list[tuple[float, float]]] = {scene: [] for scene in SCENES}
-    with multiprocessing.get_context("spawn").Pool(2) as processes:
+    with ThreadPoolExecutor(1) as other:
         server.start()
         try:
-            measure(server, "alone", 1.0, processes)
+            measure(server, "alone", 1, other)
             for number in range(options.rounds):
                 for scene in SCENES[number % 3 :] + SCENES[: number % 3]:
-                    taken, others = measure(server, scene, options.seconds, processes)
-                    cuts = statistics.quantiles(taken, n=100)
-                    rounds[scene].append((cuts[49], cuts[98]))
-                    print(f"{scene:9} p50 {cuts[49]:6.2f} ms, p99 {cuts[98]:6.2f} ms  {others}", flush=True)
+                    point, got = measure(server, scene, options.seconds, other)
+                    p50, p99 = (point.latency.quantile_ns(share) / 1e6 for share in (0.5, 0.99))
+                    rounds[scene].append((p50, p99))
+                    print(f"{scene:9} p50 {p50:6.2f} ms, p99 {p99:6.2f} ms  {got}", flush=True)
         finally:
             server.stop()
     print("\n| beside it | p50, ms | p99, ms |\n|---|---|---|")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.perf import perf_analyzer_version
+from bench.servers import ROOT
 
 PACKAGES = ("grpcio", "protobuf", "numpy", "onnxruntime")
 
@@ -35,7 +35,7 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
-    return {**found, "load generator": perf_analyzer_version()}
+    return {**found, "load generator": f"conch perf at {revision(ROOT)}"}
 
 
 def _loop_ns() -> float:

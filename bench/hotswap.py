@@ -1,9 +1,8 @@
 """A model that is swapped every few seconds under load: `python -m bench.hotswap`, see bench/README.md.
 
-Sixteen clients of perf_analyzer keep a model busy. In the first window nothing else happens. In the second
-one the model's files change again and again, and another model with 500 MB of weights is loaded beside it. A
-client of our own asks all the time which edition of the model answers. The version's number stays, for
-perf_analyzer needs the statistics of one that is there all the time.
+Sixteen clients keep a model busy. In the first window nothing else happens. In the second one the model's
+files change again and again, and another model with 500 MB of weights is loaded beside it. A client of our
+own asks all the time which edition of the model answers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ import grpc
 import numpy as np
 
 from bench import facts
-from bench.perf import MeasurementError, Window, measure_window
+from bench.measurement import MeasurementError
+from bench.perf import Window, measure_window
 from bench.protocol import Probe
 from bench.servers import ROOT, Command, Ports, Server, ServerError, conch_command, triton_command
 
@@ -307,7 +307,7 @@ def main(arguments: list[str] | None = None) -> int:
         facts_table = "\n".join(f"| {key} | {value} |" for key, value in known.items())
         options.out.write_text(
             f"# Benchmark: swaps under load\n\n| | |\n|---|---|\n{facts_table}\n\n"
-            f"{CLIENTS} clients of perf_analyzer, windows of {options.seconds:g} s; in the second one a new "
+            f"{CLIENTS} clients, windows of {options.seconds:g} s; in the second one a new "
             f"edition of the model every {options.every:g} s, and a model with {WEIGHTS // 10**6} MB of "
             f"weights loaded beside it. *Stale*: answers of an older edition to requests sent after the load "
             f"call had returned, or after a newer one had answered.\n\n" + "\n".join(lines) + "\n",

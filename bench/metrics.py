@@ -21,7 +21,8 @@ import numpy as np
 from bench import facts
 from bench.control import HEADER, Row, serving, timed, write_models
 from bench.delays import Ended, Http, curl, delays_alone, delays_during, spread_ms
-from bench.perf import Measurement, MeasurementError, UnstableError, measure
+from bench.measurement import Measurement, MeasurementError, UnstableError
+from bench.perf import measure
 from bench.protocol import Probe
 from bench.scenes import load_scenes
 from bench.servers import ROOT, Server, ServerError, conch_command

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
-import grpc
 from tests.support.ray_cluster import local_ray
 from tests.support.servers import serving_process
 
 from bench.facts import machine
-from conch.protocol import inference_pb2 as pb
+from bench.perf import measure_point
+from conch_tools.connection import parse_url
+from conch_tools.perf.measure.results import Load
+from conch_tools.perf.perf_settings import PerfSettings
 
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
 CONNECTIONS = (1, 8)
 ROUNDS = 5
-WARM_UP = 50
 MODEL = """
 import triton_python_backend_utils as pb_utils
 
@@ -47,49 +44,23 @@ dynamic_batching { }
 """
 
 
-Metadata = tuple[tuple[str, str], ...]
+def window(target: str, headers: dict[str, str], count: int, seconds: int) -> tuple[float, float]:
+    """Requests/s with so many connections, and the median time in milliseconds."""
+    settings = PerfSettings(
+        parse_url(f"grpc://{target}", headers),
+        "identity",
+        loads=[Load("concurrency", count)],
+        seconds=seconds,
+        warm_up=1,
+        connections=count,
+        processes=1,
+    )
+    point = measure_point(settings)
+    return point.achieved_rate, point.service.quantile_ns(0.5) / 1e6
 
 
-class Window(NamedTuple):
-    """Requests per second, and their median time in milliseconds."""
-
-    per_s: float
-    p50_ms: float
-
-
-def window(
-    target: str, message: bytes, metadata: tuple[tuple[str, str], ...], count: int, seconds: float
-) -> Window:
-    """Keeps one request in flight on each of some connections."""
-    times: list[float] = []
-    begin = threading.Barrier(count)
-
-    def ask() -> None:
-        own = []
-        with grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            infer = channel.unary_unary(METHOD)
-            for _ in range(WARM_UP):
-                infer(message, metadata=metadata, timeout=30)
-            begin.wait()
-            end = time.perf_counter() + seconds
-            while (sent := time.perf_counter()) < end:
-                infer(message, metadata=metadata, timeout=30)
-                own.append(time.perf_counter() - sent)
-        times.extend(own)
-
-    threads = [threading.Thread(target=ask) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return Window(len(times) / seconds, median(times) * 1e3)
-
-
-def main(seconds: float) -> None:
+def main(seconds: int) -> None:
     """Measures and prints a table."""
-    message = pb.ModelInferRequest(model_name="identity")
-    message.inputs.add(name="IN", datatype="FP32", shape=[1, 16]).contents.fp32_contents.extend(range(16))
-    encoded = message.SerializeToString()
     with tempfile.TemporaryDirectory() as directory:
         repository = Path(directory)
         (repository / "identity" / "1").mkdir(parents=True)
@@ -103,14 +74,17 @@ def main(seconds: float) -> None:
             args = {"repositories": [directory], "backend_config": placement}
             ray.deploy("bench", {"num_replicas": 1}, args)
             print("; ".join(f"{name}: {value}" for name, value in machine().items()))
-            targets = {"own port": (server.address, ()), "Ray Serve": (ray.url, (("application", "bench"),))}
+            targets: dict[str, tuple[str, dict[str, str]]] = {
+                "own port": (server.address, {}),
+                "Ray Serve": (ray.url, {"application": "bench"}),
+            }
             for count in CONNECTIONS:
-                found: dict[str, list[Window]] = {name: [] for name in targets}
+                found: dict[str, list[tuple[float, float]]] = {name: [] for name in targets}
                 for _ in range(ROUNDS):
-                    for name, (target, metadata) in targets.items():
-                        found[name].append(window(target, encoded, metadata, count, seconds))
+                    for name, (target, headers) in targets.items():
+                        found[name].append(window(target, headers, count, seconds))
                 for name, windows in found.items():
-                    rates, medians = [each.per_s for each in windows], [each.p50_ms for each in windows]
+                    rates, medians = zip(*windows, strict=True)
                     print(
                         f"{count} in flight, {name}: {median(rates):.0f} req/s "
                         f"[{min(rates):.0f}-{max(rates):.0f}], p50 {median(medians):.2f} ms "
@@ -120,4 +94,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 5.0)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)

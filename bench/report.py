@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from bench.perf import Measurement
+from bench.measurement import Measurement
 from bench.scenes import Contestant, Scene
 
 COLUMNS = (

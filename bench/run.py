@@ -10,8 +10,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench import facts
-from bench.perf import STABILITY_PERCENT, WINDOWS, Measurement, MeasurementError, UnstableError, measure
+from bench import facts, perf_analyzer
+from bench.measurement import STABILITY_PERCENT, WINDOWS, Measurement, MeasurementError, UnstableError
+from bench.perf import measure
 from bench.report import SceneResult, markdown, text_table
 from bench.scenes import SERVERS, Contestant, choose_scenes, load_scenes
 from bench.servers import (
@@ -45,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     results: list[SceneResult] = []
     with ExitStack() as stack:
         try:
+            if any(scene.generator == "perf_analyzer" for scene, _ in planned):
+                known["perf_analyzer"] = perf_analyzer.version()
             servers = _start(stack, sorted({one.server for _, chosen in planned for one in chosen}), options)
         except (ServerError, MeasurementError) as error:
             print(f"bench: {error}", file=sys.stderr)
@@ -178,8 +181,9 @@ def method() -> str:
     return (
         "All servers run side by side on this machine, together with the load generator; one at a time is "
         "under load, the others are idle. Each scene begins with an unrecorded warm-up of every contestant; "
-        "then the contestants take turns, round by round. One measurement is one run of perf_analyzer over "
-        f"loopback ({WINDOWS} count windows within {STABILITY_PERCENT} %). Figures are medians over "
+        "then the contestants take turns, round by round. One measurement is one load of `conch perf`, or of "
+        f"perf_analyzer where the scene says so, over loopback ({WINDOWS} count windows within "
+        f"{STABILITY_PERCENT} %). Figures are medians over "
         "the rounds, with the smallest and largest in brackets. Ratios are medians of the ratios within each "
         "round. CPU per request is user and system time of the server's processes, children included, over "
         "the requests that ModelStatistics counts as successful in the same span; a CPU ratio below 1 means "

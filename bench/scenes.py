@@ -13,6 +13,7 @@ CHOICES = {
     "protocol": ("grpc", "http"),
     "tensors": ("binary", "json"),
     "shared_memory": ("none", "system"),
+    "generator": ("conch", "perf_analyzer"),
 }
 """Keys that take one of some words."""
 
@@ -42,6 +43,7 @@ class Scene:
     streaming: bool
     tensors: str
     shared_memory: str
+    generator: str
     contestants: tuple[Contestant, ...]
     reference: Contestant
     expected: float | None
@@ -52,7 +54,8 @@ class Scene:
         shape = "x".join(map(str, self.shape))
         kind = "stream" if self.streaming else "unary" if self.protocol == "grpc" else f"HTTP {self.tensors}"
         where = "" if self.shared_memory == "none" else f", tensors in {self.shared_memory} shared memory"
-        return f"{self.model}, FP32 {shape}, {self.concurrency} in flight, {kind}{where}"
+        by = "" if self.generator == "conch" else f", by {self.generator}"
+        return f"{self.model}, FP32 {shape}, {self.concurrency} in flight, {kind}{where}{by}"
 
     def only(self, servers: frozenset[str]) -> tuple[Contestant, ...]:
         """The contestants whose server takes part in this run; a baseline runs wherever conch does."""
@@ -112,6 +115,9 @@ def _scene(table: dict[str, Any]) -> Scene:
         raise ValueError(f"scene {name!r}: only gRPC has streaming")
     if table["tensors"] == "json" and (table["protocol"] != "http" or table["shared_memory"] != "none"):
         raise ValueError(f"scene {name!r}: only tensors in the bodies of HTTP can be JSON")
+    plain = table["tensors"] == "binary" and table["shared_memory"] == "none"
+    if table["generator"] == "perf_analyzer" and not plain:
+        raise ValueError(f"scene {name!r}: perf_analyzer sends binary tensors in requests only")
     model = str(table["model"])
     contestants = tuple(_contestant(text, model, name) for text in table["contestants"])
     expected = table.get("expected")
@@ -125,6 +131,7 @@ def _scene(table: dict[str, Any]) -> Scene:
         streaming=bool(table["streaming"]),
         tensors=str(table["tensors"]),
         shared_memory=str(table["shared_memory"]),
+        generator=str(table["generator"]),
         contestants=contestants,
         reference=_contestant(table["reference"], model, name),
         expected=None if expected is None else float(expected),

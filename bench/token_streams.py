@@ -1,29 +1,27 @@
 """Streams of tokens: `python -m bench.token_streams`, see bench/README.md.
 
 A model that stands for an engine with continuous batching sends a token to all running streams in each step,
-at once or every 5 ms. The load opens streams and keeps them open, one after the other on each connection.
+at once or every 5 ms. The load has streams one after the other on each connection.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import psutil
 
 from bench import facts
+from bench.perf import measure_point
 from bench.servers import (
     REPOSITORIES,
     Command,
@@ -32,6 +30,10 @@ from bench.servers import (
     conch_command,
     triton_command,
 )
+from conch_tools.connection import parse_url
+from conch_tools.perf.measure.histogram import Histogram
+from conch_tools.perf.measure.results import Load, Point
+from conch_tools.perf.perf_settings import PerfSettings
 
 REPOSITORY = (REPOSITORIES / "tokens",)
 CASES = {
@@ -48,93 +50,12 @@ CASES = {
 OF_VLLM = "vllm"
 """The first word of cases that ask vLLM: its own server, and conch with the same engine."""
 _START_S = 300.0
-_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 ENGINE = {"enforce_eager": True, "max_model_len": 2048, "dtype": "float32"}
 HEADER = (
     "| case | server | tokens/s | CPU µs/token: server | model's process "
     "| first token p50 / p99 ms | gap p50 / p99 ms |\n" + "|---" * 7 + "|"
 )
-
-
-@dataclass
-class Figures:
-    """What one load saw."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-    server_s: float = 0.0
-    model_s: float = 0.0
-    firsts: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-
-
-class Stream(asyncio.Protocol):
-    """One connection: sends requests one after the other, and notes when tokens come."""
-
-    def __init__(self, request: bytes, figures: Figures, until: float) -> None:
-        self._request = request
-        self._figures = figures
-        self._until = until
-        self._began = self._last = 0.0
-        self._text = b""
-        self._events = 0
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends the first request."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._send()
-
-    def _send(self) -> None:
-        self._began, self._last, self._text, self._events = time.perf_counter(), 0.0, b"", 0
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        """Counts events."""
-        now = time.perf_counter()
-        if not self._text and not data.startswith(b"HTTP/1.1 200"):
-            self.ended.set_exception(RuntimeError(data[:500].decode(errors="replace")))
-            self._transport.abort()
-            return
-        self._text = (self._text + data)[-4096:]
-        count = data.count(b"data: {")
-        if count:
-            if self._last:
-                self._figures.gaps += [now - self._last, *[0.0] * (count - 1)]
-            else:
-                self._figures.firsts.append(now - self._began)
-            self._last = now
-            self._events += count
-        if self._text.endswith(b"\r\n0\r\n\r\n"):
-            # An event has several tokens where the client or the server is behind.
-            counted = _USAGE.findall(self._text)
-            self._figures.tokens += int(counted[-1]) if counted else self._events
-            if now < self._until:
-                self._send()
-            else:
-                self._transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Ends the stream."""
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
-def request_of(server: Target, model: str, tokens: int, address: str) -> bytes:
-    """The request of one stream."""
-    if server.openai:
-        path = "/v1/completions"
-        body = {"model": model, "prompt": "Say it.", "max_tokens": tokens, "stream": True}
-        if server.vllm:
-            body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
-    else:
-        path = f"/v2/models/{model}/generate_stream"
-        body = {"text_input": "Say it.", "max_tokens": tokens}
-    text = json.dumps(body)
-    head = f"POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(text)}\r\n\r\n{text}".encode()
 
 
 @dataclass
@@ -147,31 +68,49 @@ class Target:
     vllm: bool = False
 
 
-async def load(target: Target, model: str, streams: int, tokens: int, seconds: float) -> Figures:
+@dataclass
+class Figures:
+    """What one load saw."""
+
+    point: Point
+    tokens: float
+    server_s: float
+    model_s: float
+
+
+def load(target: Target, model: str, streams: int, tokens: int, seconds: int) -> Figures:
     """Runs streams against one server."""
-    figures = Figures()
-    host, _, port = target.server.http.partition(":")
     assert target.server.pid is not None
     main = psutil.Process(target.server.pid)
-    request = request_of(target, model, tokens, target.server.http)
-    loop = asyncio.get_running_loop()
-    whole, own = target.server.cpu_seconds(), sum(main.cpu_times()[:2])
-    begin = time.perf_counter()
-    opened = [
-        await loop.create_connection(lambda: Stream(request, figures, begin + seconds), host, int(port))
-        for _ in range(streams)
-    ]
-    await asyncio.gather(*(stream.ended for _, stream in opened))
-    figures.seconds = time.perf_counter() - begin
-    figures.server_s = sum(main.cpu_times()[:2]) - own
-    figures.model_s = target.server.cpu_seconds() - whole - figures.server_s
-    return figures
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """A percentile, in milliseconds."""
-    ordered = sorted(values)
-    return 1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+    body: dict[str, object] = {"max_tokens": tokens}
+    if target.openai:
+        path = "v1/completions"
+        body |= {"model": model, "prompt": "Say it.", "stream": True}
+        if target.vllm:
+            body["ignore_eos"] = True
+    else:
+        path = f"v2/models/{model}/generate_stream"
+        body["text_input"] = "Say it."
+    with tempfile.TemporaryDirectory(prefix="conch-bench-") as folder:
+        data = Path(folder, "payload.json")
+        data.write_text(json.dumps({"data": [{"payload": [body]}]}))
+        settings = PerfSettings(
+            parse_url(f"http://{target.server.http}"),
+            model,
+            loads=[Load("concurrency", streams)],
+            seconds=seconds,
+            warm_up=0,
+            data=[data],
+            path=path,
+            processes=1,
+        )
+        whole, own = target.server.cpu_seconds(), sum(main.cpu_times()[:2])
+        point = measure_point(settings)
+    server_s = sum(main.cpu_times()[:2]) - own
+    # Those of streams without an end count, too. An event has several tokens where one side is behind.
+    events = point.first.count + point.between.count
+    seen = events * point.answered * tokens / point.responses
+    return Figures(point, seen, server_s, target.server.cpu_seconds() - whole - server_s)
 
 
 def row(case: str, name: str, rounds: Sequence[Figures]) -> str:
@@ -180,15 +119,18 @@ def row(case: str, name: str, rounds: Sequence[Figures]) -> str:
     def middle(measure: Callable[[Figures], float]) -> float:
         return median(measure(each) for each in rounds)
 
-    rates = [each.tokens / each.seconds for each in rounds]
+    def percentile(times: Histogram, share: float) -> float:
+        return times.quantile_ns(share) / 1e6
+
+    rates = [each.tokens / each.point.length_s for each in rounds]
     return (
         f"| {case} | {name} | {median(rates):,.0f} [{min(rates):,.0f}-{max(rates):,.0f}] "
         f"| {middle(lambda each: 1e6 * each.server_s / each.tokens):.1f} "
         f"| {middle(lambda each: 1e6 * each.model_s / each.tokens):.1f} "
-        f"| {middle(lambda each: percentile(each.firsts, 0.5)):.1f} / "
-        f"{middle(lambda each: percentile(each.firsts, 0.99)):.1f} "
-        f"| {middle(lambda each: percentile(each.gaps, 0.5)):.1f} / "
-        f"{middle(lambda each: percentile(each.gaps, 0.99)):.1f} |"
+        f"| {middle(lambda each: percentile(each.point.first, 0.5)):.1f} / "
+        f"{middle(lambda each: percentile(each.point.first, 0.99)):.1f} "
+        f"| {middle(lambda each: percentile(each.point.between, 0.5)):.1f} / "
+        f"{middle(lambda each: percentile(each.point.between, 0.99)):.1f} |"
     )
 
 
@@ -282,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--weights", type=Path, help="folder of a model for vLLM")
     parser.add_argument("--baseline", type=Path, help="another checkout, as a further server")
     parser.add_argument("--rounds", type=int, default=3, help="%(default)s")
-    parser.add_argument("--seconds", type=float, default=4, help="length of each load (%(default)s)")
+    parser.add_argument("--seconds", type=int, default=4, help="length of each load (%(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="of each stream (%(default)s)")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped
@@ -299,8 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds: dict[str, list[Figures]] = {target.name: [] for target in asked}
             for number in range(chosen.rounds + 1):
                 for target in asked:
-                    seconds = chosen.seconds if number else 0.5
-                    found = asyncio.run(load(target, model, streams, chosen.tokens, seconds))
+                    seconds = chosen.seconds if number else 1
+                    found = load(target, model, streams, chosen.tokens, seconds)
                     if number:  # the first is a warm-up
                         rounds[target.name].append(found)
             for target in asked:

@@ -1,7 +1,7 @@
 """What tracing costs: ``python -m bench.traces``, see bench/README.md.
 
 Conch and Triton serve the same model with tracing off and on, every server with flags of its own; a collector
-on the same machine takes the spans. perf_analyzer makes the load, in rounds of all servers.
+on the same machine takes the spans. `conch perf` makes the load, in rounds of all servers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median
 
 from bench import facts
-from bench.perf import MeasurementError, measure
+from bench.measurement import MeasurementError
+from bench.perf import measure
 from bench.scenes import Scene, choose_scenes, load_scenes
 from bench.servers import ROOT, Command, Ports, Server, ServerError, conch_command, triton_command
 

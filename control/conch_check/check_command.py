@@ -14,9 +14,11 @@ from conch.backends import backend_names, load_backend
 from conch.cli.command_parser import CommandParser
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Devices
+from conch.core.file_checks import load_file_checks
 from conch.core.option import FlagError
 from conch.process.gpu_discovery import find_gpus
-from conch.workers.python_based import backends_within, based_names
+from conch.workers.backend_directory import backends_within
+from conch.workers.python_based import based_names
 from conch.workers.supervision.output_pipes import printed
 from conch_check.model_checks import Rules
 from conch_check.report import as_json, as_text, is_clean
@@ -94,6 +96,7 @@ def make_parser() -> CommandParser:
         "--backend-config", metavar="SETTING", action="append", default=[], help="as for conch serve"
     )
     parser.add_argument("--backend-directory", metavar="DIRECTORY", type=Path, help="as for conch serve")
+    parser.add_argument("--repoagent-directory", metavar="DIRECTORY", type=Path, help="as for conch serve")
     return parser
 
 
@@ -113,16 +116,19 @@ def _output_of_workers() -> Iterator[None]:
 def _rules(given: argparse.Namespace) -> Rules:
     devices = Devices()
     devices = Devices(find_gpus(devices.min_compute_capability) if given.gpus is None else _gpus(given.gpus))
+    directory: Path | None = given.backend_directory
     options = ControlOptions(
         repositories=(),
         strict_model_config=given.disable_auto_complete_config,
         model_config_name=given.model_config_name,
         backend_options=backend_options(given.backend_config),
         devices=devices,
+        backend_directory=directory,
+        repoagent_directory=given.repoagent_directory,
     )
-    directory: Path | None = given.backend_directory
     names = tuple(sorted({*backend_names(), *based_names(directory)}))
-    return Rules(options, backends_within(directory, load_backend), names, given.run_code)
+    find = backends_within(directory, load_backend)
+    return Rules(options, find, names, given.run_code, load_file_checks())
 
 
 def _gpus(text: str) -> tuple[int, ...]:

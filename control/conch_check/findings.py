@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
+from conch.core.file_checks import Severity
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_check.reading import ParsedConfig, shorten
 from conch_control.config.problems import Problem
 from conch_control.config.schema import value_at
-
-Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True)

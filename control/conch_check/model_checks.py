@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from conch.core.backend import Backend
+from conch.core.backend import Backend, FindBackend
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.execution.warmup import Warmup
+from conch.core.file_checks import FileCheck
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_check.findings import FindingCollector, ModelReport
 from conch_check.reading import read_text
@@ -27,6 +28,7 @@ from conch_check.static_checks import (
     read_python,
 )
 from conch_control.config.instance_groups import resolving_groups
+from conch_control.config.json_format import to_json
 from conch_control.config.model_spec import assemble_spec, read_extras
 from conch_control.config.parse import check_config_size, config_origins, normalize
 from conch_control.config.platforms import (
@@ -42,6 +44,7 @@ from conch_control.config.schema import is_map, leaves, value_at
 from conch_control.config.validate import config_problems, support_problems, tensor_problems
 from conch_control.config.warmup import checked_warmup
 from conch_control.control_options import ControlOptions
+from conch_control.native_agents import NativeAgents
 from conch_control.repository.layout import CONFIG_FILE, select_versions, split_versions, variant_path
 from conch_control.repository.source import ModelSource
 
@@ -59,12 +62,14 @@ class Rules:
         get_backend: Finds a backend by name; raises InvalidArgumentError if there is none.
         backends: Names of all backends, for suggestions.
         run_code: Allow models to run their own code for completion.
+        file_checks: The checks of add-ons.
     """
 
     options: ControlOptions
-    get_backend: Callable[[str], Backend]
+    get_backend: FindBackend
     backends: Sequence[str] = ()
     run_code: bool = False
+    file_checks: Sequence[FileCheck] = ()
 
 
 class ModelCheck:
@@ -221,8 +226,9 @@ class ModelCheck:
         first = self._directory / str(versions[0]) if versions else None
         unknown = list(filling_backend(config, content.__contains__, first))
         self.report(unknown)
-        self.report(agent_problems(config, name, self._directory))
-        self.report(agent_notes(config), "note")
+        agents = NativeAgents(self._rules.options.repoagent_directory)
+        self.report(agent_problems(config, name, self._directory, agents))
+        self.report(agent_notes(config, agents), "note")
         normalize(config)
         problems = list(config_problems(config))
         if unknown:  # the missing backend is reported already
@@ -250,12 +256,24 @@ class ModelCheck:
         self.report(runtime_problems(config))
         for version in reversed(self.model_report.versions):  # the newest version decides what is shown
             self._finish_version(config, written, backend, version)
+        self._check_files(config)
+
+    def _check_files(self, config: ModelConfig) -> None:
+        data = to_json(config)
+        for version in self.model_report.versions:
+            directory = self._directory / str(version)
+            for check in self._rules.file_checks:
+                for found in check(data, directory, self._rules.options.backend_directory):
+                    if found.file is None:
+                        self.report([Problem(found.path, found.message)], found.severity)
+                    else:
+                        self._collector.add(found.severity, str(found.file), 0, 0, found.message)
 
     def _backend(self, config: ModelConfig) -> Backend | None:
         if not config.backend:
             return None  # reported already
         try:
-            return self._rules.get_backend(config.backend)
+            return self._rules.get_backend(config.backend, config.runtime, self._directory)
         except ConchError as error:
             near = nearest(config.backend, self._rules.backends)
             known = config.backend in self._rules.backends

@@ -16,7 +16,8 @@ from pathlib import Path
 from conch.core.add_ons import load_add_ons
 from conch.protocol.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from conch_control.config.problems import Problem, Problems, attempt, entry_path, nearest
-from conch_control.repoagents import Checksum, ModelContext, agent_names, find_hook, is_built_in
+from conch_control.native_agents import NativeAgents
+from conch_control.repoagents import Checksum, ModelContext, agent_names, is_built_in
 
 _OWN = "CONCH_"
 _PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
@@ -157,22 +158,24 @@ def _may_complete_config(tree: ast.Module) -> bool:
     return _EXECUTES not in names or not names.isdisjoint((_COMPLETES, "setattr"))
 
 
-def agent_problems(config: ModelConfig, model: str, directory: Path) -> Problems:
+def agent_problems(config: ModelConfig, model: str, directory: Path, agents: NativeAgents) -> Problems:
     """Problems of a model's repository agents that would fail its load."""
     for number, agent in enumerate(config.model_repository_agents.agents):
         path = f"model_repository_agents.agents[{number}]"
         if _is_third_party(agent.name):
             return  # it may change the model for the next agents
-        found = yield from attempt(f"{path}.name", partial(find_hook, agent.name))
+        found = yield from attempt(f"{path}.name", partial(agents.find, agent.name))
+        if found is not None and agents.has_library(agent.name):
+            return  # likewise
         if found is Checksum:
             checksum = Checksum(ModelContext(model, {}, dict(agent.parameters)))
             yield from attempt(f"{path}.parameters", partial(checksum.load, directory))
 
 
-def agent_notes(config: ModelConfig) -> Problems:
+def agent_notes(config: ModelConfig, agents: NativeAgents) -> Problems:
     """Repository agents that are not checked."""
     for number, agent in enumerate(config.model_repository_agents.agents):
-        if _is_third_party(agent.name):
+        if _is_third_party(agent.name) or agents.has_library(agent.name):
             yield Problem(
                 f"model_repository_agents.agents[{number}].name",
                 f"repository agent '{agent.name}' is not run: what it makes of the model is not checked",

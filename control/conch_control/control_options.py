@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from conch.core.option import SECRET_OPTION, FlagError, nested, option
 from conch.core.value_types import (
@@ -81,7 +81,11 @@ def backend_options(specifications: Iterable[str]) -> Mapping[str, Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Settings of object stores; None stands for the default directory, 0 bytes for no limit."""
+    """Settings of object stores; None stands for the default directory, 0 bytes for no limit.
+
+    Attributes:
+        kinds: Settings of other packages' kinds of repositories, by their entry point in ``conch.options``.
+    """
 
     GROUP: ClassVar = "model repositories"
 
@@ -101,6 +105,7 @@ class StorageOptions:
         "time after which an object store that does not answer has failed",
         unit="seconds",
     )
+    kinds: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,8 @@ class ControlOptions:
         load_retries: Retries of a version that fails to load.
         max_config_bytes: Largest config of a model, in a file or a load request.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
-        backend_directory: Directory of Python-based backends.
+        backend_directory: Directory of backends that are not installed; None for Triton's.
+        repoagent_directory: Directory of compiled repository agents.
         backend_options: Options by backend; those under the empty name apply to all.
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
             limits.
@@ -137,7 +143,7 @@ class ControlOptions:
     repositories: tuple[str | Path, ...] = option(
         "--model-repository",
         ValueType("location", _repository, "Path | str"),
-        help="directory of models, or s3://, gs:// or as:// URL of one",
+        help="directory of models, or s3://, gs:// or as:// URL of one, or mlflow:// URL of a registry",
         repeatable=True,
         secret=_SECRET_URL,
         alias="--model-store",
@@ -233,7 +239,15 @@ class ControlOptions:
         "--backend-directory",
         DIRECTORY,
         None,
-        "directory of Python-based backends: <name>/model.py runs all models whose backend is <name>",
+        "directory of backends: <name>/model.py or <name>/libtriton_<name>.so runs models whose backend "
+        "is <name>",
+        group=_LOADING,
+    )
+    repoagent_directory: Path | None = option(
+        "--repoagent-directory",
+        DIRECTORY,
+        None,
+        "directory of compiled repository agents: <name>/libtritonrepoagent_<name>.so",
         group=_LOADING,
     )
     backend_options: Mapping[str, Mapping[str, str]] = option(
@@ -250,6 +264,14 @@ class ControlOptions:
     keep_latencies: bool = False
     keep_first_responses: bool = False
     keep_summaries: bool = False
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Facts of the server for backends that are compiled for Triton."""
+        return {
+            "auto-complete-config": "false" if self.strict_model_config else "true",
+            "min-compute-capability": f"{self.devices.min_compute_capability:.6f}",
+        }
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

@@ -21,10 +21,10 @@ The order of a stop:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from conch.backends import load_backend
-from conch.core.backend import Backend
+from conch.core.backend import FindBackend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.model_control import IndexEntry
 from conch.core.registry import Registry
@@ -73,7 +73,7 @@ class Server:
         access_log: AccessLog | None = None,
         audit_log: AuditLog | None = None,
         *,
-        get_backend: Callable[[str], Backend] = load_backend,
+        get_backend: FindBackend = load_backend,
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
     ) -> None:

@@ -21,7 +21,7 @@ from conch.access.policy_reload import PolicyReload
 from conch.caches import open_cache_service
 from conch.core.add_ons import load_add_on
 from conch.core.admission import Admission
-from conch.core.backend import Backend
+from conch.core.backend import FindBackend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.registry import Registry
 from conch.core.server_state import ServerState
@@ -72,7 +72,7 @@ def build_components(
     access_log: AccessLog | None,
     audit_log: AuditLog | None,
     *,
-    get_backend: Callable[[str], Backend],
+    get_backend: FindBackend,
     repositories: Iterable[Repository],
     families: CustomFamilies,
     drain: Callable[[], None],

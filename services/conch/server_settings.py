@@ -73,14 +73,13 @@ _UNSUPPORTED = (
     _refused("tensors are copied by the threads that need them", "--buffer-manager-thread-count", "0"),
     _refused("loads do not look at the memory of GPUs", "--model-load-gpu-limit"),
     _refused("instances are not bound to processors", "--host-policy"),
-    # Any value holds: no pool exceeds its limit, GPUs exchange nothing directly, and caches and repository
-    # agents are built in (others are refused by name).
+    # Any value holds: no pool exceeds its limit, GPUs exchange nothing directly, and caches are built in
+    # (others are refused by name).
     _ignored("--pinned-memory-pool-byte-size", NATURAL),
     _ignored("--cuda-memory-pool-byte-size", ValueType("size", _pool)),
     _ignored("--grpc-infer-allocation-pool-size", NATURAL),
     _ignored("--enable-peer-access", BOOL),
     _ignored("--cache-directory", TEXT),
-    _ignored("--repoagent-directory", TEXT),
 )
 """Triton's flags without a use here."""
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conch.backends import backend_names
+from conch.core.file_checks import load_file_checks
 from conch.core.process_setup import SMALL_PORT_SHARES, most_descriptors
 from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.http_pools import Pools
@@ -69,7 +70,8 @@ class ConsolePort(Port):
         self._pools = Pools()
         self._gpus = open_gpus()
         sampling = TraceSampling(traces)
-        rules = Rules(context.control, context.get_backend, tuple(sorted(backend_names())))
+        names = tuple(sorted(backend_names()))
+        rules = Rules(context.control, context.get_backend, names, file_checks=load_file_checks())
         configs = ConfigView(agent.repositories, rules)
         server = ServerViews(core, logs, traces, context.endpoints, options.flags)
         machine = MachineState(self._gpus)

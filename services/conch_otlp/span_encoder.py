@@ -27,6 +27,7 @@ from conch.core.errors import ConchError
 from conch.core.request import SpanRecord, TracedBatch
 from conch.observability.tracing.trace import Trace
 from conch.observability.tracing.trace_records import stamps
+from conch.protocol.status_names import STATUS_NAMES
 from conch_otlp.attributes import attribute, attributes_of, short
 from conch_otlp.span_template import PARENT_ID, SPAN_ID, SpanTemplate
 
@@ -44,27 +45,6 @@ _RPC_METHODS = {
 _ROUTE = re.compile("/v2/models/[^/]+(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 _GENERATED = ("max_tokens", "temperature", "top_k", "top_p")
 """Parameters of requests for text that the conventions name."""
-
-_RPC_STATUS = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-"""Names of gRPC's status codes, by number."""
 
 _RPC_FAULTS = frozenset({2, 4, 12, 13, 14, 15})
 """gRPC statuses that are the server's fault, by the conventions."""
@@ -306,7 +286,7 @@ class SpanEncoder:
         if method is not None:
             span.attributes.append(attribute("rpc.system.name", "grpc"))
             span.attributes.append(attribute("rpc.method", method))
-            name = _RPC_STATUS[status if status < len(_RPC_STATUS) else _UNKNOWN]
+            name = STATUS_NAMES[status if status < len(STATUS_NAMES) else _UNKNOWN]
             span.attributes.append(attribute("rpc.response.status_code", name))
         elif trace.protocol == "http":
             method = f"POST {route}".strip()

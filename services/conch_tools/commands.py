@@ -10,8 +10,12 @@ TRACE = Command(
 NEW = Command(
     "conch_tools.new_command", "model NAME", "write a first Python model and its test", after="completion"
 )
-PERF = Command(
-    "conch_tools.perf_command", "MODEL", "measure a model of a running server", True, after="health"
+PERF = Command("conch_tools.perf_command", "MODEL", "measure a model of a running server", True, after="top")
+INFER = Command(
+    "conch_tools.infer_command", "MODEL", "send requests to a model of a running server", True, after="health"
+)
+TOP = Command(
+    "conch_tools.top_command", "[flags]", "watch the models of a running server", True, after="infer"
 )
 DUMP = Command(
     "conch_tools.dump_command",

@@ -7,11 +7,12 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 DEFAULT_URL = "grpc://localhost:8001"
+_URLS = "grpc[s]://HOST:PORT, http[s]://HOST:PORT or unix:PATH for gRPC"
 _PORTS = {"grpc": 8001, "grpcs": 8001, "http": 8000, "https": 8000}
 
 
@@ -40,7 +41,8 @@ class Tls:
         context = ssl.create_default_context(cafile=None if self.root_cert is None else str(self.root_cert))
         if self.client_cert is not None:
             context.load_cert_chain(self.client_cert, self.client_key)
-        context.set_alpn_protocols(list(protocols))
+        if protocols:
+            context.set_alpn_protocols(list(protocols))
         return context
 
 
@@ -106,16 +108,16 @@ class Endpoint:
             raise
 
 
-def add_connection_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds `--url` and the flags around it."""
+def add_connection_flags(
+    parser: argparse.ArgumentParser,
+    default: str = DEFAULT_URL,
+    variable: str = "CONCH_URL",
+    urls: str = _URLS,
+) -> None:
+    """Adds `--url` and the flags around it; the variable has another default."""
     group = parser.add_argument_group("connection")
-    url = os.environ.get("CONCH_URL", DEFAULT_URL)
-    group.add_argument(
-        "-u",
-        "--url",
-        default=url,
-        help=f"grpc[s]://HOST:PORT, http[s]://HOST:PORT or unix:PATH for gRPC ({url}; variable CONCH_URL)",
-    )
+    url = os.environ.get(variable) or default
+    group.add_argument("-u", "--url", default=url, help=f"{urls} ({url}; variable {variable})")
     group.add_argument(
         "-H",
         "--header",
@@ -124,10 +126,13 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="header or metadata of each request; repeatable",
     )
-    group.add_argument("--root-cert", type=Path, help="certificates of authorities to trust, for TLS")
-    group.add_argument("--client-cert", type=Path, help="certificate of the client")
-    group.add_argument("--client-key", type=Path, help="its key")
-    group.add_argument("--server-name", default="", help="name in the server's certificate")
+    group.add_argument("--use-ssl", action="store_true", help="speak TLS; the flags below imply it")
+    group.add_argument(
+        "--root-cert", type=Path, metavar="FILE", help="certificates of authorities to trust (the machine's)"
+    )
+    group.add_argument("--client-cert", type=Path, metavar="FILE", help="certificate of the client")
+    group.add_argument("--client-key", type=Path, metavar="FILE", help="its key")
+    group.add_argument("--server-name", default="", metavar="NAME", help="name in the server's certificate")
 
 
 def endpoint_of(options: argparse.Namespace) -> Endpoint:
@@ -146,8 +151,15 @@ def endpoint_of(options: argparse.Namespace) -> Endpoint:
     if (tls.client_cert is None) is not (tls.client_key is None):
         raise UrlError("--client-cert and --client-key go together")
     endpoint = parse_url(options.url, headers, tls)
-    if endpoint.tls is None and tls != Tls():
-        raise UrlError(f"TLS flags need a URL with grpcs:// or https://, not '{options.url}'")
+    if endpoint.tls is None and (options.use_ssl or tls != Tls()):
+        if endpoint.path:
+            raise UrlError("a Unix socket has no TLS: leave --use-ssl and the certificates out")
+        endpoint = replace(endpoint, tls=tls)
+    if endpoint.tls is not None:
+        try:
+            tls.context()
+        except OSError as error:  # ssl.SSLError is one
+            raise UrlError(f"the certificates can't be used: {error}") from None
     return endpoint
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +19,19 @@ from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
 
 if TYPE_CHECKING:
     from conch_tools.perf.measure.comparison import Comparison
-    from conch_tools.perf.measure.results import Load, PerfResult
+    from conch_tools.perf.measure.records import RequestRecord
+    from conch_tools.perf.measure.results import Load, PerfResult, Point
     from conch_tools.perf.measure.slices import Slice
     from conch_tools.perf.measure.slo_search import Limit
-    from conch_tools.perf.measuring import PerfSettings
     from conch_tools.perf.perf_analyzer.flags import Translation
     from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured
+    from conch_tools.perf.perf_settings import PerfSettings, SequenceSettings
 
 DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes."""
 
+_END_OF_IDS = 2**63
+_TEXT_LENGTH = 128
 _WRITTEN = (".html", ".json", ".md", ".csv")
 
 
@@ -63,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="LIMIT",
-        help="as p99=20ms, ttft_p95=200ms or errors=0.1%%",
+        help="as p99=20ms, ttft_p95=200ms, itl_p95=50ms or errors=0.1%%",
     )
     load.add_argument(
         "--distribution",
@@ -79,6 +85,24 @@ def make_parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--max-outstanding", type=_count, default=10_000, help="unanswered requests of a rate (10000)"
     )
+    load.add_argument(
+        "--sequences", type=_count, metavar="N", help="of a rate: live sequences of a model that has some (4)"
+    )
+    load.add_argument(
+        "--sequence-length",
+        type=_count,
+        metavar="N",
+        help="requests of a sequence (those of its data, or 20)",
+    )
+    load.add_argument(
+        "--sequence-length-variation",
+        type=_percentage,
+        metavar="P",
+        help="percentage of the length by which sequences are shorter or longer (20)",
+    )
+    load.add_argument(
+        "--sequence-ids", type=_ids, metavar="FIRST:END", help="ids of sequences, without END (random ones)"
+    )
     data = parser.add_argument_group("data")
     data.add_argument("-b", "--batch", type=_count, default=1, help="rows of a request (1)")
     data.add_argument(
@@ -89,12 +113,38 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="WHAT",
-        help="random, zero, or a JSON file of perf_analyzer; repeatable (random)",
+        help="random, zero, a JSON file of perf_analyzer, or a directory of raw files; repeatable (random)",
+    )
+    data.add_argument(
+        "--shm",
+        choices=["none", "system", "cuda"],
+        default="none",
+        help="where tensors are: in system shared memory, or in the requests (none)",
+    )
+    data.add_argument(
+        "--shm-output-size",
+        type=_count,
+        metavar="BYTES",
+        help="for an output of variable size in shared memory (102400)",
+    )
+    data.add_argument(
+        "--endpoint",
+        default="",
+        metavar="PATH",
+        help="post the payloads of --data here instead, as v2/models/llm/generate_stream; over HTTP",
     )
     data.add_argument("--reuse-data", action="store_true", help="send the same values each time")
-    data.add_argument("--string-length", type=_count, default=128, help="of random texts (128)")
+    data.add_argument(
+        "--string-length", type=_count, default=_TEXT_LENGTH, help=f"of random texts ({_TEXT_LENGTH})"
+    )
     data.add_argument(
         "--parameter", action="append", default=[], metavar="NAME=VALUE", help="of each request; JSON or text"
+    )
+    data.add_argument(
+        "--tensors",
+        choices=("binary", "json"),
+        default="binary",
+        help="over HTTP, in both directions (binary)",
     )
     data.add_argument("--seed", type=int, default=0, help="of all that is random (0)")
     out = parser.add_argument_group("output")
@@ -107,10 +157,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns the process's exit code."""
-    if list(arguments[:2]) == ["--as", "perf_analyzer"]:
+    try:
+        if list(arguments[:2]) != ["--as", "perf_analyzer"]:
+            return _run(arguments)
         from conch_tools.perf.perf_analyzer import perf_analyzer_command
 
         return perf_analyzer_command.main(arguments[2:], _measured, __version__)
+    except KeyboardInterrupt:
+        print("conch perf: interrupted before anything was measured", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
     options = make_parser().parse_args(arguments)
     try:
         settings = _settings(options, arguments)
@@ -121,13 +179,15 @@ def run(arguments: Sequence[str]) -> int:
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
     from conch_tools.perf.measure.comparison import compare
-    from conch_tools.perf.measuring import PerfInterrupted, SettingError, run_perf
+    from conch_tools.perf.measuring import PerfInterrupted, run_perf
+    from conch_tools.perf.perf_settings import SettingError
     from conch_tools.server_api import AskError
 
     show: Callable[[Load, Slice], object] = _ignore if options.json or not sys.stderr.isatty() else _progress
     interrupted = False
     try:
-        result = run_perf(settings, show)
+        with _terminable(), _status_line(f"connecting to {settings.endpoint.url} ..."):
+            result = run_perf(settings, show)
     except PerfInterrupted as found:
         result, interrupted = found.result, True
     except (SettingError, DataError) as error:
@@ -139,8 +199,6 @@ def run(arguments: Sequence[str]) -> int:
     except LoadError as error:
         print(f"conch perf: {error}", file=sys.stderr)
         return REFUSED
-    if sys.stderr.isatty():
-        print(end="\r\x1b[K", file=sys.stderr)
     _report(result, options, None if old is None else compare(old, result))
     if settings.limits and not options.json:
         print(_found_rate(settings.limits, result))
@@ -158,37 +216,89 @@ def _measured(asked: Translation) -> Measured:
     """Measures what perf_analyzer's flags ask for."""
     from conch_tools.perf.load.coordinator import LoadError
     from conch_tools.perf.load.input_data import DataError
-    from conch_tools.perf.measuring import PerfInterrupted, SettingError, run_perf
+    from conch_tools.perf.load.validation import DIFFERS, SIZE_DIFFERS
+    from conch_tools.perf.measuring import PerfInterrupted, run_perf
     from conch_tools.perf.perf_analyzer.perf_analyzer_command import Measured, MeasureError
+    from conch_tools.perf.perf_analyzer.profile_export import Experiment
+    from conch_tools.perf.perf_settings import SettingError
     from conch_tools.server_api import AskError
 
-    if asked.profile_export is not None:
-        raise MeasureError("--profile-export-file is not there yet: -f writes the table as CSV")
+    experiments: list[Experiment] = []
+
+    def recorded(point: Point, records: list[RequestRecord], began_ns: int) -> None:
+        if asked.windows is not None and point.slices:
+            bounds = [began_ns + second * 1_000_000_000 for second in asked.windows.boundaries(point.slices)]
+        else:
+            bounds = [began_ns, began_ns + round(point.length_s * 1e9)]
+        experiments.append(Experiment(point.load, records, bounds))
+
     try:
         settings = _settings(make_parser().parse_args(asked.arguments), asked.arguments)
         settings = replace(
             settings,
             composing=asked.composing,
             calls=asked.request_count,
+            warm_up_calls=asked.warm_up_count,
+            skips_unknown=True,
             end_rule=asked.windows,
             metrics_url=asked.metrics_url,
             metrics_interval_s=asked.metrics_interval_s,
         )
-        return Measured(run_perf(settings))
+        with _terminable():
+            result = run_perf(settings, recorded=recorded if asked.profile_export else None)
+        for point in result.points:
+            for difference in (DIFFERS, SIZE_DIFFERS):
+                if point.errors[difference]:
+                    raise MeasureError(difference)
+        return Measured(result, experiments)
     except PerfInterrupted as found:
-        return Measured(found.result)
+        return Measured(found.result, experiments)
     except (FlagsError, UrlError, SettingError, DataError, AskError, LoadError) as error:
         raise MeasureError(str(error)) from None
 
 
+@contextmanager
+def _status_line(text: str) -> Iterator[None]:
+    """Shows a text on a terminal; what has taken its place by the end is removed."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(end="\r\x1b[K", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, with the figures by then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSettings:
-    from conch_tools.perf.measuring import PerfSettings
+    from conch_tools.perf.perf_settings import PerfSettings
 
     for path in options.report:
         if path.suffix not in _WRITTEN:
             raise FlagsError(f"--report {path}: the name ends in {', '.join(_WRITTEN)}")
     if options.concurrency is not None and options.rate is not None:
         raise FlagsError("-c and --rate are two kinds of load: give one of them")
+    if options.shm == "cuda":
+        raise FlagsError("--shm cuda is not supported: use --shm system")
+    if options.shm_output_size is not None and options.shm == "none":
+        raise FlagsError("--shm-output-size needs --shm system")
+    if options.endpoint:
+        unused = [flag for flag, value in _of_inference(options).items() if value]
+        if unused:
+            raise FlagsError(f"{unused[0]} has no effect with --endpoint: the payloads are sent as they are")
     loads, gaps = _loads(options)
     limits = _limits(options)
     return PerfSettings(
@@ -206,14 +316,34 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         reuse_data=options.reuse_data,
         text_length=options.string_length,
         streams=options.stream,
+        shared_memory=options.shm == "system",
+        output_size=options.shm_output_size or 102_400,
         parameters=dict(_parameter(text) for text in options.parameter),
+        tensors=options.tensors,
+        path=options.endpoint,
         connections=options.connections,
         processes=options.processes,
         most_outstanding=options.max_outstanding,
         gaps_us=gaps,
+        sequences=_sequences(options),
         seed=options.seed,
         arguments=_without_secrets(arguments),
     )
+
+
+def _of_inference(options: argparse.Namespace) -> dict[str, bool]:
+    """Whether flags are set that payloads make void."""
+    return {
+        "-x": bool(options.version),
+        "--stream": options.stream,
+        "-b": options.batch != 1,
+        "--shape": bool(options.shape),
+        "--parameter": bool(options.parameter),
+        "--tensors": options.tensors != "binary",
+        "--shm": options.shm != "none",
+        "--reuse-data": options.reuse_data,
+        "--string-length": options.string_length != _TEXT_LENGTH,
+    }
 
 
 def _loads(options: argparse.Namespace) -> tuple[list[Load], Sequence[float]]:
@@ -241,6 +371,24 @@ def _loads(options: argparse.Namespace) -> tuple[list[Load], Sequence[float]]:
     if any(value != int(value) for value in values):
         raise FlagsError("-c takes whole numbers")
     return [Load("concurrency", int(value)) for value in values], ()
+
+
+def _sequences(options: argparse.Namespace) -> SequenceSettings | None:
+    from conch_tools.perf.perf_settings import SequenceSettings
+
+    if options.sequences and options.rate is None and not options.distribution.startswith("trace:"):
+        raise FlagsError("--sequences is for --rate; with -c there are as many live sequences as requests")
+    of_files = not {"random", "zero"} >= set(options.data)
+    if options.sequence_length_variation is not None and options.sequence_length is None and of_files:
+        raise FlagsError("--sequence-length-variation needs --sequence-length with the data of files")
+    given = {
+        "live": options.sequences,
+        "length": options.sequence_length,
+        "variation": options.sequence_length_variation,
+        "ids": options.sequence_ids,
+    }
+    found = {name: value for name, value in given.items() if value is not None}
+    return SequenceSettings(**found) if found else None
 
 
 def _limits(options: argparse.Namespace) -> list[Limit]:
@@ -299,6 +447,21 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("it is at least 1")
     return value
+
+
+def _percentage(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError("it is 0 to 100")
+    return value / 100
+
+
+def _ids(text: str) -> range:
+    first, colon, end = text.partition(":")
+    found = range(int(first), int(end) if colon else _END_OF_IDS)
+    if found.start < 1 or not found or found.stop > _END_OF_IDS:
+        raise argparse.ArgumentTypeError("it is FIRST or FIRST:END, with ids from 1 on below 2^63")
+    return found
 
 
 def _seconds(text: str) -> int:

@@ -27,9 +27,9 @@ class KnownPeer:
 
 
 @contextmanager
-def http_peer(behaviour: Callable[[int], str]) -> Iterator[KnownPeer]:
+def http_peer(behaviour: Callable[[int], str], port: int = 0) -> Iterator[KnownPeer]:
     """An HTTP/1.1 server; `behaviour` gets a request's number from 0 and gives a status line, or `DROP`."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", port)) as listener:
         peer = KnownPeer(listener.getsockname()[1])
         numbers = count()
         connections: list[socket.socket] = []

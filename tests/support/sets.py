@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 PROCESS_FOLDERS = ("/chaos/", "/e2e/")
-PROCESS_FIXTURES = frozenset({"driver"})
+PROCESS_FIXTURES = frozenset({"driver", "libraries"})
 """What starts a process for every test that uses it, such as a compiler."""
 
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"})

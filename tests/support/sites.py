@@ -124,7 +124,7 @@ class Site:
         self.backend = EchoBackend()
         self._agents: list[Agent] = []
 
-    def get_backend(self, name: str) -> Backend:
+    def get_backend(self, name: str, runtime: str = "", directory: Path | None = None, /) -> Backend:
         if name != "echo":
             raise InvalidArgumentError(
                 f"unable to find backend library for backend '{name}', try specifying runtime on the model "

@@ -110,7 +110,7 @@ class Running:
             self.load_error = error
             self._loaded.set()
 
-        self.link.load(PLACEMENT, on_loaded)
+        self.link.load([PLACEMENT], on_loaded)
         assert self._loaded.wait(WAIT_S)
         if self.load_error is not None:
             raise self.load_error

@@ -183,21 +183,22 @@ _NATIVE = frozenset(entry.backend for entry in (*FORMATS, *_OWN_FORMATS) if entr
 
 def runtime_problems(config: ModelConfig) -> Problems:
     """Problems of a config's ``runtime``."""
-    # No libraries can be chosen: the only runtime is the backend's own, under any of its names.
-    own = {"", f"libtriton_{config.backend}.so"}
+    path = PurePosixPath(config.runtime)
+    escapes = path.is_absolute() or ".." in path.parts
+    if path.suffix == ".so" and not escapes:
+        return  # the search for the library tells whether it is there
+    own = {""}
     own.update(entry.runtime for entry in FORMATS if entry.backend == config.backend)
     if config.backend not in _NATIVE:
         own.add("model.py")
     if config.runtime not in own:
-        path = PurePosixPath(config.runtime)
-        escapes = path.is_absolute() or ".." in path.parts
         yield Problem(
             "runtime",
             f"backend library name '{config.runtime}' escapes backend directory, for model '{config.name}', "
             f"check model config runtime field"
             if escapes
             else f"unable to find backend library '{config.runtime}' for model '{config.name}'",
-            expected="nothing: a backend has one runtime, its own",
+            expected="nothing, or the name of a library, such as 'libtriton_NAME.so'",
         )
 
 

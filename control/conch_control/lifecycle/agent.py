@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from conch.core.backend import FindBackend
 from conch.core.bls import Calls
 from conch.core.clock import wall_seconds
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
@@ -34,7 +35,7 @@ from conch_control.lifecycle.model_archives import ModelArchives
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_index import ModelIndex
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
-from conch_control.lifecycle.model_loader import GetBackend, ModelLoader
+from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.startup_models import LoadFailure, check_startup_options, startup_names
 from conch_control.lifecycle.version_states import VersionStates
 from conch_control.port import Index, ModelDescription, ModelStatus
@@ -62,7 +63,7 @@ class Agent:
         self,
         options: ControlOptions,
         registry: Registry,
-        get_backend: GetBackend,
+        get_backend: FindBackend,
         cache: CacheService | None = None,
         on_drain: Callable[[], None] = lambda: None,
         *,
@@ -72,7 +73,8 @@ class Agent:
         check_startup_options(options)
         self._registry = registry
         self._options = options
-        self.repositories = open_repositories(options, repositories)
+        self.loads = LoadStatistics()
+        self.repositories = open_repositories(options, repositories, self.loads)
         if options.namespacing:
             registry.namespaces = tuple(repository.location for repository in self.repositories)
         self._on_drain = on_drain
@@ -85,7 +87,6 @@ class Agent:
         )
         calls = Calls(registry, models)
         loader = ModelLoader(options, get_backend, registry, cache, calls, families)
-        self.loads = LoadStatistics()
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)

@@ -33,6 +33,7 @@ from conch_control.lifecycle.staging import Fetcher, Lease, poll_error
 from conch_control.lifecycle.version_builder import BuiltVersions, VersionBuilder, with_code
 from conch_control.lifecycle.version_diff import Origin, clear_stale, diff_versions, on_failure, on_success
 from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, VersionStates
+from conch_control.native_agents import NativeAgents
 from conch_control.repository.layout import Fingerprint, select_versions
 from conch_control.repository.namespaces import Namespaced, namespace_of, unwrapped
 from conch_control.repository.source import ModelSource, Renamed
@@ -73,6 +74,7 @@ class ModelLifecycle:
         self.queue = LoadQueue(max(options.load_threads, 1))
         self._lock = self.queue.lock
         self._statistics = LoadStatistics() if statistics is None else statistics
+        self._agents = NativeAgents(options.repoagent_directory)
         self.builder = VersionBuilder(loader, states, self.queue, options)
         self._fetcher = Fetcher(options, states, self.queue)
         self.drainer = Drainer(self._lock, registry, states)
@@ -230,6 +232,7 @@ class ModelLifecycle:
                     lease.directory,
                     self._options,
                     queued.override,
+                    self._agents.find,
                     namespace=namespace_of(source),
                     renamed=isinstance(unwrapped(source), Renamed),
                 )

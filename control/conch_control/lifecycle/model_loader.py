@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from conch.core.backend import Backend
+from conch.core.backend import Backend, FindBackend
 from conch.core.bls import Calls, ServerCalls
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError
@@ -43,9 +43,6 @@ from conch_control.lifecycle.cache_identity import cache_identity, wrap_in_cache
 from conch_control.lifecycle.ensemble_loader import EnsembleLoader
 from conch_control.lifecycle.model_definition import Definition
 
-GetBackend = Callable[[str], Backend]
-"""Finds a backend by name; raises InvalidArgumentError if there is none."""
-
 
 class ModelLoader:
     """Loads model versions."""
@@ -53,7 +50,7 @@ class ModelLoader:
     def __init__(
         self,
         options: ControlOptions,
-        get_backend: GetBackend,
+        get_backend: FindBackend,
         registry: Registry,
         cache: CacheService | None = None,
         calls: ServerCalls | None = None,
@@ -94,7 +91,7 @@ class ModelLoader:
         config = ModelConfig()
         config.CopyFrom(definition.config)
         check_supported(config)
-        backend = self._backend_of(config)
+        backend = self._backend_of(config, definition.directory)
         raise_first(runtime_problems(config))
         spec, warmup = self._finish(config, backend, definition.directory, version)
         spec = replace(spec, namespace=definition.namespace)
@@ -125,13 +122,14 @@ class ModelLoader:
         del config.instance_group[:]
         config.instance_group.extend(definition.config.instance_group)
         check_supported(config)
-        raise_first(resolving_groups(config, self._options.devices, self._get_backend(config.backend)))
+        backend = self._get_backend(config.backend, config.runtime, definition.directory)
+        raise_first(resolving_groups(config, self._options.devices, backend))
         groups = read_groups(config)
         old, new = counts_by_kind(model.spec.instance_groups), counts_by_kind(groups)
         # Sequences are bound to slots of instances; preserve_ordering depends on the instance
         # count.
         fixed = model.spec.sequence is not None or definition.config.dynamic_batching.preserve_ordering
-        if old != new if fixed else old.keys() != new.keys():
+        if old != new if fixed or not backend.resizes else old.keys() != new.keys():
             return None
         spec = replace(
             model.spec,
@@ -142,10 +140,10 @@ class ModelLoader:
         with self._families.used():
             return model.prepare_resize(spec, read_warmup(config, definition.directory))
 
-    def _backend_of(self, config: ModelConfig) -> Backend:
+    def _backend_of(self, config: ModelConfig, directory: Path) -> Backend:
         """Finds the backend; errors of a complete config are reported before a missing backend."""
         try:
-            return self._get_backend(config.backend)
+            return self._get_backend(config.backend, config.runtime, directory)
         except ConchError:
             if config.input and config.output:  # else completion might add them
                 raise_first(completed_problems(config, self._options.devices))

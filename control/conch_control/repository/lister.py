@@ -63,6 +63,7 @@ class Lister:
         repository: The repository.
         changed: Guards the state; notified when a listing ends.
         clock: Monotonic nanoseconds.
+        on_failure: Called with the location when a listing has failed, on its thread, without locks.
 
     Attributes:
         newest: Last finished listing.
@@ -71,7 +72,14 @@ class Lister:
         answered_late: A listing succeeded after a request had timed out.
     """
 
-    def __init__(self, repository: Repository, changed: threading.Condition, clock: Clock) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        changed: threading.Condition,
+        clock: Clock,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._on_failure = on_failure
         self.newest: Listing | None = None
         self.known: Mapping[str, ModelSource] = {}
         self.took_ns = 0
@@ -165,6 +173,8 @@ class Lister:
     def _run(self) -> None:
         while True:
             models, error = self._list()
+            if models is None:
+                self._on_failure(self.location)
             with self._changed:
                 again = self._end(Listing(self._begun, self._began, self._clock(), models, error))
                 on_late = self._take_callback()

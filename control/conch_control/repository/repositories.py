@@ -17,6 +17,7 @@ from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import AlreadyExistsError, ConchError
+from conch.core.load_statistics import LoadStatistics
 from conch_control.control_options import ControlOptions
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.lister import Lister, Listing, Ticket, reason_of
@@ -43,6 +44,7 @@ class Repositories:
         read_composing_models: Reads an ensemble's composing models; given if models have namespaces.
         timeout_s: Time for a repository to answer after another one has, where the call must not wait long.
         clock: Monotonic nanoseconds.
+        statistics: Counts listings that fail.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Repositories:
         read_composing_models: ReadComposingModels | None = None,
         timeout_s: float = TIMEOUT_S,
         clock: Clock = monotonic_ns,
+        statistics: LoadStatistics | None = None,
     ) -> None:
+        self._statistics = LoadStatistics() if statistics is None else statistics
         self._read_composing_models = read_composing_models
         self._names: dict[str, tuple[str, ...]] = {}  # from the last successful listing, by location
         self._repositories = tuple({each.location: each for each in repositories}.values())
@@ -62,8 +66,13 @@ class Repositories:
         self._closed = False
         # A single repository needs no lister.
         self.listers = tuple(
-            Lister(each, self._changed, clock) for each in self._repositories if len(self._repositories) > 1
+            Lister(each, self._changed, clock, self._statistics.repository_failed)
+            for each in self._repositories
+            if len(self._repositories) > 1
         )
+
+        for each in self._repositories:
+            self._statistics.repository_opened(each.location)
 
     def __iter__(self) -> Iterator[Repository]:
         return iter(self._repositories)
@@ -152,6 +161,7 @@ class Repositories:
             except (ConchError, OSError) as error:
                 reason = reason_of(repository, error)
                 log.error("failed to read model repository '%s': %s", repository.location, reason)
+                self._statistics.repository_failed(repository.location)
                 unreadable[repository.location] = reason
         return replace(self._merge(found), unreadable=unreadable)
 
@@ -252,7 +262,9 @@ def _has_succeeded(listing: Listing | None) -> bool:
     return listing is not None and listing.models is not None
 
 
-def open_repositories(options: ControlOptions, others: Iterable[Repository] = ()) -> Repositories:
+def open_repositories(
+    options: ControlOptions, others: Iterable[Repository] = (), statistics: LoadStatistics | None = None
+) -> Repositories:
     """Opens all repositories without accessing them.
 
     Raises:
@@ -261,8 +273,8 @@ def open_repositories(options: ControlOptions, others: Iterable[Repository] = ()
     opened = [_open(location, options) for location in options.repositories]
     opened += others
     if not options.namespacing:
-        return Repositories(opened)
-    return Repositories(opened, lambda source: read_composing_models(source, options))
+        return Repositories(opened, statistics=statistics)
+    return Repositories(opened, lambda source: read_composing_models(source, options), statistics=statistics)
 
 
 def _open(location: str | Path, options: ControlOptions) -> Repository:

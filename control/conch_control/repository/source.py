@@ -86,6 +86,17 @@ class Renamed(Protocol):
 
 
 @runtime_checkable
+class Labelled(Protocol):
+    """A model whose repository names versions, as MLflow's aliases do.
+
+    Labels are no part of the fingerprint: moving one changes no file.
+    """
+
+    def labels(self) -> Mapping[str, int]:
+        """Versions by label, at the listing; only versions that the model has."""
+
+
+@runtime_checkable
 class SelfManaged(Protocol):
     """A repository that loads its own changes and needs no watching."""
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from conch.api.function_backend import FunctionBackend
@@ -23,7 +24,7 @@ from conch.observability.logging.audit_log import AuditLog
 from conch.process.gpu_discovery import find_gpus
 from conch.server import Server
 from conch.server_settings import build_options
-from conch.workers.python_based import backends_within
+from conch.workers.backend_directory import backends_within
 from conch_control.control_options import WILDCARD
 
 log = logging.getLogger(__name__)
@@ -69,10 +70,12 @@ class ServerSettings:
             capability = options.server.min_compute_capability
             control = replace(control, devices=Devices(find_gpus(capability), capability))
         backend = FunctionBackend(bound.find)
-        find = backends_within(control.backend_directory, load_backend)
+        find = backends_within(
+            control.backend_directory, load_backend, control.told, bool(control.devices.gpus)
+        )
 
-        def get_backend(name: str) -> Backend:
-            return backend if name == BACKEND else find(name)
+        def get_backend(name: str, runtime: str = "", directory: Path | None = None, /) -> Backend:
+            return backend if name == BACKEND else find(name, runtime, directory)
 
         request_log = None
         if options.access_log is not None:

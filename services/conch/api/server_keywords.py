@@ -18,6 +18,7 @@ class ServerKeywords(TypedDict, total=False):
     model_cache_directory: Path | str | None
     model_cache_byte_size: int | str | None
     storage_timeout_secs: int | str | None
+    mlflow_allow_code: bool | str | None
     model_control_mode: Literal["none", "explicit", "poll", "watch"] | None
     load_model: str | Sequence[str] | None
     reload: bool | str | None
@@ -33,6 +34,7 @@ class ServerKeywords(TypedDict, total=False):
     disable_auto_complete_config: bool | str | None
     strict_model_config: bool | str | None
     backend_directory: Path | str | None
+    repoagent_directory: Path | str | None
     backend_config: str | Sequence[str] | None
     id: str | None
     exit_on_error: bool | str | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from conch.core.backend import Backend
 from conch.core.errors import InvalidArgumentError, UnavailableError
@@ -33,8 +34,10 @@ loaded: dict[str, Backend] = {}
 _lock = threading.Lock()
 
 
-def load_backend(name: str) -> Backend:
+def load_backend(name: str, runtime: str = "", directory: Path | None = None, /) -> Backend:
     """Returns the backend with this name, or with one of Triton's platform names; always the same object.
+
+    See `FindBackend`; the name alone decides.
 
     Raises:
         InvalidArgumentError: The backend is unknown.

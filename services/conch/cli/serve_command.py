@@ -24,7 +24,7 @@ from conch.process.main_thread import run_until_signal
 from conch.server import Server
 from conch.server_options import PartOptions
 from conch.server_settings import build_options
-from conch.workers.python_based import backends_within
+from conch.workers.backend_directory import backends_within
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,9 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
             logs.control,
             logs.access,
             logs.audit,
-            get_backend=backends_within(control.backend_directory, load_backend),
+            get_backend=backends_within(
+                control.backend_directory, load_backend, control.told, bool(control.devices.gpus)
+            ),
         )
 
         def started() -> None:

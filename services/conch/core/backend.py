@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceResponse
@@ -181,6 +181,23 @@ class BackendModel(ABC):
         """Frees what the instances shared; called once, after they were closed."""
 
 
+class FindBackend(Protocol):
+    """Finds backends by name."""
+
+    def __call__(self, name: str, runtime: str = "", directory: Path | None = None, /) -> Backend:
+        """The backend of a model.
+
+        Args:
+            name: The backend's name.
+            runtime: The config's ``runtime``: the file of the backend's code, possibly empty.
+            directory: The model's directory, which may have that file; None for any model.
+
+        Raises:
+            InvalidArgumentError: There is no such backend.
+            UnavailableError: A package that it needs is not installed, or can't be imported.
+        """
+
+
 class Backend(ABC):
     """Runs models of one kind.
 
@@ -190,6 +207,8 @@ class Backend(ABC):
         cpu_instance_count: Default number of instances of a CPU group.
         needs_model_file: Whether a version directory without the file is an error.
         completion_runs_code: Whether `complete_config` may run code of the model.
+        resizes: Whether a loaded model can create and close single instances; if not, it is loaded again when
+            their number changes.
         parameters: The parameters that it reads in a config; a trailing ``_`` or ``.`` marks a prefix.
         passes_parameters: Whether models get the parameters, so that a name without ``CONCH_`` may mean
             something to them. If not, `conch check` warns of each that `parameters` does not list.
@@ -200,6 +219,7 @@ class Backend(ABC):
     cpu_instance_count: ClassVar[int] = 1
     needs_model_file: ClassVar[bool] = True
     completion_runs_code: ClassVar[bool] = False
+    resizes: ClassVar[bool] = True
     parameters: ClassVar[tuple[str, ...]] = ()
     passes_parameters: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Counters of loads: durations of loads and swaps, and failures.
+"""Counters of loads: durations of loads and swaps, and failures, also of listing repositories.
 
 Threads and locks: any thread; one lock.
 """
@@ -35,6 +35,7 @@ class LoadCounts:
         seconds: Duration of the newest load, by identifier and version.
         failures: Failed loads by identifier; 0 from the first load on.
         failed: Identifiers whose newest load failed.
+        repository_errors: Failed listings by location of the repository.
     """
 
     loads: Spread
@@ -42,6 +43,7 @@ class LoadCounts:
     seconds: Mapping[tuple[str, int], float]
     failures: Mapping[str, int]
     failed: frozenset[str]
+    repository_errors: Mapping[str, int]
 
 
 class _Times:
@@ -67,6 +69,7 @@ class LoadStatistics:
         self._seconds: dict[tuple[str, int], float] = {}
         self._failures: dict[str, int] = {}
         self._failed: set[str] = set()
+        self._repository_errors: dict[str, int] = {}
 
     def begun(self, name: str) -> None:
         """Starts the failures of a model at 0, so that the first one shows as an increase."""
@@ -103,6 +106,16 @@ class LoadStatistics:
             self._failed.discard(name)
             self._seconds = {key: value for key, value in self._seconds.items() if key[0] != name}
 
+    def repository_opened(self, location: str) -> None:
+        """Starts the errors of a repository at 0."""
+        with self._lock:
+            self._repository_errors.setdefault(location, 0)
+
+    def repository_failed(self, location: str) -> None:
+        """Counts a listing that failed."""
+        with self._lock:
+            self._repository_errors[location] = self._repository_errors.get(location, 0) + 1
+
     def snapshot(self) -> LoadCounts:
         """A copy."""
         with self._lock:
@@ -112,4 +125,5 @@ class LoadStatistics:
                 dict(self._seconds),
                 dict(self._failures),
                 frozenset(self._failed),
+                dict(self._repository_errors),
             )

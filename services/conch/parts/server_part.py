@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from conch.access.access_guard import Access
-from conch.core.backend import Backend
+from conch.core.backend import FindBackend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_state import ServerState
@@ -89,7 +89,7 @@ class PartContext:
     exemplars: Exemplars
     ring: TraceRing | None
     cache: CacheService | None
-    get_backend: Callable[[str], Backend]
+    get_backend: FindBackend
     metrics: Handler | None = None
 
     def endpoints(self) -> list[Endpoint]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conch.core.backend import Backend, BackendModel
-from conch.core.errors import InvalidArgumentError
+from conch.core.backend import BackendModel
 from conch.core.spec import ModelSpec
 from conch.workers.environments import EnvironmentSpec
 from conch.workers.python_backend import PythonBackend
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from conch.core.bls import ServerCalls
 
 _FILE = "model.py"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class PythonBasedBackend(PythonBackend):
@@ -73,26 +70,13 @@ class PythonBasedBackend(PythonBackend):
         return str(own if own.is_file() else self._directory / _FILE)
 
 
+def has_model_file(directory: Path) -> bool:
+    """Whether the directory of a backend has its code."""
+    return (directory / _FILE).is_file()
+
+
 def based_names(directory: Path | None) -> list[str]:
     """Names of the backends in a backend directory."""
     if directory is None or not directory.is_dir():
         return []
-    return sorted(each.name for each in directory.iterdir() if (each / _FILE).is_file())
-
-
-def backends_within(directory: Path | None, find: Callable[[str], Backend]) -> Callable[[str], Backend]:
-    """Extends `find`, which takes precedence, by the Python-based backends in a directory."""
-    if directory is None:
-        return find
-    root = directory.absolute()
-    found: dict[str, PythonBasedBackend] = {}
-
-    def get(name: str) -> Backend:
-        try:
-            return find(name)
-        except InvalidArgumentError:
-            if not (_NAME.fullmatch(name) and (root / name / _FILE).is_file()):
-                raise
-        return found.setdefault(name, PythonBasedBackend(root / name))
-
-    return get
+    return sorted(each.name for each in directory.iterdir() if has_model_file(each))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from conch_tools.optimize.model_kinds import Kind
 from conch_tools.optimize.model_signature import ModelSignature, TensorInfo
+from conch_tools.optimize.sample_data import tensor_data
 
 Array = npt.NDArray[Any]
 _WARMUP_FOLDER = "warmup"
@@ -60,11 +61,7 @@ def write_warmup(folder: Path, signature: ModelSignature, sample: Mapping[str, A
     """Writes the data of a sample to the folder of a model."""
     (folder / _WARMUP_FOLDER).mkdir(exist_ok=True)
     for number, tensor in enumerate(signature.inputs):
-        array = sample[tensor.name]
-        data = array.tobytes()
-        if tensor.datatype == "BYTES":
-            data = b"".join(len(each).to_bytes(4, "little") + each for each in array.ravel().tolist())
-        (folder / _WARMUP_FOLDER / _file(number)).write_bytes(data)
+        (folder / _WARMUP_FOLDER / _file(number)).write_bytes(tensor_data(sample[tensor.name]))
 
 
 def _tensor(tensor: TensorInfo) -> str:

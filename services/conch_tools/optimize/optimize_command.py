@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from conch.cli.command_parser import CommandParser
 from conch.core.errors import ConchError
+from conch_tools.durations import seconds_of
 
 if TYPE_CHECKING:
-    from conch_tools.optimize.optimizer import OptimizeOptions
+    from conch_tools.optimize.options import OptimizeOptions
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes; argparse ends with 2 for a wrong command line."""
@@ -126,6 +127,13 @@ def make_parser() -> CommandParser:
         "--labels", metavar="FILE", type=Path, help="labels of classes, one a line, for the config"
     )
     result.add_argument("--apply", metavar="REPO", type=Path, help="also put the model into this repository")
+    result.add_argument(
+        "--tune",
+        metavar="TIME",
+        type=seconds_of,
+        default=0,
+        help="then search settings of the recommended one with conch tune, for so long, as 5m",
+    )
     steps = parser.add_argument_group("steps")
     steps.add_argument("--offline", action="store_true", help="build no environments: use what is installed")
     steps.add_argument(
@@ -151,7 +159,7 @@ def make_parser() -> CommandParser:
 
 def _options(given: argparse.Namespace) -> OptimizeOptions:
     from conch_tools.optimize.judging import Limits
-    from conch_tools.optimize.optimizer import OptimizeOptions
+    from conch_tools.optimize.options import OptimizeOptions
 
     return OptimizeOptions(
         to=[each for each in given.to.split(",") if each],
@@ -168,6 +176,7 @@ def _options(given: argparse.Namespace) -> OptimizeOptions:
         name=given.name,
         labels=given.labels,
         apply=given.apply,
+        tune_s=given.tune,
         offline=given.offline,
         environments=given.environment,
         step_timeout_s=given.step_timeout,

@@ -115,6 +115,18 @@ def random_samples(
     return found
 
 
+def as_datatype(array: Array, datatype: str) -> Array:
+    """Samples of an original as a candidate with another datatype takes them."""
+    return array.astype("S" if datatype == "BYTES" else NUMPY_DTYPES[datatype], copy=False)
+
+
+def tensor_data(array: Array) -> bytes:
+    """The bytes of a tensor in the protocol: each text follows its length."""
+    if array.dtype.kind == "S":
+        return b"".join(len(each).to_bytes(4, "little") + each for each in array.ravel().tolist())
+    return array.tobytes()
+
+
 def _fitted(array: Array, tensor: TensorInfo, origin: str) -> Array:
     dims = array.shape[1:]
     if (

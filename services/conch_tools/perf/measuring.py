@@ -6,31 +6,39 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from time import monotonic_ns, time_ns
+from typing import Any
 from urllib.parse import quote
 
-from conch_tools.connection import Endpoint
 from conch_tools.perf.gpu_metrics import GpuMetrics
 from conch_tools.perf.load.coordinator import run_load
-from conch_tools.perf.load.input_data import DataError, made_up, read_files, rules_of
 from conch_tools.perf.load.load_process import Plan
-from conch_tools.perf.load.ready_requests import InputTensor, ReadyRequest, grpc_request, http_request
+from conch_tools.perf.load.ready_requests import ReadyRequest
+from conch_tools.perf.load.recorded_values import ResponseKind, request_record
+from conch_tools.perf.measure.records import RequestRecord
 from conch_tools.perf.measure.results import Load, PerfResult, Point, ServerStatistics
 from conch_tools.perf.measure.slices import Slice
-from conch_tools.perf.measure.slo_search import Limit, RateSearch
+from conch_tools.perf.measure.slo_search import RateSearch
+from conch_tools.perf.model_requests import (
+    MadeRequests,
+    check_sequences,
+    live_sequences,
+    model_requests,
+    sequence_batching,
+    sequence_plan,
+)
+from conch_tools.perf.perf_settings import EndRule, PerfSettings, SettingError
 from conch_tools.server_api import AskError, ServerApi
 
-_POOL = 64
-"""Requests with values of their own, so that caches of the server do not answer."""
-
+_LONGEST_WARM_UP_S = 3600
 _METHODS = {
     False: "/inference.GRPCInferenceService/ModelInfer",
     True: "/inference.GRPCInferenceService/ModelStreamInfer",
 }
+Recorded = Callable[[Point, list[RequestRecord], int], object]
 _COUNTS = {
     "requests": ("success", "count"),
     "request_ns": ("success", "ns"),
@@ -45,10 +53,6 @@ _COUNTS = {
 }
 
 
-class SettingError(Exception):
-    """Settings that do not go together, or not with the model."""
-
-
 class PerfInterrupted(Exception):
     """The user ended the last load early.
 
@@ -61,84 +65,11 @@ class PerfInterrupted(Exception):
         self.result = result
 
 
-class EndRule(Protocol):
-    """When a load is over before its time, and which of its seconds count; without those of the warm-up."""
-
-    def enough(self, slices: Sequence[Slice]) -> bool:
-        """Whether the load is over."""
-
-    def counted(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
-        """The seconds that count."""
-
-    def ends_walk(self, point: Point) -> bool:
-        """Whether no further load is measured."""
-
-
-@dataclass(frozen=True)
-class PerfSettings:
-    """What is measured.
-
-    Attributes:
-        endpoint: The server.
-        model: The model's name.
-        version: Its version; empty for the server's choice.
-        loads: One after the other.
-        limits: If there are any, the highest rate that meets them is searched; ``loads`` are not used.
-        distribution: Of the rates of that search.
-        seconds: Length of each, that counts.
-        warm_up: Seconds before them.
-        batch: Rows of a request.
-        shapes: Dims of inputs with free ones, by name.
-        data: ``random``, ``zero``, or files; see `load.input_data`.
-        reuse_data: Whether all requests have the same values.
-        text_length: Of made-up texts.
-        streams: Whether requests are messages of a gRPC stream.
-        parameters: Of each request.
-        connections: 0 for as many as there are requests in flight with HTTP, and one for 8 of them with gRPC.
-        processes: That make the load; 0 for half of the cores.
-        most_outstanding: Requests of a rate that may be unanswered; others are shed.
-        gaps_us: Of a trace, in microseconds.
-        seed: Of all that is random.
-        composing: Models that a BLS model calls, with their versions, whose statistics are read too.
-        calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
-        end_rule: None if each load takes ``seconds``, which are the most otherwise.
-        metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
-        metrics_interval_s: Between two reads.
-        arguments: The command line, for the report.
-    """
-
-    endpoint: Endpoint
-    model: str
-    version: str = ""
-    loads: Sequence[Load] = (Load("concurrency", 1),)
-    limits: Sequence[Limit] = ()
-    distribution: str = "constant"
-    seconds: int = 10
-    warm_up: int = 2
-    batch: int = 1
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    data: Sequence[str | Path] = ("random",)
-    reuse_data: bool = False
-    text_length: int = 128
-    streams: bool = False
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    connections: int = 0
-    processes: int = 0
-    most_outstanding: int = 10_000
-    gaps_us: Sequence[float] = ()
-    seed: int = 0
-    composing: Mapping[str, str] = field(default_factory=dict)
-    calls: int = 0
-    end_rule: EndRule | None = None
-    metrics_url: str = ""
-    metrics_interval_s: float = 1.0
-    arguments: Sequence[str] = ()
-
-
 def run_perf(
     settings: PerfSettings,
     progress: Callable[[Load, Slice], object] = lambda load, counts: None,
     done: Callable[[Point], object] = lambda point: None,
+    recorded: Recorded | None = None,
 ) -> PerfResult:
     """Measures a model.
 
@@ -146,85 +77,183 @@ def run_perf(
         settings: What is measured.
         progress: Gets each second's counts.
         done: Gets each point.
+        recorded: Gets each point, the records of its answered requests, and when the load began, in ns of the
+            wall clock; None if no records are kept.
 
     Raises:
         SettingError, DataError: The settings or the data do not fit the model.
         AskError: The server has no such model, or does not answer.
-        LoadError: The processes that make the load have failed.
+        LoadError: The processes that make the load did not start.
         PerfInterrupted: KeyboardInterrupt; it has the result by then.
+        KeyboardInterrupt: There is no result yet.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     api = ServerApi(settings.endpoint)
-    config = api.config(settings.model, settings.version)
+    api.check()
+    _check(settings)
+    config = {} if settings.path else api.config(settings.model, settings.version)
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
     if decoupled and not settings.streams:
         raise SettingError(f"model '{settings.model}' is decoupled: measure it with --stream")
-    if settings.streams and settings.endpoint.protocol == "http":
-        raise SettingError("--stream needs gRPC: a URL with grpc://")
-    if config.get("sequence_batching"):
-        raise SettingError(f"model '{settings.model}' has sequences, which conch perf does not send yet")
-    requests = _requests(settings, config, decoupled)
-    processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
-    points = []
+    batching = sequence_batching(api, settings, config)
+    if batching is not None:
+        check_sequences(settings)
+    elif settings.sequences is not None:
+        raise SettingError(f"model '{settings.model}' has no sequences: leave out the settings of sequences")
+    points: list[Point] = []
+    request_bytes = 0
     interrupted = False
-    search = RateSearch(settings.limits) if settings.limits else None
-    for load in settings.loads if search is None else _searched(search, settings.distribution):
-        plan = _plan(settings, load, requests, decoupled)
-        share = processes if load.mode == "rate" else min(processes, int(load.value))
-        before = _statistics(api, settings, config)
-        rule = settings.end_rule
-        enough = None if rule is None else partial(_enough, rule, settings.warm_up)
-        gpus = GpuMetrics(settings.metrics_url, settings.metrics_interval_s) if settings.metrics_url else None
-        with gpus or nullcontext():
-            outcome = run_load(plan, share, partial(progress, load), enough)
-        times = _difference(before, _statistics(api, settings, config))
-        slices, length_s = tuple(outcome.slices[settings.warm_up :]), outcome.length_s - settings.warm_up
-        if rule is not None:
-            slices = rule.counted(slices)
-            length_s = len(slices)
-        own = times.pop(settings.model, None)
-        metrics = {} if gpus is None else gpus.found()
-        point = Point(
-            load, slices, max(length_s, 0), plan.connections, outcome.generator, own, times, metrics
-        )
-        points.append(point)
-        done(point)
-        if search is not None:
-            search.tell(point)
-        interrupted = outcome.interrupted
-        if interrupted or (rule is not None and rule.ends_walk(point)):
-            break
+    try:
+        with model_requests(settings, api, config, decoupled) as made:
+            request_bytes = len(made.streams[0][0].body)
+            for load, plan in _plans(settings, made.streams, decoupled, batching, points):
+                whole = replace(plan, keeps=recorded is not None)
+                point, interrupted, began_ns = _measure(settings, api, config, whole, partial(progress, load))
+                if interrupted and not point.length_s:  # in the warm-up
+                    break
+                points.append(point)
+                done(point)
+                if recorded is not None:
+                    offset_ns = time_ns() - monotonic_ns()
+                    recorded(point, _records(settings, made, point, offset_ns), began_ns + offset_ns)
+                if interrupted or (settings.end_rule is not None and settings.end_rule.ends_walk(point)):
+                    break
+    except KeyboardInterrupt:
+        interrupted = True
+    if interrupted and not points:
+        raise KeyboardInterrupt
     result = PerfResult(
         model=settings.model,
         version=settings.version,
         endpoint=settings.endpoint.url,
         protocol="grpc-stream" if settings.streams else settings.endpoint.protocol,
         batch=settings.batch,
-        request_bytes=len(requests[0].body),
+        request_bytes=request_bytes,
         argv=tuple(settings.arguments),
         machine=_machine(),
         started=started,
         points=tuple(points),
+        interrupted=interrupted,
     )
     if interrupted:
         raise PerfInterrupted(result)
     return result
 
 
+def _check(settings: PerfSettings) -> None:
+    """Raises SettingError: settings do not go together."""
+    http = settings.endpoint.protocol == "http"
+    if settings.streams and http:
+        raise SettingError("--stream needs gRPC: a URL with grpc://")
+    if settings.path and not http:
+        raise SettingError("--endpoint needs HTTP: a URL with http://")
+    if settings.tensors == "json" and not http:
+        raise SettingError("--tensors json needs HTTP: a URL with http://")
+    if settings.tensors == "json" and settings.shared_memory:
+        raise SettingError("--tensors json and --shm system do not go together")
+
+
+def _records(settings: PerfSettings, made: MadeRequests, point: Point, offset_ns: int) -> list[RequestRecord]:
+    kind: ResponseKind = "stream" if settings.streams else "grpc"
+    if settings.endpoint.protocol == "http":
+        kind = "text" if settings.path else "http"
+    return [
+        request_record(call, made.inputs[call.row], kind, offset_ns)
+        for one in point.slices
+        for call in one.records
+    ]
+
+
+def _plans(
+    settings: PerfSettings,
+    streams: Sequence[Sequence[ReadyRequest]],
+    decoupled: bool,
+    batching: Mapping[str, Any] | None,
+    points: Sequence[Point],
+) -> Iterator[tuple[Load, Plan]]:
+    """Each load; those of a search follow from the points so far."""
+    if not settings.limits:
+        for load in settings.loads:
+            yield load, _plan(settings, load, streams, decoupled, batching)
+        return
+    search = RateSearch(settings.limits)
+    while (rate := search.ask()) is not None:
+        load = Load("rate", rate, settings.distribution)
+        yield load, _plan(settings, load, streams, decoupled, batching)
+        search.tell(points[-1])
+
+
+def _measure(
+    settings: PerfSettings,
+    api: ServerApi,
+    config: Mapping[str, Any],
+    plan: Plan,
+    progress: Callable[[Slice], object],
+) -> tuple[Point, bool, int]:
+    """What one load gives, whether the user has ended it early, and when it began, monotonic."""
+    load, rule = plan.load, settings.end_rule
+    processes = settings.processes or max(1, (os.cpu_count() or 1) // 2)
+    if load.mode == "concurrency":
+        processes = min(processes, int(load.value))
+    if settings.warm_up_calls:
+        warm_up = replace(plan, calls=settings.warm_up_calls, seconds=_LONGEST_WARM_UP_S, keeps=False)
+        run_load(warm_up, min(processes, settings.warm_up_calls), lambda counts: None)
+    before = _statistics(api, settings, config)
+    enough = None if rule is None else partial(_enough, rule, settings.warm_up)
+    gpus = GpuMetrics(settings.metrics_url, settings.metrics_interval_s) if settings.metrics_url else None
+    with gpus or nullcontext():
+        outcome = run_load(plan, processes, progress, enough)
+    interrupted = outcome.interrupted
+    try:
+        times = _difference(before, _statistics(api, settings, config))
+    except KeyboardInterrupt:
+        times, interrupted = {}, True
+    slices, length_s = tuple(outcome.slices[settings.warm_up :]), outcome.length_s - settings.warm_up
+    if rule is not None:
+        slices = rule.counted(slices)
+        length_s = len(slices)
+    own = times.pop(settings.model, None)
+    metrics = {} if gpus is None else gpus.found()
+    notes = [f"{text[0].upper()}{text[1:]}." for text in outcome.lost]
+    if outcome.stream_limit:
+        notes.append(
+            f"Calls waited for streams: the server allows {outcome.stream_limit} on each of "
+            f"{plan.connections} connections; set more --connections."
+        )
+    notes += [f"The server said of {error}: {text}" for error, text in outcome.texts.items()]
+    point = Point(
+        load,
+        slices,
+        max(length_s, 0),
+        plan.connections,
+        outcome.generator,
+        own,
+        times,
+        metrics,
+        notes=tuple(notes),
+    )
+    return point, interrupted, outcome.begin_ns
+
+
 def _enough(rule: EndRule, warm_up: int, slices: Sequence[Slice]) -> bool:
     return rule.enough(slices[warm_up:])
 
 
-def _searched(search: RateSearch, distribution: str) -> Iterator[Load]:
-    while (rate := search.ask()) is not None:
-        yield Load("rate", rate, distribution)
-
-
-def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], decoupled: bool) -> Plan:
+def _plan(
+    settings: PerfSettings,
+    load: Load,
+    streams: Sequence[Sequence[ReadyRequest]],
+    decoupled: bool,
+    batching: Mapping[str, Any] | None,
+) -> Plan:
     http = settings.endpoint.protocol == "http"
     in_flight = int(load.value) if load.mode == "concurrency" else 128
+    if batching is not None:
+        in_flight = live_sequences(settings, load)
     path = _METHODS[settings.streams]
-    if http:
+    if settings.path:
+        path = f"/{settings.path.removeprefix('/')}"
+    elif http:
         path = f"/v2/models/{quote(settings.model, safe='')}"
         path += f"/versions/{settings.version}/infer" if settings.version else "/infer"
     return Plan(
@@ -232,7 +261,7 @@ def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], 
         path,
         settings.streams,
         decoupled,
-        requests,
+        [] if batching is not None else [request for stream in streams for request in stream],
         load,
         settings.connections or (in_flight if http else -(-in_flight // 8)),
         settings.warm_up + settings.seconds,
@@ -240,48 +269,25 @@ def _plan(settings: PerfSettings, load: Load, requests: Sequence[ReadyRequest], 
         settings.gaps_us,
         settings.seed,
         settings.calls,
+        None if batching is None else sequence_plan(settings, streams, batching),
+        0 if batching is None else live_sequences(settings, load),
+        any(request.expected is not None for stream in streams for request in stream),
     )
-
-
-def _requests(settings: PerfSettings, config: Mapping[str, Any], decoupled: bool) -> list[ReadyRequest]:
-    rules = rules_of(config, settings.shapes)
-    batched = int(config.get("max_batch_size", 0)) > 0
-    most = int(config.get("max_batch_size", 0))
-    if settings.batch > max(most, 1):
-        raise SettingError(f"-b {settings.batch}: model '{settings.model}' has max_batch_size {most}")
-    kinds = [each for each in settings.data if isinstance(each, str)]
-    paths = [each for each in settings.data if isinstance(each, Path)]
-    if (kinds and paths) or len(kinds) > 1:
-        raise SettingError("--data takes random, zero, or files")
-    if paths:
-        streams = read_files(paths, rules, settings.batch, batched)
-        if any(len(stream) > 1 for stream in streams):
-            raise DataError("the data has sequences, but the model has none")
-        rows: Sequence[Sequence[InputTensor]] = [stream[0] for stream in streams]
-    else:
-        count = 1 if settings.reuse_data or kinds == ["zero"] else _POOL
-        rows = made_up(rules, settings.batch, batched, count, kinds[0], settings.seed, settings.text_length)
-    if settings.endpoint.protocol == "http":
-        return [http_request(tensors, dict(settings.parameters)) for tensors in rows]
-    parameters = dict(settings.parameters)
-    if decoupled:
-        parameters["triton_enable_empty_final_response"] = True
-    return [grpc_request(settings.model, settings.version, tensors, parameters) for tensors in rows]
 
 
 def _statistics(
     api: ServerApi, settings: PerfSettings, config: Mapping[str, Any]
 ) -> dict[str, ServerStatistics]:
-    """Counts of the model by name, and of those it consists of by ``name:version``, if the server has any."""
+    """Counts of the model by name, and of those it consists of by ``name:version``, if there are any."""
+    if settings.path:
+        return {}
     steps = config.get("ensemble_scheduling", {}).get("step", ())
     names = {step["model_name"]: "" for step in steps} | dict(settings.composing)
     found = {}
     for name, version in {settings.model: settings.version, **names}.items():
         try:
             versions = api.statistics(name, version)
-        except AskError as error:
-            if not error.reached:
-                raise
+        except AskError:  # no model of the name, or the server has gone; the figures of the load count
             continue
         if name == settings.model:
             found[name] = _sum(versions)

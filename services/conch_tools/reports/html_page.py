@@ -26,6 +26,7 @@ svg { width: 100%; height: auto; } svg text { fill: var(--text); font-size: 12px
 caption { text-align: left; color: var(--soft); }
 th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--rule); text-align: right; }
 th:first-child, td.text { text-align: left; }
+pre { overflow-x: auto; border: 1px solid var(--rule); padding: .6rem; }
 @media print { body { max-width: none; margin: 0; } details > * { display: block; } }
 """
 
@@ -75,7 +76,19 @@ class Figure:
         )
 
 
-def page(title: str, lead: str, parts: Sequence[Figure | Table]) -> str:
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of a log or a file under a title."""
+
+    title: str
+    text: str
+
+    def html(self) -> str:
+        """The title and the lines; both are escaped."""
+        return f"<h2>{escape(self.title)}</h2>\n<pre>{escape(self.text)}</pre>"
+
+
+def page(title: str, lead: str, parts: Sequence[Figure | Table | Lines]) -> str:
     """The whole page."""
     body = "\n".join(part.html() for part in parts)
     return (

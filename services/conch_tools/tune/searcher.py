@@ -11,7 +11,7 @@ told again, in their order.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -26,6 +26,8 @@ _FIRST_PHASE = 0.4
 _KEPT = 0.2
 _REPEATS = 3
 _STARTS = 3
+_DRAWN = 4
+"""Variants drawn for each that is measured, as several may have the same effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,12 @@ class Searcher:
     """Ask for a variant and a window, measure it, tell its score; until `ask` returns None."""
 
     def __init__(
-        self, space: Mapping[str, Sequence[Any]], today: Variant, budget: float, seed: int = 0
+        self,
+        space: Mapping[str, Sequence[Any]],
+        today: Variant,
+        budget: float,
+        seed: int = 0,
+        effective: Callable[[Variant], Variant] = lambda variant: variant,
     ) -> None:
         """Makes a search.
 
@@ -55,6 +62,7 @@ class Searcher:
             today: The variant that is measured first.
             budget: In full windows.
             seed: Of all that is random.
+            effective: Gives the variant that stands for all those with the same effect; only it is asked for.
 
         Raises:
             ValueError: Today's variant is not in the space, or the budget is below one window.
@@ -66,6 +74,7 @@ class Searcher:
             raise ValueError("today's variant is not in the space")
         if budget < 1:
             raise ValueError("the budget is below one full window")
+        self._effective = effective
         self._today = today
         self._budget = budget
         self._seed = seed
@@ -124,9 +133,9 @@ class Searcher:
         draw = random.Random(self._seed)
         # In a dict, for its order.
         chosen = {self._today: None}
-        for place in draw.sample(range(size), min(size, count + 1)):
+        for place in draw.sample(range(size), min(size, _DRAWN * count + 1)):
             if len(chosen) < count:
-                chosen.setdefault(self._variant(place))
+                chosen.setdefault(self._effective(self._variant(place)))
         return list(chosen)
 
     def _variant(self, place: int) -> Variant:
@@ -154,4 +163,4 @@ class Searcher:
             index = values.index(variant[field])
             for step in (index - 1, index + 1):
                 if 0 <= step < len(values):
-                    yield (*variant[:field], values[step], *variant[field + 1 :])
+                    yield self._effective((*variant[:field], values[step], *variant[field + 1 :]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ from conch.protocol import inference_pb2
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_tools.connection import Endpoint
 from conch_tools.server_api import ServerApi
-from conch_tools.tune.space import apply_variant
-from conch_tools.tune.variants import CONFIG, copy_repository, write_config
+from conch_tools.tune.variants import CONFIG, copy_repository, variant_text
+from conch_tools.whole_files import write_whole
 
 _START_S = 120.0
 _LOAD_S = 600.0
@@ -39,26 +40,39 @@ class TrialServer:
         folder: An empty one, for the copy, the socket and the log.
         others: Models of the repository that are loaded, too.
         flags: More flags of ``conch serve``.
+        with_metrics: Whether it serves metrics, which have those of GPUs.
 
     Raises:
         ConchError: There is no such model, or its config is malformed.
     """
 
     def __init__(
-        self, repository: Path, model: str, folder: Path, others: Sequence[str], flags: Sequence[str]
+        self,
+        repository: Path,
+        model: str,
+        folder: Path,
+        others: Sequence[str],
+        flags: Sequence[str],
+        with_metrics: bool,
     ) -> None:
         self._copy = folder / "repository"
         self._copy.mkdir()
         self._model, self._log = model, folder / "server.log"
         self._config = self._copy / model / CONFIG
-        self.written = copy_repository(repository, model, self._copy)
+        self.text = copy_repository(repository, model, self._copy)
         self.endpoint = Endpoint("grpc", "", 0, str(folder / "grpc.sock"))
+        metrics = ["--allow-metrics=false"]
+        self.metrics_url = ""
+        if with_metrics:
+            port = _free_port()
+            metrics = ["--metrics-address=127.0.0.1", f"--metrics-port={port}"]
+            self.metrics_url = f"http://127.0.0.1:{port}/metrics"
         self._flags = [
             f"--model-repository={self._copy}",
             "--model-control-mode=explicit",
             f"--grpc-address=unix:{self.endpoint.path}",
             "--allow-http=false",
-            "--allow-metrics=false",
+            *metrics,
             *(f"--load-model={name}" for name in others),
             *flags,
         ]
@@ -76,7 +90,7 @@ class TrialServer:
         if changes == self._loaded:
             return
         self._loaded = None
-        write_config(self._config, apply_variant(self.written, changes))
+        write_whole(self._config, variant_text(self.text, changes).text)
         request = inference_pb2.RepositoryModelLoadRequest(model_name=self._model)
         try:
             with grpc.insecure_channel(f"unix:{self.endpoint.path}") as channel:
@@ -93,6 +107,13 @@ class TrialServer:
     def config(self) -> ModelConfig:
         """The model's config as the server completed it. Raises AskError."""
         return ParseDict(ServerApi(self.endpoint).config(self._model, ""), ModelConfig())
+
+    def versions(self) -> tuple[str, str]:
+        """The server's version, and the model's that it serves. Raises AskError."""
+        api = ServerApi(self.endpoint)
+        request, answer = inference_pb2.ServerMetadataRequest(), inference_pb2.ServerMetadataResponse
+        found = [str(each.get("version", "")) for each in api.statistics(self._model, "")]
+        return (str(api.call("ServerMetadata", request, answer)["version"]), ", ".join(found))
 
     def host_bytes(self) -> int:
         """Memory of the server and its workers; what they share counts once. 0 where it can't be read."""
@@ -132,6 +153,11 @@ class TrialServer:
             ready.cancel()
         tail = self._log.read_text(errors="replace")[-_TAIL:].strip()
         raise TrialError(f"the server did not start:\n{tail}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _descendants(root: int) -> list[int]:

@@ -8,21 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-
 from conch.core.errors import InvalidArgumentError
-from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.parse import read_config
-from conch_tools.tune.space import Field, apply_variant
+from conch_control.config.parse import parse_config, read_config
+from conch_tools.tune.config_text import Changed, change_text
+from conch_tools.tune.space import apply_variant, reason_of
 
 CONFIG = "config.pbtxt"
 
 
-def copy_repository(repository: Path, model: str, copy: Path) -> ModelConfig:
-    """Makes a repository of links, in which the model's config can be replaced; returns the config.
+def copy_repository(repository: Path, model: str, copy: Path) -> str:
+    """Makes a repository of links, in which the model's config can be replaced; returns the config's text.
 
     Raises:
-        InvalidArgumentError: There is no such model.
+        InvalidArgumentError: There is no such model, or its config is malformed.
     """
     source = repository / model
     if not source.is_dir():
@@ -34,21 +32,23 @@ def copy_repository(repository: Path, model: str, copy: Path) -> ModelConfig:
     for entry in source.iterdir():
         if entry.name != CONFIG:
             (copy / model / entry.name).symlink_to(entry.resolve())
-    config = read_config(source / CONFIG) if (source / CONFIG).exists() else ModelConfig()
-    write_config(copy / model / CONFIG, config)
-    return config
+    text = config_text(source)
+    (copy / model / CONFIG).write_text(text)
+    return text
 
 
-def write_config(path: Path, config: ModelConfig) -> None:
-    """Writes a config in the text format, whole or not at all."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(config_text(config))
-    new.replace(path)
+def config_text(model: Path) -> str:
+    """The text of a model's config; empty if it has none. Raises InvalidArgumentError: it is malformed."""
+    config = model / CONFIG
+    if not config.exists():
+        return ""
+    read_config(config)
+    return config.read_text()
 
 
-def config_text(config: ModelConfig) -> str:
-    """A config in the text format."""
-    return text_format.MessageToString(config, as_utf8=True)
+def variant_text(text: str, changes: Mapping[str, Any]) -> Changed:
+    """The text of a config with other values than today's."""
+    return change_text(text, apply_variant(parse_config(text, CONFIG), changes))
 
 
 def digest_of(model: Path) -> str:
@@ -68,16 +68,14 @@ def changed(variant: Mapping[str, Any], today: Mapping[str, Any]) -> dict[str, A
     return {name: value for name, value in variant.items() if value != today[name]}
 
 
-def config_diff(
-    written: ModelConfig, variant: Mapping[str, Any], today: Mapping[str, Any], space: Mapping[str, Field]
-) -> str:
+def config_diff(text: str, variant: Mapping[str, Any], today: Mapping[str, Any]) -> str:
     """The difference to today's config as a unified diff, after a reason for each field."""
     new = changed(variant, today)
-    reasons = [f"# {name}: {today[name]} -> {value} ({space[name].reason})\n" for name, value in new.items()]
+    reasons = [f"# {name}: {today[name]} -> {value} ({reason_of(name)})\n" for name, value in new.items()]
     lines = difflib.unified_diff(
-        config_text(written).splitlines(keepends=True),
-        config_text(apply_variant(written, new)).splitlines(keepends=True),
+        text.splitlines(keepends=True),
+        variant_text(text, new).text.splitlines(keepends=True),
         f"a/{CONFIG}",
         f"b/{CONFIG}",
     )
-    return "".join([*reasons, *lines])
+    return "".join([*reasons, *(line if line.endswith("\n") else f"{line}\n" for line in lines)])

@@ -45,6 +45,8 @@ def offered(*words: str) -> set[str]:
                 "control",
                 "check",
                 "trace",
+                "infer",
+                "top",
                 "perf",
                 "optimize",
                 "tune",

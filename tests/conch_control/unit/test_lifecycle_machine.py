@@ -169,7 +169,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.answers: list[Answer] = []
         self.number = 0
 
-    def get_backend(self, name: str) -> Backend:
+    def get_backend(self, name: str, runtime: str = "", directory: Path | None = None, /) -> Backend:
         return self.backend
 
     @initialize(config=st.sampled_from(CONFIGS))

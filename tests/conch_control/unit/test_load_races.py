@@ -306,7 +306,7 @@ def test_one_listing_serves_all_models_however_long_it_took(tmp_path: Path) -> N
     store = SlowListing(30.0)
     store.location = "s3://b"  # type: ignore[attr-defined]
     repository = ObjectRepository(
-        cast("Connection", store), ModelCache(tmp_path / "cache"), lambda: store.now
+        cast("Connection[Any, Any]", store), ModelCache(tmp_path / "cache"), lambda: store.now
     )
     for model in repository.models().values():
         model.fingerprint()
@@ -398,7 +398,7 @@ def test_a_fetch_that_is_given_up_before_it_begins_is_not_waited_for(tmp_path: P
             return future
 
     item = StoredObject("m/1/x", 1, "etag", 0)
-    stager = Stager(cast("Connection", Closed()), cache := ModelCache(tmp_path))
+    stager = Stager(cast("Connection[Any, Any]", Closed()), cache := ModelCache(tmp_path))
     end = time.monotonic() + WAIT_S
     try:
         with pytest.raises(OSError, match="closed"):

@@ -59,7 +59,10 @@ def test_what_has_no_scheme_is_a_path(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("hdfs://host/path", "scheme 'hdfs' is not known; known are s3://, gs://, as:// and local paths"),
+        (
+            "hdfs://host/path",
+            "scheme 'hdfs' is not known; known are s3://, mlflow+http://, mlflow://, gs://, ",
+        ),
         ("S3://bucket", "scheme 'S3' is not known"),
         ("file:///models", "scheme 'file' is not known"),
     ],
@@ -133,18 +136,19 @@ def test_no_store_s_package_is_imported_before_it_is_needed() -> None:
 
 def test_where_the_cache_is(tmp_path: Path) -> None:
     environment = {"HOME": "/home/me"}
-    assert cache_directory(S3, StorageOptions(), environment) == Path("/home/me/.cache/conch/models")
+    mount = "TRITON_AWS_MOUNT_DIRECTORY"
+    assert cache_directory(StorageOptions(), environment, mount) == Path("/home/me/.cache/conch/models")
     environment["XDG_CACHE_HOME"] = "/caches"
-    assert cache_directory(S3, StorageOptions(), environment) == Path("/caches/conch/models")
-    environment["TRITON_AWS_MOUNT_DIRECTORY"] = str(tmp_path)
+    assert cache_directory(StorageOptions(), environment, mount) == Path("/caches/conch/models")
+    environment[mount] = str(tmp_path)
     environment["TRITON_GCS_MOUNT_DIRECTORY"] = "/elsewhere"
-    assert cache_directory(S3, StorageOptions(), environment) == tmp_path
-    assert cache_directory(S3, StorageOptions(Path("/mine")), environment) == Path("/mine")
-    environment["TRITON_AWS_MOUNT_DIRECTORY"] = str(tmp_path / "none")
+    assert cache_directory(StorageOptions(), environment, mount) == tmp_path
+    assert cache_directory(StorageOptions(Path("/mine")), environment, mount) == Path("/mine")
+    environment[mount] = str(tmp_path / "none")
     with pytest.raises(
         InvalidArgumentError, match=r"TRITON_AWS_MOUNT_DIRECTORY: '.*none' is not a directory"
     ):
-        cache_directory(S3, StorageOptions(), environment)
+        cache_directory(StorageOptions(), environment, mount)
 
 
 def test_a_cache_that_can_not_be_made(tmp_path: Path) -> None:

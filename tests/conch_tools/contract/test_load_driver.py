@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
-from itertools import cycle, islice
+from contextlib import ExitStack, contextmanager
+from itertools import count, cycle, islice
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
 import grpc
 import pytest
 from tests.support.known_peers import DROP, http_peer
-from tests.support.servers import free_port
+from tests.support.servers import WAIT_S, eventually, free_port
 
 from conch.protocol import inference_pb2
 from conch_tools.connection import parse_url
@@ -43,7 +48,7 @@ class _Load:
     ) -> None:
         self.begin_ns = monotonic_ns()
         self.counts = Slice(0)
-        self.ended = 0
+        self.ended = self.failed = 0
         self.wanted = 0
         load = self
 
@@ -56,22 +61,30 @@ class _Load:
                 super().shed(now_ns)
                 load.ended += 1
 
+            def failed(self, error: str, now_ns: int) -> None:
+                super().failed(error, now_ns)
+                load.failed += 1
+
         recorder = Counted(self.begin_ns, self.counts.add)
-        request = ReadyRequest(_BODY, 2)
-        self.driver = Driver(connect, connections, lambda slot: request, recorder, enough or self._enough)
+        self.request = ReadyRequest(_BODY, 2)
+        self.driver = Driver(
+            connect, connections, lambda slot: self.request, recorder, enough or self._enough
+        )
 
     def _enough(self) -> bool:
         return self.ended >= self.wanted
 
     def closed(self, slots: int, calls: int) -> Slice:
         self.wanted = calls
-        self.driver.run_closed(range(slots), self.begin_ns + _LONG_NS)
+        self.driver.run_closed(slots, self.begin_ns + _LONG_NS)
+        self.driver.close()
         return self.counts
 
     def open(self, rate: float, calls: int, most: int = 10_000) -> Slice:
         self.wanted = calls
         times = (self.begin_ns + int(time) for time in islice(schedules.constant(rate), calls))
         self.driver.run_open(times, self.begin_ns + _LONG_NS, most)
+        self.driver.close()
         return self.counts
 
 
@@ -130,10 +143,49 @@ def test_counts_a_server_that_is_not_there_yet() -> None:
     refused = _Load(_http(free_port()))
     end_ns = refused.begin_ns + 500_000_000
     refused.wanted = 1
-    refused.driver.run_closed(range(4), end_ns)
+    refused.driver.run_closed(4, end_ns)
+    refused.driver.close()
     assert sum(refused.counts.errors.values()) >= 2
     assert all(error.startswith("can't connect: ") for error in refused.counts.errors)
     assert not refused.counts.answered
+
+
+def test_goes_on_once_a_slow_server_is_there() -> None:
+    port = free_port()
+    with ExitStack() as peers:
+        started: list[object] = []
+
+        def enough() -> bool:
+            if load.failed >= 2 and not started:
+                started.append(peers.enter_context(http_peer(lambda number: "200 OK", port)))
+            return load.ended >= 100
+
+        load = _Load(_http(port), enough=enough)
+        found = load.closed(4, 0)
+    assert found.answered >= 100 - 4
+    assert set(found.errors) == {"can't connect: Connection refused"}
+
+
+def test_a_connection_that_takes_long_to_open_holds_up_no_other_one() -> None:
+    released = threading.Event()
+    places = count()
+    with http_peer(lambda number: "200 OK") as peer:
+        connect = _http(peer.port)
+
+        def slowly(driver: Driver) -> Client:
+            if next(places):
+                released.wait(WAIT_S)
+            return connect(driver)
+
+        load = _Load(slowly, 2)
+        try:
+            found = load.closed(2, 500)
+        finally:
+            released.set()
+        # The other connection is closed by the thread that opens it.
+        eventually(lambda: all(each.name != "connect" for each in threading.enumerate()), "the thread ends")
+    assert found.answered >= 500
+    assert not found.errors
 
 
 class _Servicer(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -158,13 +210,15 @@ class _Servicer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 @contextmanager
-def _grpc_peer(servicer: _Servicer, *options: tuple[str, int]) -> Iterator[Callable[[Driver], Client]]:
+def _grpc_peer(
+    servicer: grpc.GenericRpcHandler, *options: tuple[str, int], streams: bool = False
+) -> Iterator[Callable[[Driver], Client]]:
     pool = futures.ThreadPoolExecutor(4)
     server = grpc.server(pool, [servicer], options=[*options, ("grpc.so_reuseport", 0)])
     endpoint = parse_url(f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
     server.start()
     try:
-        yield lambda driver: Http2Client(endpoint, _METHOD, False, False, driver)
+        yield lambda driver: Http2Client(endpoint, _METHOD, streams, False, driver)
     finally:
         server.stop(None).wait()
         pool.shutdown()
@@ -175,7 +229,10 @@ def test_grpcs_own_server_is_understood(streams: int) -> None:
     servicer = _Servicer(None, grpc.StatusCode.UNAVAILABLE, None, grpc.StatusCode.NOT_FOUND)
     options = [("grpc.max_concurrent_streams", streams)] if streams else []
     with _grpc_peer(servicer, *options) as connect:
-        found = _Load(connect, 2).closed(8, 400)
+        load = _Load(connect, 2)
+        found = load.closed(8, 400)
+    assert load.driver.stream_limit == streams
+    assert load.driver.texts == dict.fromkeys(("UNAVAILABLE", "NOT_FOUND"), "as it was told")
     # Of a connection with few streams the server counts some for a moment after their end.
     refused = found.errors.pop("stream reset: REFUSED_STREAM", 0)
     assert found.errors.keys() == {"UNAVAILABLE", "NOT_FOUND"}
@@ -183,6 +240,51 @@ def test_grpcs_own_server_is_understood(streams: int) -> None:
     counted = Counter({"OK": found.answered}) + found.errors
     for name, number in servicer.sent.items():
         assert 0 <= number - counted[name] <= 8
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("nghttpd") is None, reason="needs nghttpd, of Debian's nghttp2-server")
+@pytest.mark.parametrize("streams", [3, 100])
+def test_nghttp2s_server_is_understood(streams: int, tmp_path: Path) -> None:
+    # Answers with what it has got, and a status as gRPC's servers send it.
+    port = free_port()
+    options = ["--no-tls", "--echo-upload", "--trailer=grpc-status: 0", f"--max-concurrent-streams={streams}"]
+    server = subprocess.Popen(["nghttpd", *options, f"--htdocs={tmp_path}", str(port)])
+    endpoint = parse_url(f"grpc://127.0.0.1:{port}")
+    try:
+        eventually(lambda: _listens(port), "nghttpd listens")
+        load = _Load(lambda driver: Http2Client(endpoint, _METHOD, False, False, driver), 2)
+        load.request = ReadyRequest(b"x" * 200_000, 0)  # more than a window
+        found = load.closed(8, 400)
+    finally:
+        server.terminate()
+        server.wait()
+    found.errors.pop("stream reset: REFUSED_STREAM", None)
+    assert not found.errors
+    assert found.answered >= 400 - (streams == 3) * 8
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers each message of a stream."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        response = inference_pb2.ModelInferResponse(model_name="some")
+        answer = inference_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
+        return grpc.stream_stream_rpc_method_handler(lambda requests, context: (answer for _ in requests))
+
+
+def test_slots_that_have_a_stream_go_on_where_a_server_allows_no_more_of_them() -> None:
+    with _grpc_peer(_Echo(), ("grpc.max_concurrent_streams", 2), streams=True) as connect:
+        load = _Load(connect, 1)
+        found = load.closed(4, 200)
+    assert load.driver.stream_limit == 2
+    assert found.answered >= 200
+    assert not found.errors
 
 
 def test_connects_again_when_a_server_goes_away() -> None:

@@ -67,7 +67,7 @@ def test_an_onnx_model_becomes_a_repository(tmp_path: Path, capsys: pytest.Captu
     assert found["openvino"]["accuracy"]["first"]["abs"] < 1e-4
     assert found["ort-int8-dynamic"]["bytes"] < found["onnx"]["bytes"]
     assert report["recommended"] in {found[name]["id"] for name in found if found[name]["status"] == "passed"}
-    page = (out / "report.html").read_text()
+    page = (out / "report.html").read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert report["recommended"] in page
     assert "http:" not in page
     assert "https:" not in page
@@ -103,6 +103,23 @@ def test_a_model_of_a_repository_brings_its_samples(tmp_path: Path) -> None:
     for file in ("labels.txt", "config.pbtxt", "1/model.onnx", "warmup/input0"):
         written = [each.repository / "two" / file for each in (first, again) if each.repository is not None]
         assert written[0].read_bytes() == written[1].read_bytes()
+
+
+def test_the_recommended_model_is_tuned_with_its_samples(tmp_path: Path) -> None:
+    texts = graph([node("Identity", ["T"], ["U"])], {"T": (S, ["n", 2])}, {"U": (S, ["n", 2])})
+    (tmp_path / "m.onnx").write_bytes(texts)
+    result = optimize(str(tmp_path / "m.onnx"), tmp_path / "out", options(steps=[KEEP], tune_s=10))
+    tune = result.report["tune"]
+    measured = json.loads((Path(tune["folder"]) / "tune.json").read_text())["measurements"]
+    assert not [each["failed"] for each in measured if each["failed"]]
+    # Without a winner the config has the batcher's default delay.
+    config = (tmp_path / "out" / "repository" / "m" / "config.pbtxt").read_text()
+    assert (tune["winner"] is not None) is (Path(tune["folder"]) / "config.pbtxt.diff").exists()
+    assert (tune["winner"] is None) is ("dynamic_batching { }" in config and "instance_group" not in config)
+    assert main(["check", "--strict", str(result.repository)]) == 0
+    again = optimize(str(tmp_path / "m.onnx"), tmp_path / "out", options(steps=[KEEP], tune_s=10))
+    assert again.report["tune"] == tune
+    assert json.loads((Path(tune["folder"]) / "tune.json").read_text())["measurements"] == measured
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,20 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
             "m --distribution trace:f --duration 60 -b 1 --shape IN:1,2 --data d.json -u https://h:1 -H A:b",
         ),
         (
+            "--input-tensor-format json --output-tensor-format json",
+            "m -c 1 --duration 60 -b 1 --reuse-data --tensors json -u http://localhost:8000",
+        ),
+        (
+            "--request-rate-range 9 --num-of-sequences 3 --sequence-length 7 --sequence-length-variation 0 "
+            "--sequence-id-range 5:90 --serial-sequences",
+            "m --rate 9 --distribution constant --duration 60 -b 1 --sequences 3 --sequence-length 7 "
+            "--sequence-length-variation 0.0 --sequence-ids 5:90 --reuse-data -u http://localhost:8000",
+        ),
+        (
+            "--shared-memory=system --output-shared-memory-size=9 -i grpc",
+            "m -c 1 --duration 60 -b 1 --reuse-data --shm system --shm-output-size 9 -u grpc://localhost:8001",
+        ),
+        (
             "--request-parameter n:3:int --request-parameter s:x:y:string",
             'm -c 1 --duration 60 -b 1 --reuse-data --parameter n=3 --parameter s="x:y" -u http://localhost:8000',
         ),
@@ -197,6 +211,24 @@ def test_translates_what_model_analyzer_runs() -> None:
     assert not found.without_effect
 
 
+def test_translates_what_genai_perf_runs() -> None:
+    line = (
+        "-m llm --async --warmup-request-count 3 --stability-percentage 999 --request-count 20 -i http "
+        "-u localhost:8000 --concurrency-range 2 --service-kind openai --endpoint v2/models/llm/generate "
+        "--input-data inputs.json --profile-export-file absent.json"
+    )
+    found = translate(line.split())
+    assert (
+        " ".join(found.arguments)
+        == "llm -c 2 --duration 3600 -b 1 --warmup 0 --endpoint v2/models/llm/generate --data inputs.json "
+        "-u http://localhost:8000"
+    )
+    assert (found.warm_up_count, found.endpoint) == (3, "v2/models/llm/generate")
+    assert found.profile_export == Path("absent.json")
+    (text,) = translate(f"{line} --streaming".split()).without_effect[1:]
+    assert text.startswith("--streaming: the payloads say")
+
+
 def test_a_number_of_requests_has_no_windows() -> None:
     found = translate(["-m", "m", "--request-count", "7"])
     assert (found.windows, found.request_count) == (None, 7)
@@ -206,8 +238,11 @@ def test_a_number_of_requests_has_no_windows() -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--shared-memory system", "--shared-memory isn't supported"),
-        ("--service-kind=openai", "--service-kind isn't supported"),
+        ("--shared-memory cuda", "--shared-memory=cuda isn't supported"),
+        ("--service-kind=openai", "--endpoint PATH go together"),
+        ("--service-kind=openai --endpoint v1/completions", "needs --input-data"),
+        ("--service-kind=openai --endpoint v1/completions -i grpc --input-data d.json", "needs -i http"),
+        ("--service-kind=tfserving", "invalid choice: 'tfserving'"),
         ("--binary-search", "--rate auto"),
         ("-l -1", "--latency-threshold is at least 0"),
         ("--bls-composing-models :1", "--bls-composing-models takes"),
@@ -217,7 +252,11 @@ def test_a_number_of_requests_has_no_windows() -> None:
         ("--concurrency-range 1:2:3:4", "START:END:STEP"),
         ("--concurrency-range 1.5", "integers"),
         ("--streaming", "needs -i grpc"),
+        ("--input-tensor-format json", "must be the same"),
+        ("-i grpc --input-tensor-format json --output-tensor-format json", "needs -i http"),
         ("--unknown", "--unknown"),
+        ("--num-of-sequences 2", "needs --request-rate-range"),
+        ("--start-sequence-id 3 --sequence-id-range 3:9", "not allowed with"),
         ("--request-distribution poisson", "needs --request-rate-range"),
         ("--request-parameter n:x:int", "NAME:VALUE"),
         ("--concurrency-range 1 --request-rate-range 1", "not allowed with"),

@@ -17,7 +17,7 @@ from conch_tools.perf.measure.results import Generator, Load, PerfResult, Point,
 from conch_tools.perf.measure.slices import Slice
 from conch_tools.perf.reports.figures import knee, stage_times_ms
 from conch_tools.perf.reports.html_report import as_html
-from conch_tools.perf.reports.tables import as_csv, as_markdown, as_terminal
+from conch_tools.perf.reports.tables import as_csv, as_markdown, as_terminal, token_table
 from conch_tools.reports.svg_chart import Axis, Chart
 
 MS = 1_000_000
@@ -31,7 +31,19 @@ def _point(load: float, rate: int, latency_ms: float) -> Point:
         times = Histogram.of(random.lognormal(np.log(latency_ms * MS), 0.3, rate))
         errors = Counter({HOSTILE: 1}) if second == 3 else Counter[str]()
         slices.append(
-            Slice(second, rate, rate, rate, errors, latency=times, service=times, first=times, between=times)
+            Slice(
+                second,
+                rate,
+                rate,
+                rate * 5,
+                errors,
+                latency=times,
+                service=times,
+                first=times,
+                between=times,
+                next_one=times,
+                token=times,
+            )
         )
     count = rate * 6
     server = ServerStatistics(
@@ -66,7 +78,16 @@ def test_page_stands_alone_and_escapes() -> None:
     figures = page.findall(".//figure")
     titles = [node.text or "" for node in page.iter("h2")]
     assert len(titles) == len(figures)
-    for start in ("Throughput", "Latency by", "Latency over", "Where", "Errors", "Time to first", "Inter"):
+    for start in (
+        "Throughput",
+        "Latency by",
+        "Latency over",
+        "Where",
+        "Errors",
+        "Time to first",
+        "Inter-r",
+        "Inter-t",
+    ):
         assert any(title.startswith(start) for title in titles), start
     for figure in figures:
         assert figure.find("svg") is not None
@@ -105,6 +126,21 @@ def test_csv_has_the_numbers_of_the_points() -> None:
         assert float(row["latency p99 us"]) == pytest.approx(point.latency.quantile_ns(0.99) / 1e3, abs=0.1)
         assert float(row["p99 low us"]) <= float(row["latency p99 us"]) <= float(row["p99 high us"])
         assert row["verdict"]
+
+
+def test_token_table_has_the_rate_of_all_and_of_one_user() -> None:
+    for row, point in zip(token_table(RESULT).rows, RESULT.points, strict=True):
+        found = dict(zip(token_table(RESULT).columns, row, strict=True))
+        assert found["output tokens/s"] == pytest.approx(5 * point.achieved_rate)
+        assert found["tokens/request"] == 5
+        itl, of_a_user = found["ITL p50 ms"], found["tokens/s of a user"]
+        assert isinstance(itl, float)
+        assert of_a_user == pytest.approx(1000 / itl)
+    assert "TTFT p99 ms" in as_terminal(RESULT)
+    single = replace(
+        RESULT, points=(Point(Load("rate", 5), (Slice(0, 5, 5, 5),), 1.0, 1, Generator(1, 1, 1)),)
+    )
+    assert "TTFT" not in as_terminal(single) + as_markdown(single)
 
 
 def test_markdown_rows_have_as_many_cells_as_their_head() -> None:

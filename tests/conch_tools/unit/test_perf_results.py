@@ -79,6 +79,13 @@ def test_file_round_trip() -> None:
     assert again.points[0].latency.quantile_ns(0.5) == _result().points[0].latency.quantile_ns(0.5)
 
 
+def test_reads_files_of_earlier_versions() -> None:
+    found = json.loads(_result().to_json())
+    for one in found["points"][0]["slices"]:
+        del one["next_one"], one["token"]
+    assert PerfResult.from_json(json.dumps(found)).to_json() == _result().to_json()
+
+
 def test_refuses_another_format_and_names_a_wrong_field() -> None:
     found = json.loads(_result().to_json())
     with pytest.raises(ResultsFormatError, match="this version of conch reads format 1"):

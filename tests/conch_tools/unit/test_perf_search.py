@@ -65,6 +65,7 @@ def test_stops_at_the_highest_rate_allowed() -> None:
     ("text", "reason"),
     [
         ("p99", "write NAME=VALUE"),
+        ("_p99=1ms", "these with ttft_ or itl_ before"),
         ("p42=1ms", "'p42' is none of"),
         ("errors=1ms", "in %"),
         ("p99=1%", "a time"),

@@ -95,3 +95,15 @@ def test_measures_every_variant_of_a_small_space_and_never_one_that_failed_again
     assert set(asked) == {(1,), (2,), (4,)}
     assert asked.count((2,)) == 1
     assert searcher.ranking()[0] == (4,)
+
+
+def test_asks_for_one_of_the_variants_with_one_effect() -> None:
+    def effective(variant: Variant) -> Variant:
+        return variant if variant[0] else (0, 0)
+
+    searcher = Searcher({"batch": (0, 4), "delay": (0, 1, 2)}, (4, 0), 60, 0, effective)
+    asked = set()
+    while (found := searcher.ask()) is not None:
+        asked.add(found[0])
+        searcher.tell(*found, 1.0)
+    assert asked == {(0, 0), (4, 0), (4, 1), (4, 2)}

@@ -51,22 +51,23 @@ def _open(location: Location, open_store: OpenStore, options: StorageOptions) ->
     credentials = CredentialReader(os.environ)
     connection = Connection(location, open_store, credentials, StoreTimeouts.of(options.timeout_s))
     return ObjectRepository(
-        connection, ModelCache(cache_directory(location, options, os.environ), options.cache_bytes)
+        connection,
+        ModelCache(cache_directory(options, os.environ, _MOUNTS[location.scheme]), options.cache_bytes),
     )
 
 
-def cache_directory(location: Location, options: StorageOptions, environment: Mapping[str, str]) -> Path:
-    """Cache directory for a location: the option, Triton's variable, or the XDG default.
+def cache_directory(options: StorageOptions, environment: Mapping[str, str], variable: str = "") -> Path:
+    """Cache directory of a kind of store: the option, Triton's variable for it, or the XDG default.
 
     Raises:
         InvalidArgumentError: Triton's variable does not name a directory.
     """
     if options.cache_directory is not None:
         return options.cache_directory.absolute()
-    mount = environment.get(_MOUNTS[location.scheme])
+    mount = environment.get(variable)
     if mount:
         if not Path(mount).is_dir():
-            raise InvalidArgumentError(f"{_MOUNTS[location.scheme]}: '{mount}' is not a directory")
+            raise InvalidArgumentError(f"{variable}: '{mount}' is not a directory")
         return Path(mount).absolute()
     base = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or Path.home(), ".cache")
     return Path(base, "conch", "models").absolute()

@@ -15,16 +15,48 @@ from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from conch.core.errors import ConchError
-from conch_control.repository.storage.credentials import CredentialReader, redacted
-from conch_control.repository.storage.locations import Location
-from conch_control.repository.storage.stores import OpenStore, Store, StoreBusyError
+from conch_control.repository.storage.credentials import redacted
+from conch_control.repository.storage.stores import Store, StoreBusyError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Place(Protocol):
+    """Where a store is: its text for logs is also its `str`."""
+
+    @property
+    def text(self) -> str:
+        """The location as given."""
+
+
+class Secrets(Protocol):
+    """Credentials."""
+
+    def secrets(self) -> tuple[str, ...]:
+        """Values to hide."""
+
+
+PlaceT = TypeVar("PlaceT", bound=Place)
+PlaceT_contra = TypeVar("PlaceT_contra", bound=Place, contravariant=True)
+SecretsT = TypeVar("SecretsT", bound=Secrets)
+SecretsT_co = TypeVar("SecretsT_co", bound=Secrets, covariant=True)
+StoreT = TypeVar("StoreT", bound=Store)
+
+
+class Credentialed(Protocol[PlaceT_contra, SecretsT_co]):
+    """Reads the credentials of a location; see `CredentialReader`."""
+
+    def read(self, location: PlaceT_contra, /) -> SecretsT_co:
+        """The credentials."""
+
+    def forget(self) -> None:
+        """Drops what is cached after an authentication error."""
+
 
 _CLOSE_S = 5.0
 
@@ -56,22 +88,35 @@ class StoreTimeouts:
         return cls(total_s, total_s / 3, total_s, total_s * 10, min(0.2, total_s / 10), total_s / 6)
 
 
-class Connection:
-    """A connection to one store."""
+class Connection(Generic[PlaceT, StoreT]):
+    """A connection to one store.
+
+    Args:
+        location: Where it is.
+        open_store: Opens it; the float is the longest silence in seconds.
+        credentials: Read when it is opened.
+        timeouts: Limits of all operations.
+    """
 
     def __init__(
         self,
-        location: Location,
-        open_store: OpenStore,
-        credentials: CredentialReader,
+        location: PlaceT,
+        open_store: Callable[[PlaceT, SecretsT, float], Awaitable[StoreT]],
+        credentials: Credentialed[PlaceT, SecretsT],
         timeouts: StoreTimeouts,
     ) -> None:
+        self._secrets: tuple[str, ...] = ()
+
+        async def opened() -> StoreT:
+            found = await asyncio.to_thread(credentials.read, location)
+            self._secrets = found.secrets()
+            return await open_store(location, found, timeouts.silence_s)
+
         self.location = location
         self.timeouts = timeouts
-        self._open_store = open_store
-        self._credentials = credentials
-        self._secrets: tuple[str, ...] = ()
-        self._store: Store | None = None  # this and the next two belong to the loop
+        self._open_store = opened
+        self._forget_credentials = credentials.forget
+        self._store: StoreT | None = None  # this and the next two belong to the loop
         self._opening = asyncio.Lock()
         self._retried = ""  # last logged reason for a retry
         self._closing = threading.Lock()  # held by `close`
@@ -97,7 +142,7 @@ class Connection:
         future.add_done_callback(self._ended)
         return future
 
-    def call(self, operation: Callable[[Store], Awaitable[T]], attempt_s: float | None = None) -> T:
+    def call(self, operation: Callable[[StoreT], Awaitable[T]], attempt_s: float | None = None) -> T:
         """Runs an operation with retries, and waits.
 
         Raises:
@@ -115,7 +160,7 @@ class Connection:
             future.cancel()
             raise self.failure(error) from None
 
-    async def retry(self, operation: Callable[[Store], Awaitable[T]], attempt_s: float) -> T:
+    async def retry(self, operation: Callable[[StoreT], Awaitable[T]], attempt_s: float) -> T:
         """Runs an operation with retries.
 
         Raises:
@@ -127,7 +172,7 @@ class Connection:
         deadline = None
         wait_s = timeouts.first_wait_s
         while True:
-            store: Store | None = None
+            store: StoreT | None = None
             try:
                 async with asyncio.timeout(timeouts.open_s):
                     store = await self._opened()
@@ -205,13 +250,11 @@ class Connection:
         with self._lock:
             self._running.discard(future)
 
-    async def _opened(self) -> Store:
+    async def _opened(self) -> StoreT:
         async with self._opening:
             if self._store is None:
-                credentials = await asyncio.to_thread(self._credentials.read, self.location)
-                self._secrets = credentials.secrets()
                 try:
-                    self._store = await self._open_store(self.location, credentials, self.timeouts.silence_s)
+                    self._store = await self._open_store()
                 except (OSError, ConchError):
                     raise
                 except Exception as error:  # boundary: the library, about its settings
@@ -219,7 +262,7 @@ class Connection:
             return self._store
 
     async def _drop_client(self) -> None:
-        self._credentials.forget()
+        self._forget_credentials()
         async with self._opening:
             store, self._store = self._store, None
         if store is not None:

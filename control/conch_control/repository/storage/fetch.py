@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from conch_control.repository.storage.cache import Blob, ModelCache, Partial
 from conch_control.repository.storage.connection import Connection
@@ -52,7 +53,11 @@ class Fetch:
     """One download of several objects."""
 
     def __init__(
-        self, connection: Connection, cache: ModelCache, files: Mapping[str, FetchItem], checksums: Checksums
+        self,
+        connection: Connection[Any, Any],
+        cache: ModelCache,
+        files: Mapping[str, FetchItem],
+        checksums: Checksums,
     ) -> None:
         self._connection = connection
         self._cache = cache

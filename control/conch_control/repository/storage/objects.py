@@ -13,6 +13,7 @@ from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import ModelSource, Progress
 from conch_control.repository.storage.cache import ModelCache
 from conch_control.repository.storage.connection import Connection
+from conch_control.repository.storage.locations import Location
 from conch_control.repository.storage.stager import StagedModel, Stager
 from conch_control.repository.storage.stores import Contents, Store, StoredObject, by_model, contents_of
 
@@ -35,7 +36,10 @@ class ObjectRepository:
     """A prefix of an object store with models; a `Repository`. Closes its connection and cache."""
 
     def __init__(
-        self, connection: Connection, cache: ModelCache, clock: Callable[[], float] = time.monotonic
+        self,
+        connection: Connection[Location, Store],
+        cache: ModelCache,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.connection = connection
         self.cache = cache

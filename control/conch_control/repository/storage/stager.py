@@ -22,6 +22,7 @@ from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from conch.core.errors import CancelledError
 from conch_control.repository.layout import Fingerprint
@@ -74,7 +75,7 @@ class Stager:
     """Stages the models of one repository."""
 
     def __init__(
-        self, connection: Connection, cache: ModelCache, clock: Callable[[], float] = time.monotonic
+        self, connection: Connection[Any, Any], cache: ModelCache, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._connection = connection
         self._cache = cache

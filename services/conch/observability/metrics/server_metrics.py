@@ -47,6 +47,9 @@ _SWAPS = Family(
 )
 _FAILED_LOADS = Family("conch_model_load_failures_total", "counter", "Loads of a model that have failed")
 _FAILED = Family("conch_model_load_failed", "gauge", "1 if the newest load of a model has failed, else 0")
+_REPOSITORY_ERRORS = Family(
+    "conch_repository_errors_total", "counter", "Listings of a model repository that have failed"
+)
 _CLOSED = Family(
     "conch_grpc_connections_closed_total",
     "counter",
@@ -185,6 +188,7 @@ class StateMetrics:
             (_SWAPS, [_histogram(_SWAPS.name, counts.swaps)]),
             (_FAILED_LOADS, failures),
             (_FAILED, failed),
+            (_REPOSITORY_ERRORS, counted(_REPOSITORY_ERRORS, "repository", counts.repository_errors)),
         ]
 
 

@@ -21,6 +21,7 @@ from conch.core.execution.runner import bypassing_claims
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse, Reader
 from conch.core.servable import Servable
+from conch.core.spec import ModelSpec
 from conch.workers.connection.threads import run_on_thread
 from conch.workers.connection.waiting_calls import WaitingCalls
 from conch.workers.connection.worker_metrics import WorkerMetrics
@@ -86,6 +87,9 @@ class BlsServer:
         self._closed = False
         self._quick_queries: dict[str, Callable[[Query], dict[str, object]]] = {
             "find": self._find,
+            "properties": self._properties,
+            "config": self._config,
+            "metadata": self._metadata,
             "family": metrics.family,
             "metric": metrics.metric,
             "value": metrics.value,
@@ -260,6 +264,34 @@ class BlsServer:
         request.sequence_start = bool(query.get("start"))
         spec = self._calls.find(request).spec
         return {"name": spec.name, "version": spec.version, "decoupled": spec.decoupled}
+
+    def _properties(self, query: Query) -> dict[str, object]:
+        spec = self._spec(query)
+        return {"decoupled": spec.decoupled, "batches": spec.max_batch_size > 0}
+
+    def _config(self, query: Query) -> dict[str, object]:
+        return {"config": dict(self._spec(query).config)}
+
+    def _metadata(self, query: Query) -> dict[str, object]:
+        spec = self._spec(query)
+        inputs, outputs = (
+            [
+                {"name": each.name, "datatype": each.datatype, "shape": list(spec.full_dims(each))}
+                for each in tensors
+            ]
+            for tensors in (spec.inputs, spec.outputs)
+        )
+        return {
+            "name": spec.name,
+            "versions": [str(spec.version)],
+            "platform": spec.platform or spec.backend,
+            "inputs": inputs,
+            "outputs": outputs,
+        }
+
+    def _spec(self, query: Query) -> ModelSpec:
+        request = InferenceRequest(_text(query, "name"), _text(query, "version"), {}, _ignore, 0)
+        return self._calls.find(request).spec
 
     def _report_wait(self, query: Query) -> dict[str, object]:
         number, executed = query.get("call"), query.get("requests")

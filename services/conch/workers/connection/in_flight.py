@@ -41,18 +41,20 @@ class SentBatch:
         batch: The batch.
         done: Called with the outcome.
         since_ns: When it was sent, monotonic.
+        instance: Number of the worker's instance that runs it.
         again: Former numbers of rescheduled requests, by index; None if it has none.
         ended: Numbers of its requests that have their last response.
         resent: True if it was sent twice because the worker could not open its tensors.
     """
 
-    __slots__ = ("again", "batch", "done", "ended", "number", "resent", "since_ns")
+    __slots__ = ("again", "batch", "done", "ended", "instance", "number", "resent", "since_ns")
 
-    def __init__(self, number: int, batch: Batch, done: Done, since_ns: int) -> None:
+    def __init__(self, number: int, batch: Batch, done: Done, since_ns: int, instance: int = 0) -> None:
         self.number = number
         self.batch = batch
         self.done = done
         self.since_ns = since_ns
+        self.instance = instance
         self.again: dict[int, int] | None = None
         self.ended: set[int] = set()
         self.resent = False
@@ -109,9 +111,9 @@ class InFlightTable:
         self._closed = False
         self._last: list[InFlight] = []
 
-    def add(self, batch: Batch, done: Done) -> SentBatch | None:
+    def add(self, batch: Batch, done: Done, instance: int = 0) -> SentBatch | None:
         """Adds a batch that is about to be sent; None if the table is closed."""
-        sent = SentBatch(next(self._numbers), batch, done, monotonic_ns())
+        sent = SentBatch(next(self._numbers), batch, done, monotonic_ns(), instance)
         if self.rescheduled:
             kept = {index: getattr(each, "kept", None) for index, each in enumerate(batch.requests)}
             for index, each in kept.items():

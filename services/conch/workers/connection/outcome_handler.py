@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from conch.core.errors import ConchError, as_conch_error, without_traceback
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
+from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.tensor import Tensor
 from conch.workers.connection.in_flight import InFlightTable, KeptRequest, SentBatch
 from conch.workers.connection.worker_responses import Grant, OpenRequest
@@ -26,10 +27,18 @@ class OutcomeHandler:
         table: What the worker has.
         abandon: Ends a request in the worker.
         grant: Grants response units to requests.
+        states: Keeps the states of requests that run again; None without states.
     """
 
-    def __init__(self, table: InFlightTable, abandon: Callable[[int], None], grant: Grant) -> None:
+    def __init__(
+        self,
+        table: InFlightTable,
+        abandon: Callable[[int], None],
+        grant: Grant,
+        states: SequenceStates | None = None,
+    ) -> None:
         self._table = table
+        self._states = states
         self._abandon = abandon
         self._grant = grant
 
@@ -129,15 +138,27 @@ class OutcomeHandler:
         sent.done(sent.batch, error)
 
     def _mark(
-        self, sent: SentBatch, responses: Sequence[InferenceResponse | None], flags: Sequence[int]
+        self, sent: SentBatch, responses: list[InferenceResponse | None], flags: Sequence[int]
     ) -> list[int]:
-        """Marks requests that failed or run again; returns the indexes of those that stay open."""
+        """Marks requests that failed or run again; returns the indexes of those that stay open.
+
+        Raises:
+            WireError: A request runs again and has outputs.
+        """
         table, requests = self._table, sent.batch.requests
         left: list[int] = []
         for index, (request, response, each) in enumerate(zip(requests, responses, flags, strict=True)):
             if each & FAILED:
                 request.failed = True
-            if response is not None:
+            if response is not None and each & RESCHEDULED:
+                if self._states is None:
+                    raise WireError("a request that runs again has outputs, and there are no states")
+                self._states.collect(request, response)
+                if response.error is None:
+                    responses[index] = None
+                else:
+                    self._abandon(sent.number_at(index))
+            if responses[index] is not None:
                 continue
             left.append(index)
             if each & RESCHEDULED and not request.filler:

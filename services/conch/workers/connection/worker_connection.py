@@ -33,13 +33,13 @@ from conch.workers.connection.socket_reader import MessageDispatcher, SocketRead
 from conch.workers.connection.threads import run_on_thread
 from conch.workers.connection.waiting_calls import WaitingCalls, WorkerWaiter
 from conch.workers.connection.worker_metrics import WorkerMetrics
-from conch.workers.connection.worker_responses import OpenRequest, OpenRequests
+from conch.workers.connection.worker_responses import OpenRequest, OpenRequests, states_of
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
 from conch.workers.protocol.codec import MOST_REQUESTS, encode_requests, span_from_json
 from conch.workers.protocol.devices import ServerDevices, use_on_server
 from conch.workers.protocol.response_credit import encode_credit
-from conch.workers.protocol.spec_json import placement_to_json, spec_to_json
+from conch.workers.protocol.spec_json import Library, library_to_json, placement_to_json, spec_to_json
 from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage, unmapped_error
 from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.crash_report import CrashRecord
@@ -72,7 +72,8 @@ class WorkerConnection:
         readiness: The model's `is_ready`; None without one, and before the load.
         channel, stream, socket_reader, table, checks: Its parts.
         devices: Transport of tensors on GPUs; None until the server uses one.
-        concurrent: True if `execute` is a coroutine, which may continue when its batch is done.
+        concurrent: True if requests may go on when their batch is done: `execute` is a coroutine, or a
+            library's.
         starts_requests: True if `execute` only starts requests, which are answered later.
     """
 
@@ -107,7 +108,7 @@ class WorkerConnection:
         self._loss = CrashRecord(name)
         opened = OpenRequests(spec, self._grant)
         self.table = InFlightTable(opened.make, self._cancel, self._loss.refuse)
-        self._results = OutcomeHandler(self.table, self._abandon, self._grant)
+        self._results = OutcomeHandler(self.table, self._abandon, self._grant, states_of(spec))
         self._log = WorkerLog(spec.name)
         self._gpus = cuda_devices() if gpus is None else gpus
         self.devices: ServerDevices | None = None  # until the server uses a GPU
@@ -141,13 +142,19 @@ class WorkerConnection:
 
     # --- to the worker -------------------------------------------------------------------------------------
 
-    def load(self, placement: Placement, done: Callable[[ConchError | None], None]) -> None:
+    def load(
+        self,
+        placements: Sequence[Placement],
+        done: Callable[[ConchError | None], None],
+        library: Library | None = None,
+    ) -> None:
         """Loads the model in the worker.
 
         Args:
-            placement: Device of the instance.
+            placements: Devices of its instances: one, or any number if a library runs the model.
             done: Called once, with None when the model is ready, with the error if the load failed or
                 the worker is lost; on the I/O loop, or the thread that calls `load`, `close` or `lose`.
+            library: The backend, if it is compiled for Triton; None for a Python model.
 
         Raises:
             OSError, RuntimeError: The socket can't be read, see `SocketReader.start`.
@@ -167,15 +174,16 @@ class WorkerConnection:
             raise
         fields = {
             "spec": spec_to_json(self._spec),
-            "placement": placement_to_json(placement),
+            "placements": [placement_to_json(placement) for placement in placements],
+            "library": None if library is None else library_to_json(library),
             "level": self._log.level,
         }
         self.notify(Kind.HELLO, 0, codec.encode_hello(0))
         self.notify(Kind.LOAD, 0, codec.encode_json(fields))
 
-    def start(self, batch: Batch, done: Done) -> Pending:
-        """Sends a batch, see `BackendInstance.start`; on a lost connection it fails at once."""
-        sent = self.table.add(batch, done)
+    def start(self, batch: Batch, done: Done, instance: int = 0) -> Pending:
+        """Sends a batch for an instance, see `BackendInstance.start`; it fails on a lost connection."""
+        sent = self.table.add(batch, done, instance)
         if sent is not None:
             self._send(sent)
         return PENDING
@@ -216,7 +224,7 @@ class WorkerConnection:
             fields, texts = encode_requests(
                 requests,
                 batch.size,
-                -1 if batch.instance is None else batch.instance,
+                sent.instance,
                 batch.compute_start_ns,
                 None if again is None else [again.get(index, 0) for index in range(len(requests))],
             )

@@ -35,6 +35,11 @@ Grant = Callable[[Sequence[tuple[int, int]]], None]
 """Grants response units to requests by number."""
 
 
+def states_of(spec: ModelSpec) -> SequenceStates | None:
+    """The states of a model version; None without any."""
+    return SequenceStates(spec) if spec.sequence is not None and spec.sequence.states else None
+
+
 class ResponseDelivery:
     """Shapes responses that did not come with their batch, and passes them to their requests."""
 
@@ -42,8 +47,7 @@ class ResponseDelivery:
         self._name = spec.name
         self._decoupled = spec.decoupled
         self._shaper = Shaper(spec)
-        sequence = spec.sequence
-        self._states = SequenceStates(spec) if sequence is not None and sequence.states else None
+        self._states = states_of(spec)
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Delivers a response; never raises."""

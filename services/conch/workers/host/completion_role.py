@@ -1,4 +1,6 @@
-"""The role of a process that calls a model's `auto_complete_config`, replies and ends.
+"""The role of a process that completes a config, replies and ends.
+
+It calls the `auto_complete_config` of a Python model, or the library of a backend compiled for Triton.
 
 It reads one JSON object from the socket, to its end, and writes JSON lines: log records as ``log``, then the
 reply.
@@ -8,7 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from conch.backends.python.runtime.python_instance import load_code
 from conch.backends.python.runtime.tracebacks import limit_memory
 from conch.core.errors import ConchError
 from conch.workers.protocol import codec
+from conch.workers.protocol.spec_json import Library, library_from_json
 from conch.workers.protocol.worker_log import log_to_server
 
 
@@ -37,9 +42,26 @@ def complete(descriptor: int) -> None:
         memory_limit_mb = fields.pop("memory_limit_mb")
         if memory_limit_mb is not None:
             limit_memory(memory_limit_mb)
-        send(codec.encode_json(_complete(**fields)))
+        library = library_from_json(fields.pop("library", None))
+        send(codec.encode_json(_complete(**fields) if library is None else _ask_library(library, **fields)))
         # The server reads nothing after the reply; threads and exit handlers of the model may still log.
         logging.getLogger().handlers.clear()
+        if library is not None:
+            # Threads of the library may still run, which its exit handlers do not expect.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+
+def _ask_library(
+    library: Library, config: dict[str, Any], directory: str, file_name: str, has_gpus: bool
+) -> dict[str, Any]:
+    from conch.workers.host.native_completion import complete_with_library  # not needed by Python models
+
+    try:
+        return {"config": complete_with_library(config, Path(directory), library, has_gpus)}
+    except ConchError as error:
+        return {"code": error.code, "message": error.message}
 
 
 def _complete(config: dict[str, Any], directory: str, file_name: str) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 A thread that waits for a message reads, unless another one already does: a single client's request or the
 reply to a call reaches its thread without a detour. During a long `execute` a backup thread reads.
 
-Owns: the right to read. Threads and locks: one condition; `conch-backup-reader` is the backup thread.
+Owns: the right to read. Threads and locks: one lock, and one of each waiting thread, so that a message wakes
+only those that wait for it; `conch-backup-reader` is the backup thread.
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ class HostReader:
         self._step = step
         self._ready = ready
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._busy = False
-        self._waiting = 0
+        self._waiting: list[_Waiting] = []
 
     @property
     def busy(self) -> bool:
@@ -43,29 +43,30 @@ class HostReader:
         return self._busy
 
     def until(self, done: Callable[[], object], timeout_s: float | None = None) -> bool:
-        """Waits until `done()`, which must be cheap and take no locks; reads unless another thread does.
+        """Waits until `done()`; reads unless another thread does.
+
+        Args:
+            done: Must be cheap and take no locks; any thread may call it.
+            timeout_s: None for no limit.
 
         Returns:
             False on a timeout.
         """
-        lock, changed = self._lock, self._changed
+        lock = self._lock
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         left = None
-        with lock:
+        lock.acquire()
+        try:  # a signal handler may raise once the lock is released
             while not done():
                 if deadline is not None:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         return False
                 if self._busy:
-                    self._waiting += 1
-                    try:
-                        changed.wait(left)
-                    finally:
-                        self._waiting -= 1
+                    self._wait(done, left)
                     continue
                 self._busy = True
-                try:  # a signal handler may raise once the lock is released
+                try:
                     lock.release()
                     if left is None or self._ready(left):
                         self._step()
@@ -73,15 +74,47 @@ class HostReader:
                     lock.acquire()
                     self._busy = False
                     if self._waiting:
-                        changed.notify_all()
+                        self._wake_done()
+        finally:
+            if self._waiting and not self._busy:
+                self._waiting.pop().woken.release()  # it reads next
+            lock.release()
         return True
+
+    def _wait(self, done: Callable[[], object], timeout_s: float | None) -> None:
+        """Waits until another thread has read what this one waits for, or leaves; needs the lock."""
+        waiting = _Waiting(done)
+        self._waiting.append(waiting)
+        try:
+            self._lock.release()
+            waiting.woken.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        finally:
+            self._lock.acquire()
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+
+    def _wake_done(self) -> None:
+        """Wakes the threads whose wait is over; needs the lock."""
+        for waiting in [each for each in self._waiting if each.done()]:
+            self._waiting.remove(waiting)
+            waiting.woken.release()
 
     def forked(self) -> None:
         """Resets in a fork: threads that read or waited are gone."""
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._busy = False
-        self._waiting = 0
+        self._waiting = []
+
+
+class _Waiting:
+    """A thread that waits for what another one reads."""
+
+    __slots__ = ("done", "woken")
+
+    def __init__(self, done: Callable[[], object]) -> None:
+        self.done = done
+        self.woken = threading.Lock()  # locked until it is woken
+        self.woken.acquire()
 
 
 class BackupReader:

@@ -112,7 +112,7 @@ class ResponseWriter:
             if response is None or response.error is not None:
                 plain = False
                 continue
-            if response.parameters or request.completed:
+            if response.parameters or request.completed or request.rescheduled:
                 plain = False
             lists.append(response.outputs)
         left: list[HostedRequest] = []
@@ -125,8 +125,8 @@ class ResponseWriter:
             flags = []
             for request, response in zip(requests, responses, strict=True):
                 own = flags_of(response, failed=request.failed)
-                if response is None and request.rescheduled:
-                    own |= RESCHEDULED
+                if request.rescheduled and (response is None or response.error is None):
+                    own |= RESCHEDULED  # a response has only states
                     left.append(request)  # even if completed: the server may resend it before it knows
                 elif response is None and not request.gone:
                     left.append(request)

@@ -135,6 +135,11 @@ class ServerClient:
         """See `ServerCalls.model_ready`."""
         return bool(self.query("ready", name=name, version=version)["ready"])
 
+    def properties(self, name: str, version: str) -> tuple[bool, bool]:
+        """Whether a model is decoupled, and whether it batches."""
+        found = self.query("properties", name=name, version=version)
+        return bool(found["decoupled"]), bool(found["batches"])
+
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """See `ServerCalls.load`."""
         self.query("load", name=name, parameters=_pack_parameters(parameters))

@@ -1,7 +1,10 @@
 """The worker's main loop: loads the model, executes batches, ends when the server says so.
 
-Owns: the channel, queued batches, the instance. Threads: the main thread loads and executes; whichever thread
-reads (see host_reader) handles messages.
+A worker has one instance of a Python model, or all instances of a model that a library runs. Each instance is
+a *lane*: a queue of batches, and the thread that executes them.
+
+Owns: the channel, the lanes. Threads: the main thread loads, and executes for the first lane; whichever
+thread reads (see host_reader) handles messages.
 """
 
 from __future__ import annotations
@@ -14,18 +17,21 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from conch.backends.python.api.pb_metrics import use_metric_families
 from conch.backends.python.python_settings import Settings
-from conch.backends.python.runtime.python_instance import AsyncPythonInstance, PythonInstance, open_instance
+from conch.backends.python.runtime.python_instance import AsyncPythonInstance, open_instance
 from conch.backends.python.runtime.tracebacks import limit_memory
 from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
+from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.workers.host.host_reader import BackupReader, HostReader
 from conch.workers.host.hosted_metrics import RemoteFamilies
@@ -36,9 +42,17 @@ from conch.workers.protocol import codec
 from conch.workers.protocol.busy_poll import BusyPoll
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError, lost_kind
 from conch.workers.protocol.response_credit import decode_credit
-from conch.workers.protocol.spec_json import placement_from_json, spec_from_json
+from conch.workers.protocol.spec_json import (
+    Library,
+    library_from_json,
+    placement_from_json,
+    spec_from_json,
+)
 from conch.workers.protocol.tensors import MessageStream, ReceivedMessage, UnreachableError, unmapped_error
 from conch.workers.protocol.worker_log import log_to_server
+
+if TYPE_CHECKING:
+    from conch.workers.host.native_model import NativeModel
 
 SERVER_GONE = 3
 """Exit status: the server is gone."""
@@ -55,22 +69,64 @@ def serve(descriptor: int) -> None:
     host = Host(PacketChannel(sock))
     os.register_at_fork(after_in_child=host.forked)
     host.run()
+    if host.runs_library:
+        # Threads of the library may still run, which its exit handlers do not expect.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+class HostedInstance(Protocol):
+    """An instance of the model, as a lane uses it."""
+
+    readiness: Readiness | None
+
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+        """See `BackendInstance.execute`."""
+
+    def close(self) -> None:
+        """Frees it."""
+
+
+class Load(NamedTuple):
+    """What the server has told the worker to load."""
+
+    spec: ModelSpec
+    placements: list[Placement]
+    library: Library | None
+
+
+class Lane:
+    """The batches of one instance.
+
+    Attributes:
+        todo: Batches that wait for the instance's thread; None: the server has sent CLOSE.
+        backup_reader: Reads during a long execution.
+        instance: The instance, once it is loaded.
+    """
+
+    __slots__ = ("backup_reader", "instance", "todo")
+
+    def __init__(self, reader: HostReader) -> None:
+        self.todo: deque[tuple[int, Batch] | None] = deque()
+        self.backup_reader = BackupReader(reader)
+        self.instance: HostedInstance | None = None
 
 
 class Host:
-    """One instance of a model, and its connection to the server."""
+    """The instances of a model, and their connection to the server."""
 
     def __init__(self, channel: PacketChannel) -> None:
         self._channel = channel
         self._stream = MessageStream(channel, in_worker=True)
         self._reader = HostReader(self._handle_next, channel.ready)
-        self._backup_reader = BackupReader(self._reader)
-        self._calls = ServerClient(self._stream, self._reader, self._backup_reader)
+        first = Lane(self._reader)
+        self._lanes = [first]
+        self._calls = ServerClient(self._stream, self._reader, first.backup_reader)
         self._families = RemoteFamilies(self)
-        self._todo: deque[tuple[int, Batch] | None] = deque()  # batches; None: the server has sent CLOSE
-        self._load: tuple[ModelSpec, Placement] | None = None
+        self._load: Load | None = None
         self._writer: ResponseWriter | None = None
-        self._instance: PythonInstance | None = None
+        self._native: NativeModel | None = None
         self._over = False  # the conversation has ended
         self._forked = False
         self._handlers: dict[Kind, Callable[[int, ReceivedMessage], None]] = {
@@ -94,8 +150,8 @@ class Host:
         """Loads and executes until the server sends CLOSE."""
         try:
             self._stream.send(Kind.HELLO, 0, codec.encode_hello(os.getpid()))
-            self._reader.until(lambda: self._load is not None or bool(self._todo))
-            if self._load is not None and self._open(*self._load):
+            self._reader.until(lambda: self._load is not None or bool(self._lanes[0].todo))
+            if self._load is not None and self._open(self._load):
                 self._serve()
         except ChannelClosedError:
             self._server_gone()
@@ -109,6 +165,11 @@ class Host:
         self._over = self._forked = True
         self._stream.forked()
         self._reader.forked()
+
+    @property
+    def runs_library(self) -> bool:
+        """Whether a library runs the model."""
+        return self._native is not None
 
     # --- used by parts ------------------------------------------------------------------------------------
 
@@ -128,36 +189,83 @@ class Host:
 
     # --- on the main thread -------------------------------------------------------------------------------
 
-    def _open(self, spec: ModelSpec, placement: Placement) -> bool:
+    def _open(self, load: Load) -> bool:
         use_metric_families(self._families)
-        settings = Settings.of(spec)
+        settings = Settings.of(load.spec)
         if settings.memory_limit_mb is not None:
             limit_memory(settings.memory_limit_mb)
-        self._backup_reader.arm()  # `initialize` may take long and query the server
+        first = self._lanes[0]
+        first.backup_reader.arm()  # `initialize` may take long and query the server
         try:
-            instance = open_instance(spec, placement, self._calls, self._note)
+            facts = (
+                self._open_python(load) if load.library is None else self._open_library(load, load.library)
+            )
         except ConchError as error:
             if self._forked:
                 raise error.__cause__ or error from None
             self._stream.send(Kind.FAILED, 0, codec.encode_error(error))
             return False
         finally:
-            self._backup_reader.disarm()
-        instance.leave_shaping(spec)
-        self._instance = instance
-        self._writer = ResponseWriter(spec, self._stream, self._reader)
-        facts = {
+            first.backup_reader.disarm()
+        self._writer = ResponseWriter(load.spec, self._stream, self._reader)
+        self._stream.send(Kind.LOADED, 0, codec.encode_json(facts))
+        return True
+
+    def _open_python(self, load: Load) -> dict[str, bool]:
+        """Opens the instance of a Python model; returns what the server must know of it."""
+        (placement,), (lane,) = load.placements, self._lanes
+        lane.instance = instance = open_instance(load.spec, placement, self._calls, self._note)
+        instance.leave_shaping(load.spec)
+        return {
             "readiness": instance.readiness is not None,
             "concurrent": isinstance(instance, AsyncPythonInstance),
             "starts_requests": instance.starts_requests,
         }
-        self._stream.send(Kind.LOADED, 0, codec.encode_json(facts))
-        return True
+
+    def _open_library(self, load: Load, library: Library) -> dict[str, bool]:
+        """Opens all instances of a model that a library runs."""
+        from conch.workers.host.native_model import NativeModel  # not needed by Python models
+
+        self._native = model = NativeModel(load.spec, library, self._calls, self._families, self._note)
+        model.open(load.placements)
+        for lane, instance in zip(self._lanes, model.instances, strict=True):
+            lane.instance = instance
+        return {"readiness": model.has_readiness, "concurrent": True, "starts_requests": False}
 
     def _serve(self) -> None:
-        todo, reader, backup_reader = self._todo, self._reader, self._backup_reader
-        instance, writer = self._instance, self._writer
+        """Executes batches of all lanes until the server sends CLOSE."""
+        first, *others = self._lanes
+        threads = [
+            threading.Thread(target=self._serve_beside, args=(lane,), name=f"conch-lane-{number}")
+            for number, lane in enumerate(others, 1)
+        ]
+        for thread in threads:
+            thread.start()
+        self._serve_lane(first)
+        for thread in threads:
+            thread.join()
+        for lane in self._lanes:
+            assert lane.instance is not None, "it has been loaded"
+            lane.instance.close()
+        assert self._writer is not None, "it has been loaded"
+        self._writer.flush()
+        self._families.flush()
+        if self._stream.devices is not None:
+            self._stream.devices.close()
+
+    def _serve_beside(self, lane: Lane) -> None:
+        try:
+            self._serve_lane(lane)
+        except ChannelClosedError:
+            self._server_gone()
+
+    def _serve_lane(self, lane: Lane) -> None:
+        todo, reader, backup_reader = lane.todo, self._reader, lane.backup_reader
+        instance, writer = lane.instance, self._writer
         assert instance is not None and writer is not None, "it has been loaded"
+        if len(self._lanes) > 1:
+            self._serve_with_others(lane, instance, writer)
+            return
 
         arrivals = select.poll()
         arrivals.register(self._channel.fileno(), select.POLLIN)
@@ -171,17 +279,25 @@ class Host:
             if todo[0] is None:  # CLOSE
                 break
             busy_poll.record_arrival(len(todo[0][1].requests), since_ns)
-            self._execute(instance, writer)
+            self._execute(todo, instance, writer)
             backup_reader.disarm()
-        instance.close()
-        writer.flush()
-        self._families.flush()
-        if self._stream.devices is not None:
-            self._stream.devices.close()
 
-    def _execute(self, instance: PythonInstance, writer: ResponseWriter) -> None:
-        item = self._todo.popleft()
-        assert item is not None, "`_serve` has checked"
+    def _serve_with_others(self, lane: Lane, instance: HostedInstance, writer: ResponseWriter) -> None:
+        """As `_serve_lane` without polling, which would take the processor from the other lanes."""
+        todo, reader, backup_reader = lane.todo, self._reader, lane.backup_reader
+        while True:
+            reader.until(todo.__len__)
+            backup_reader.arm()
+            if todo[0] is None:  # CLOSE
+                break
+            self._execute(todo, instance, writer)
+            backup_reader.disarm()
+
+    def _execute(
+        self, todo: deque[tuple[int, Batch] | None], instance: HostedInstance, writer: ResponseWriter
+    ) -> None:
+        item = todo.popleft()
+        assert item is not None, "the lane has checked"
         number, batch = item
         outcome: Outcome
         try:
@@ -237,7 +353,10 @@ class Host:
             sys.stderr.write(f"conch worker: {error.message}\n")
             self._stream.send(Kind.UNREACHABLE, subject)  # the server resends it
             return
-        self._todo.append((subject, batch))
+        try:
+            self._lanes[batch.instance or 0].todo.append((subject, batch))
+        except IndexError:
+            raise WireError(f"there is no instance {batch.instance}") from None
 
     def _on_devices(self, subject: int, received: ReceivedMessage) -> None:
         # Sent only by servers that use GPUs; the import is heavy.
@@ -294,7 +413,8 @@ class Host:
             self._reply_ready(subject, False)
 
     def _on_close(self, subject: int, received: ReceivedMessage) -> None:
-        self._todo.append(None)
+        for lane in self._lanes:
+            lane.todo.append(None)
 
     def _on_hello(self, subject: int, received: ReceivedMessage) -> None:
         codec.check_hello(received.fields, "server")
@@ -303,15 +423,27 @@ class Host:
         if self._load is not None:
             raise WireError("it has been told before what to load")
         fields = codec.decode_json(received.fields)
-        spec, placement = spec_from_json(fields.get("spec")), placement_from_json(fields.get("placement"))
+        placements = fields.get("placements")
+        if not isinstance(placements, list) or not placements:
+            raise WireError("a model is loaded without placements of its instances")
+        load = Load(
+            spec_from_json(fields.get("spec")),
+            [placement_from_json(placement) for placement in placements],
+            library_from_json(fields.get("library")),
+        )
+        if load.library is None and len(placements) != 1:
+            raise WireError("a worker has one instance of a Python model")
         level = fields.get("level")
         log_to_server(partial(self.notify, Kind.LOG, 0), level if isinstance(level, int) else logging.NOTSET)
-        self._load = spec, placement
+        self._lanes += [Lane(self._reader) for _ in placements[1:]]
+        self._load = load
 
     def _on_level(self, subject: int, received: ReceivedMessage) -> None:
         level = codec.decode_json(received.fields).get("level")
         if isinstance(level, int):
             logging.getLogger().setLevel(level)
+            if self._native is not None:
+                self._native.follow_log_level()
 
     @property
     def _open_requests(self) -> HostedRequests:
@@ -320,7 +452,8 @@ class Host:
         return self._writer.requests
 
     def _check_ready(self, subject: int) -> None:
-        check = None if self._instance is None else self._instance.readiness
+        instance = self._lanes[0].instance
+        check = None if instance is None else instance.readiness
         ready = False
         if check is not None:
             check.start()

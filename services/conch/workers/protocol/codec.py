@@ -431,7 +431,7 @@ ERROR = 2
 FINAL = 4
 """It is the last of its request."""
 RESCHEDULED = 8
-"""The request runs again."""
+"""The request runs again; a response with it has only states of its sequence."""
 FAILED = 16
 """The model itself responded with the error; of a reply: the server refused the call."""
 

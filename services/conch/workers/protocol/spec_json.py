@@ -1,4 +1,4 @@
-"""Encodes model specs and placements as JSON for workers, and decodes them.
+"""Encodes what workers load as JSON, and decodes it: model specs, placements, libraries.
 
 The annotations of the dataclasses drive it: a new field needs no change here.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,6 +18,23 @@ from conch.core.spec import ModelSpec
 from conch.workers.protocol.channel import WireError
 
 _Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A backend that is compiled for Triton.
+
+    Attributes:
+        backend: The backend's name.
+        file: The library.
+        options: Facts of the server, and the options of ``--backend-config``.
+        host: The library of conch-native, which provides Triton's functions.
+    """
+
+    backend: str
+    file: Path
+    options: Mapping[str, str]
+    host: Path
 
 
 def spec_to_json(spec: ModelSpec) -> dict[str, Any]:
@@ -46,6 +63,20 @@ def placement_from_json(value: object) -> Placement:
         WireError: It is malformed.
     """
     return _read(Placement, value)
+
+
+def library_to_json(library: Library) -> dict[str, Any]:
+    """Encodes a library as JSON values."""
+    return _pack_record(library)
+
+
+def library_from_json(value: object) -> Library | None:
+    """Decodes a library, or its absence.
+
+    Raises:
+        WireError: It is malformed.
+    """
+    return None if value is None else _read(Library, value)
 
 
 def _pack_record(record: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs a model's `auto_complete_config` in a short-lived worker process."""
+"""Completes a config in a short-lived worker process, by a model's code or a library."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from conch.core.model_control import load_cancelled
 from conch.workers.environments import Environment
 from conch.workers.protocol.channel import WireError
 from conch.workers.protocol.codec import decode_json
+from conch.workers.protocol.spec_json import Library, library_to_json
 from conch.workers.protocol.worker_log import WorkerLog
 from conch.workers.supervision.child_process import ChildProcess, start_worker
 from conch.workers.supervision.crash_report import crashed, sentence
@@ -35,8 +36,20 @@ def complete_in_worker(
     directory: Path,
     file_name: str,
     settings: Settings,
+    library: Library | None = None,
+    has_gpus: bool = False,
 ) -> dict[str, Any]:
     """Completes a config in JSON form; settings limit time and memory.
+
+    Args:
+        monitor: The thread that all workers share.
+        environment: What the process starts with.
+        config: The config.
+        directory: The version's directory.
+        file_name: The file of a Python model.
+        settings: Limits.
+        library: The backend, if it is compiled for Triton.
+        has_gpus: Whether instances that a library wants on GPUs can be there.
 
     Raises:
         ConchError: The model's error, as if it had run in process; or its process died; or the load was
@@ -51,6 +64,10 @@ def complete_in_worker(
         "level": log.level,
         "memory_limit_mb": settings.memory_limit_mb,
     }
+    what = f"auto_complete_config function of model '{name}'"
+    if library is not None:
+        what = f"TRITONBACKEND_ModelInitialize of model '{name}'"
+        asked |= {"library": library_to_json(library), "has_gpus": has_gpus}
     timeout_s = settings.start_timeout_s
     process, ours = start_worker(monitor, name, environment, "complete")
     with ours:
@@ -60,13 +77,10 @@ def complete_in_worker(
             process.wait(_END_S)
         except TimeoutError:
             raise UnavailableError(
-                f"auto_complete_config function of model '{name}' took longer than {timeout_s:g} s, which is "
-                f"what 'CONCH_START_TIMEOUT_SECONDS' allows"
+                f"{what} took longer than {timeout_s:g} s, which is what 'CONCH_START_TIMEOUT_SECONDS' allows"
             ) from None
         except _StoppedError:
-            raise UnavailableError(
-                f"auto_complete_config function of model '{name}' was ended, as the load was stopped"
-            ) from None
+            raise UnavailableError(f"{what} was ended, as the load was stopped") from None
         finally:
             process.kill()
             process.wait()

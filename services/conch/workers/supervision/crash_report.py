@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from conch.core.errors import ConchError, UnavailableError
 from conch.workers.connection.in_flight import SentBatch
+from conch.workers.protocol.spec_json import Library
 
 _SHOWN_BYTES = 2_048
 _REPORTED_BYTES = 16_384
@@ -48,7 +49,13 @@ def crashed(name: str, how: str, errors: str) -> UnavailableError:
 
 
 def crash_report(
-    name: str, pid: int, how: str, errors: str, requests: Sequence[str], executing_s: float | None
+    name: str,
+    pid: int,
+    how: str,
+    errors: str,
+    requests: Sequence[str],
+    executing_s: float | None,
+    library: Library | None = None,
 ) -> str:
     """Formats the log report of a serving worker's death.
 
@@ -59,9 +66,12 @@ def crash_report(
         errors: Its last lines of standard error.
         requests: The ids of its requests.
         executing_s: Age of its oldest batch in seconds; None without one.
+        library: The backend, if it is compiled for Triton.
     """
     stack, before = split_errors(errors)
     lines = [f"worker of '{name}' (pid {pid}) died. {how}"]
+    if library is not None:
+        lines.append(f"backend: '{library.backend}', {library.file}")
     if requests:
         more = f" and {len(requests) - _MOST_IDS} more" if len(requests) > _MOST_IDS else ""
         ids = ", ".join(f"'{each}'" for each in requests[:_MOST_IDS])

@@ -1,4 +1,4 @@
-"""Starts the worker of one instance, and restarts it when it dies.
+"""Starts a worker, and restarts it when it dies.
 
 Owns: the current worker process and connection, the restart timer and thread.
 Threads and locks: state changes under the group's lock; restarts run on `conch-<instance>-restart`.
@@ -32,12 +32,12 @@ _NS_PER_MS = 1_000_000
 
 
 class Supervisor:
-    """Keeps one worker process serving an instance.
+    """Keeps one worker process serving an instance, or all instances of a version.
 
     Args:
         launch: Settings of the processes.
         group: The instances of the model version.
-        tell: Called with the instance's readiness after possible changes.
+        tell: Called with the readiness of its instances after possible changes.
 
     Attributes:
         link: The serving worker, or None.
@@ -51,7 +51,7 @@ class Supervisor:
         self._monitor = launch.monitor
         self._group = group
         self._policy = RestartPolicy()
-        self._member = Member(self._policy, launch.placement.passive, tell)
+        self._member = Member(self._policy, all(each.passive for each in launch.placements), tell)
         # All changed under the group's lock.
         self.link: WorkerConnection | None = None
         self._worker: WorkerProcess | None = None

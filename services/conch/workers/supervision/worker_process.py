@@ -1,4 +1,4 @@
-"""Runs one worker process of an instance, from start to end.
+"""Runs one worker process, from start to end.
 
 Owns: the child process, its connection and the reason of its end.
 Threads and locks: the end is reported on any thread; timers run on the monitor's thread.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from conch.workers.connection.waiting_calls import WorkerWaiter
 from conch.workers.connection.worker_connection import WorkerConnection
 from conch.workers.environments import Environment
 from conch.workers.protocol.channel import PacketChannel
+from conch.workers.protocol.spec_json import Library
 from conch.workers.supervision.child_process import start_worker
 from conch.workers.supervision.crash_report import crash_report, crashed, in_flight_error, sentence
 from conch.workers.supervision.process_monitor import ProcessMonitor, Timer
@@ -61,10 +62,16 @@ _SESSION_FIELD = 3
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Settings of all processes of an instance; `waiter` is the instance in deadlock detection."""
+    """Settings of all processes of a worker.
+
+    Attributes:
+        placements: Its instances: one, or any number if a library runs the model.
+        library: The backend, if it is compiled for Triton.
+        waiter: The worker in deadlock detection.
+    """
 
     spec: ModelSpec
-    placement: Placement
+    placements: Sequence[Placement]
     settings: Settings
     environment: Environment
     calls: ServerCalls
@@ -72,11 +79,12 @@ class Launch:
     families: CustomFamilies
     monitor: ProcessMonitor
     notes: ConfigNotes
+    library: Library | None = None
 
     @property
     def name(self) -> str:
-        """The instance's name."""
-        return self.placement.name
+        """Name for messages: the instance's, or the model's if a library runs all its instances."""
+        return self.placements[0].name if self.library is None else self.spec.name
 
 
 class ProcessOwner(Protocol):
@@ -90,7 +98,7 @@ class ProcessOwner(Protocol):
 
 
 class WorkerProcess:
-    """One process of an instance, from its start to its end.
+    """One process of a worker, from its start to its end.
 
     Args:
         launch: Settings.
@@ -159,7 +167,7 @@ class WorkerProcess:
             end_ns = self._launch.monitor.clock() + round(timeout_s * 1e9)
             timer = self._launch.monitor.at(end_ns, partial(self.abort, text))
         stopped = load_cancelled()
-        self.link.load(self._launch.placement, self._on_loaded)
+        self.link.load(self._launch.placements, self._on_loaded, self._launch.library)
         while not self._loaded.wait(_LOOK_S):
             if stopped():
                 self._why = "its load was stopped"
@@ -205,7 +213,15 @@ class WorkerProcess:
         ids = [each for batch in self._in_flight for each in batch.request_ids]
         since = min((batch.since_ns for batch in self._in_flight), default=None)
         executing_s = None if since is None else (self._ended_ns - since) / 1e9
-        return crash_report(self._name, self.process.pid, self.how, self.process.errors, ids, executing_s)
+        return crash_report(
+            self._name,
+            self.process.pid,
+            self.how,
+            self.process.errors,
+            ids,
+            executing_s,
+            self._launch.library,
+        )
 
     def _on_loaded(self, error: ConchError | None) -> None:
         self._error = error

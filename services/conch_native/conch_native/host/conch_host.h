@@ -169,4 +169,23 @@ CONCH_API void conch_call_taken(conch_host* host, uint64_t call);
  * The host copies what it keeps. Ends the call if it is final. */
 CONCH_API void conch_reply(conch_host* host, uint64_t call, const uint64_t* words);
 
+/* --- Repository agents; one process serves one library, on one thread -------------------------------------- */
+
+typedef struct conch_agent conch_agent;
+typedef struct conch_agent_model conch_agent_model;
+
+/* Opens an agent's library and calls its Initialize. On an error `*agent` is NULL. */
+CONCH_API int32_t conch_open_agent(conch_agent** agent, const char* library);
+CONCH_API int32_t conch_close_agent(conch_agent* agent);
+
+/* Begins one load of a model: ModelInitialize. `config` is the config as written in JSON, or NULL; the `count`
+ * parameters are the agent's. The model is made also on an error, and must be closed. */
+CONCH_API int32_t conch_open_agent_model(
+    conch_agent* agent, conch_agent_model** model, const char* location, const char* config, uint32_t count,
+    const char* const* keys, const char* const* values);
+/* Runs a TRITONREPOAGENT_ActionType. `*location` is where the model is then, valid until the next call. */
+CONCH_API int32_t conch_run_agent(
+    conch_agent* agent, conch_agent_model* model, int32_t action, const char** location);
+CONCH_API int32_t conch_close_agent_model(conch_agent* agent, conch_agent_model* model);
+
 #endif

@@ -1,5 +1,6 @@
 /* Batches and requests, as the backend sees them until it releases them. */
 #include <stdlib.h>
+#include <time.h>
 
 #include "internal.h"
 
@@ -127,6 +128,12 @@ static bool end_request(TRITONBACKEND_Request* request) {
   return true;
 }
 
+static uint64_t now_ns(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
 int32_t conch_execute(
     conch_host* host, uint32_t index, uint32_t count, const uint64_t* words, uint64_t* out, uint64_t out_words,
     uint64_t* written, uint64_t times[2]) {
@@ -142,7 +149,9 @@ int32_t conch_execute(
   instance->compute_start = instance->compute_end = 0;
   pthread_mutex_unlock(&instance->lock);
 
+  const uint64_t begin = now_ns();
   TRITONSERVER_Error* error = host->execute(instance, requests, count);
+  const uint64_t end = now_ns();
 
   if (error != NULL) {
     /* They are still the host's: unless the backend has released some all the same. */
@@ -158,8 +167,11 @@ int32_t conch_execute(
   instance->executing = false;
   event_list_t events = instance->events;
   instance->events = (event_list_t){NULL, NULL};
-  times[0] = instance->compute_start;
-  times[1] = instance->compute_end;
+  /* Times that can't be are those of a backend that reports something else. */
+  bool sane = begin <= instance->compute_start && instance->compute_start <= instance->compute_end &&
+              instance->compute_end <= end;
+  times[0] = sane ? instance->compute_start : 0;
+  times[1] = sane ? instance->compute_end : 0;
   pthread_mutex_unlock(&instance->lock);
   if (requests != few) free(requests);
   *written = 0;

@@ -39,7 +39,9 @@ TRITONSERVER_Error* TRITONSERVER_InferenceTraceReportActivity(
   event_t* event = event_new(CONCH_ACTIVITY, trace->life->number);
   words_put(&event->body, timestamp);
   words_put_text(&event->body, activity_name);
-  event_post(trace->host, event);
+  event_list_t one = {event, event};
+  /* Before the response, with which the request's span ends. */
+  event_post_of(trace->life, one, trace->host->model.decoupled);
   return NO_ERROR;
 }
 

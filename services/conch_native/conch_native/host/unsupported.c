@@ -1,4 +1,4 @@
-/* Functions that conch does not provide: programs with a server inside, caches, and agents. Each answers
+/* Functions that conch does not provide: programs with a server inside, and caches. Each answers
  * UNSUPPORTED and says its name, so that a library which only links to it loads. */
 #include "internal.h"
 #include "triton/core/tritoncache.h"
@@ -235,49 +235,4 @@ TRITONSERVER_Error* TRITONCACHE_CacheEntrySetBuffer(
 }
 TRITONSERVER_Error* TRITONCACHE_Copy(TRITONCACHE_Allocator* allocator, TRITONCACHE_CacheEntry* entry) {
   return conch_unsupported("TRITONCACHE_Copy");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_ModelRepositoryLocation(
-    TRITONREPOAGENT_Agent* agent, TRITONREPOAGENT_AgentModel* model, TRITONREPOAGENT_ArtifactType* type,
-    const char** location) {
-  return conch_unsupported("TRITONREPOAGENT_ModelRepositoryLocation");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_ModelRepositoryLocationAcquire(
-    TRITONREPOAGENT_Agent* agent, TRITONREPOAGENT_AgentModel* model, TRITONREPOAGENT_ArtifactType
-    artifact_type, const char** location) {
-  return conch_unsupported("TRITONREPOAGENT_ModelRepositoryLocationAcquire");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_ModelRepositoryLocationRelease(
-    TRITONREPOAGENT_Agent* agent, TRITONREPOAGENT_AgentModel* model, const char* location) {
-  return conch_unsupported("TRITONREPOAGENT_ModelRepositoryLocationRelease");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_ModelRepositoryUpdate(
-    TRITONREPOAGENT_Agent* agent, TRITONREPOAGENT_AgentModel* model, TRITONREPOAGENT_ArtifactType
-    artifact_type, const char* location) {
-  return conch_unsupported("TRITONREPOAGENT_ModelRepositoryUpdate");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_ModelParameterCount(
-    TRITONREPOAGENT_Agent* agent, TRITONREPOAGENT_AgentModel* model, uint32_t* count) {
-  return conch_unsupported("TRITONREPOAGENT_ModelParameterCount");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_ModelParameter(
-    TRITONREPOAGENT_Agent* agent, TRITONREPOAGENT_AgentModel* model, uint32_t index, const char**
-    parameter_name, const char** parameter_value) {
-  return conch_unsupported("TRITONREPOAGENT_ModelParameter");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_ModelConfig(
-    TRITONREPOAGENT_Agent* agent, TRITONREPOAGENT_AgentModel* model, uint32_t config_version,
-    TRITONSERVER_Message** message) {
-  return conch_unsupported("TRITONREPOAGENT_ModelConfig");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_ModelState(TRITONREPOAGENT_AgentModel* model, void** state) {
-  return conch_unsupported("TRITONREPOAGENT_ModelState");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_ModelSetState(TRITONREPOAGENT_AgentModel* model, void* state) {
-  return conch_unsupported("TRITONREPOAGENT_ModelSetState");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_State(TRITONREPOAGENT_Agent* agent, void** state) {
-  return conch_unsupported("TRITONREPOAGENT_State");
-}
-TRITONSERVER_Error* TRITONREPOAGENT_SetState(TRITONREPOAGENT_Agent* agent, void* state) {
-  return conch_unsupported("TRITONREPOAGENT_SetState");
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from conch_tools.perf.load.ready_requests import ReadyRequest
+from conch_tools.perf.measure.records import KeptResponse
 
 
 class Call:
@@ -15,17 +16,20 @@ class Call:
         due_ns: When it was to be sent, monotonic.
         sent_ns: When it was.
         responses: How many responses have come.
+        first_ns: When the first of them came, of a stream; 0 otherwise.
         last_ns: When the last of them came; 0 before.
-        slot: Number of the slot of a closed loop; -1 in an open one.
+        slot: Number of the slot of a closed loop, or of the sequence; -1 for none.
+        kept: The responses, if they are kept.
     """
 
-    __slots__ = ("due_ns", "last_ns", "request", "responses", "sent_ns", "slot")
+    __slots__ = ("due_ns", "first_ns", "kept", "last_ns", "request", "responses", "sent_ns", "slot")
 
-    def __init__(self, request: ReadyRequest, due_ns: int, slot: int = -1) -> None:
+    def __init__(self, request: ReadyRequest, due_ns: int, slot: int = -1, keeps: bool = False) -> None:
         self.request = request
         self.due_ns = due_ns
         self.slot = slot
-        self.sent_ns = self.last_ns = self.responses = 0
+        self.kept: list[KeptResponse] | None = [] if keeps else None
+        self.sent_ns = self.first_ns = self.last_ns = self.responses = 0
 
 
 class Ended(Protocol):
@@ -33,6 +37,9 @@ class Ended(Protocol):
 
     def call_ended(self, call: Call, error: str, now_ns: int) -> None:
         """A call has its last response, or an error: empty for success."""
+
+    def explained(self, error: str, text: str) -> None:
+        """What the server says of an error; told of the first one on a connection."""
 
     def responded(self, call: Call, now_ns: int) -> None:
         """A response of a stream has come; the call has the time of the one before."""
@@ -50,8 +57,11 @@ class Client(Protocol):
     lost: bool
 
     @property
-    def can_send(self) -> bool:
-        """Whether a call may be sent now."""
+    def full_at(self) -> int:
+        """Streams that the server allows at the same time, if there are as many now; else 0."""
+
+    def takes(self, slot: int) -> bool:
+        """Whether a call of a slot may be sent now."""
 
     @property
     def wants_write(self) -> bool:

@@ -2,10 +2,11 @@
 
 One thread: it waits for sockets and for the next time of the schedule, hands what has come to the clients
 and sends what is due. A closed loop has slots: the end of a call sends the next one of its slot. An open loop
-sends at its times, whatever is outstanding, up to a limit; what is beyond is shed.
+sends at its times, whatever is outstanding, up to a limit; what is beyond is shed. With sequences a call of
+an open loop waits for a sequence without an outstanding call; in a closed loop each slot is a sequence.
 
-Without a connection a call fails at once, and no other one is sent for `_RETRY_NS`; in an open loop those are
-late then.
+Connections are opened on threads; calls wait for theirs, and in an open loop are late then. After one that
+could not be opened no other one is tried for `_RETRY_NS`.
 """
 
 from __future__ import annotations
@@ -13,30 +14,38 @@ from __future__ import annotations
 import select
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from time import monotonic_ns
 
 from conch_tools.perf.load.calls import Call, Client
+from conch_tools.perf.load.connecting import Connector
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.load.recorder import Recorder
+from conch_tools.perf.load.sequences import Sequences
 
 _LONGEST_WAIT_NS = 100_000_000
 _RETRY_NS = 100_000_000
 _FINE_NS = 5_000_000
-_PARKED_NS = 1_000_000  # between looks at connections that take no call
+_MOST_TEXT = 300
+_COARSE_NS = 2_000_000
 
 
 class Driver:
     """The load of one process.
 
     Args:
-        connect: Opens a connection whose calls end here. Raises OSError.
+        connect: Opens a connection whose calls end here, on any thread. Raises OSError.
         connections: Most connections.
         next_request: The next request of a slot; of -1 in an open loop.
         recorder: Counts.
         stops: Whether to stop; called now and then.
         calls: How many calls are made; the load ends with the last one.
+        keeps: Whether calls keep their responses.
+
+    Attributes:
+        stream_limit: Calls that the server allows on a connection, if others had to wait for them; else 0.
+        texts: What the server said of the first error of each status.
     """
 
     def __init__(
@@ -47,39 +56,44 @@ class Driver:
         recorder: Recorder,
         stops: Callable[[], bool],
         calls: int = sys.maxsize,
+        keeps: bool = False,
     ) -> None:
-        self._connect = connect
+        self._connector = Connector(lambda: connect(self))
         self._most = connections
         self._next_request = next_request
         self._recorder = recorder
         self._stops = stops
         self._left = calls
+        self._keeps = keeps
         self._poll = select.epoll()
-        self._places: list[Client | None] = []
+        self._poll.register(self._connector.fileno(), select.EPOLLIN)
+        self._places: list[Client | None] = [None] * connections
         self._clients: dict[int, tuple[int, Client]] = {}
         self._dirty: dict[int, Client] = {}
         self._writing: set[int] = set()
-        self._waiting: deque[Call] = deque()  # of an open loop: no connection takes them yet
+        self._waiting: deque[int] = deque()  # times of an open loop: calls that are not sent yet
         self._parked: list[int] = []  # slots that wait for a connection
         self._retry_ns = 0
+        self.stream_limit = 0
+        self.texts: dict[str, str] = {}
         self._outstanding = 0
         self._closed_loop = False
         self._over = False
 
-    def run_closed(self, slots: Sequence[int], end_ns: int) -> None:
+    def run_closed(self, slots: int, end_ns: int) -> None:
         """Keeps a call in flight for each slot until a time, then waits for none."""
         self._closed_loop = True
-        self._parked = list(slots)
+        self._parked = list(range(slots))
         while (now := monotonic_ns()) < end_ns and not self._stops() and (self._left or self._outstanding):
-            if self._parked and now >= self._retry_ns:
+            if self._parked:
                 parked, self._parked = self._parked, []
                 for slot in parked:
                     self._begin(slot, now)
             wait_ns = min(end_ns - now, _LONGEST_WAIT_NS)
-            if self._parked:
-                wait_ns = min(wait_ns, max(self._retry_ns - now, _PARKED_NS))
+            if self._parked and self._retry_ns > now:
+                wait_ns = min(wait_ns, self._retry_ns - now)
             self._round(wait_ns)
-        self._close()
+        self._finish()
 
     def run_open(self, times: Iterator[int], end_ns: int, most: int) -> None:
         """Sends at times (monotonic ns) until one, with at most so many outstanding."""
@@ -93,17 +107,28 @@ class Driver:
                     self._recorder.shed(now)
                 else:
                     self._outstanding += 1
-                    self._waiting.append(Call(self._next_request(-1), due_ns))
+                    self._waiting.append(due_ns)
                 due_ns = next(times, end_ns)
-            if self._waiting and now >= self._retry_ns:
+            if self._waiting:
                 self._send_waiting(now)
             wait_ns = min(due_ns, end_ns) - monotonic_ns()
-            if self._waiting:
-                wait_ns = min(wait_ns, max(self._retry_ns - now, 1_000_000))
+            if self._waiting and self._retry_ns > now:
+                wait_ns = min(wait_ns, self._retry_ns - now)
             self._round(max(min(wait_ns, _LONGEST_WAIT_NS), 0))
-        self._close()
+        self._finish()
+
+    def close(self) -> None:
+        """Closes the connections; calls without an end are forgotten."""
+        for _, client in list(self._clients.values()):
+            self._drop(client)
+        self._poll.close()
+        self._connector.close()
 
     # --- see `Ended` ---------------------------------------------------------------------------------------
+
+    def explained(self, error: str, text: str) -> None:
+        """Keeps what the server says of the first error of a status."""
+        self.texts.setdefault(error, text[:_MOST_TEXT])
 
     def responded(self, call: Call, now_ns: int) -> None:
         """Counts a response of a stream."""
@@ -114,71 +139,79 @@ class Driver:
         self._recorder.ended(call, error, now_ns)
         self._outstanding -= 1
         if self._closed_loop and not self._over:
-            if error and now_ns < self._retry_ns:
-                self._parked.append(call.slot)
-            else:
-                self._begin(call.slot, now_ns)
+            self._begin(call.slot, now_ns)
 
     # --- sending -------------------------------------------------------------------------------------------
 
     def _begin(self, slot: int, now_ns: int) -> None:
         if not self._left:
             return
-        client = self._client(slot % self._most, now_ns)
-        if client is not None and not client.can_send:
-            client = self._free(now_ns)
-        if client is None or not client.can_send:
-            self._parked.append(slot)
-            return
+        client = self._places[slot % self._most]
+        if client is None or not client.takes(slot):
+            client = self._slot_client(slot, now_ns)
+            if client is None:
+                self._parked.append(slot)
+                return
         self._outstanding += 1
         self._left -= 1
-        self._send(client, Call(self._next_request(slot), now_ns, slot), now_ns)
+        self._send(client, Call(self._next_request(slot), now_ns, slot, self._keeps), now_ns, now_ns)
 
     def _send_waiting(self, now_ns: int) -> None:
         while self._waiting:
             client = self._free(now_ns)
             if client is None:
                 return
-            self._send(client, self._waiting.popleft(), now_ns)
+            due_ns = self._waiting.popleft()
+            self._send(client, Call(self._next_request(-1), due_ns, keeps=self._keeps), due_ns, now_ns)
 
-    def _send(self, client: Client, call: Call, now_ns: int) -> None:
+    def _send(self, client: Client, call: Call, ready_ns: int, now_ns: int) -> None:
         client.send(call, now_ns)
-        self._recorder.sent(call, now_ns)
+        self._recorder.sent(ready_ns, now_ns)
         self._dirty[client.fileno()] = client
 
+    def _slot_client(self, slot: int, now_ns: int) -> Client | None:
+        """The connection for a slot, its own one if that takes a call. None if there is none."""
+        client = self._client(slot % self._most, now_ns)
+        if client is None or client.takes(slot):
+            return client
+        return self._free(now_ns)
+
     def _free(self, now_ns: int) -> Client | None:
-        """A connection that takes a call, the one with the fewest; opened if there may be another."""
-        usable = [each for each in self._places if each is not None and each.can_send]
+        """A connection that takes a call, the one with the fewest; if there may be more, one is opened."""
+        usable = [each for each in self._places if each is not None and each.takes(-1)]
         idle = min(usable, key=lambda each: each.in_flight, default=None)
         if idle is not None and (not idle.in_flight or len(usable) >= self._most):
             return idle
-        for place in range(self._most):
-            known = self._places[place] if place < len(self._places) else None
+        for place, known in enumerate(self._places):
             if known is None or known.lost:
-                return self._client(place, now_ns)
+                self._client(place, now_ns)
+                return idle
+        if idle is None:
+            full = [each.full_at for each in self._places if each is not None]
+            self.stream_limit = max([self.stream_limit, *full])
         return idle
 
     def _client(self, place: int, now_ns: int) -> Client | None:
-        """The connection of a place; opened if there is none. None if that failed."""
-        while len(self._places) <= place:
-            self._places.append(None)
+        """The connection of a place. None if there is none yet; it is being opened."""
         client = self._places[place]
         if client is not None and not client.lost:
             return client
         if client is not None:
             self._drop(client)
-        if now_ns < self._retry_ns:
-            return None
-        try:
-            client = self._connect(self)
-        except OSError as error:
-            self._retry_ns = now_ns + _RETRY_NS
-            self._recorder.failed(f"can't connect: {error.strerror or error}", now_ns)
-            return None
-        self._places[place] = client
-        self._clients[client.fileno()] = place, client
-        self._poll.register(client.fileno(), select.EPOLLIN)
-        return client
+        if now_ns >= self._retry_ns:
+            self._connector.begin(place)
+        return None
+
+    def _take_opened(self) -> None:
+        for place, client in self._connector.take():
+            if isinstance(client, OSError):
+                now = monotonic_ns()
+                self._retry_ns = now + _RETRY_NS
+                self._recorder.failed(f"can't connect: {client.strerror or client}", now)
+                continue
+            self._places[place] = client
+            self._clients[client.fileno()] = place, client
+            self._poll.register(client.fileno(), select.EPOLLIN)
 
     def _drop(self, client: Client) -> None:
         place, _ = self._clients.pop(client.fileno())
@@ -193,12 +226,16 @@ class Driver:
     def _round(self, wait_ns: int) -> None:
         """Handles what has come, and sends what is queued."""
         self._flush()
-        if 0 < wait_ns < _FINE_NS:  # epoll waits for whole milliseconds
+        if wait_ns >= _FINE_NS:  # epoll waits for whole milliseconds, up
+            wait_ns -= _COARSE_NS
+        elif wait_ns > 0:
             select.select((self._poll,), (), (), wait_ns / 1e9)
             wait_ns = 0
         for descriptor, events in self._poll.poll(wait_ns / 1e9):
             found = self._clients.get(descriptor)
             if found is None:
+                if descriptor == self._connector.fileno():
+                    self._take_opened()
                 continue
             _, client = found
             now = monotonic_ns()
@@ -222,9 +259,68 @@ class Driver:
                     self._poll.modify(descriptor, events)
                     (self._writing.add if client.wants_write else self._writing.discard)(descriptor)
 
-    def _close(self) -> None:
+    def _finish(self) -> None:
         self._over = True
-        for _, client in list(self._clients.values()):
-            self._drop(client)
-        self._poll.close()
         self._recorder.finish()
+
+
+class SequenceDriver(Driver):
+    """The load of one process with sequences.
+
+    Args:
+        connect, connections, recorder, stops, calls, keeps: As of `Driver`.
+        sequences: One for each slot.
+        slots: How many.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[Driver], Client],
+        connections: int,
+        sequences: Sequences,
+        slots: int,
+        recorder: Recorder,
+        stops: Callable[[], bool],
+        calls: int = sys.maxsize,
+        keeps: bool = False,
+    ) -> None:
+        super().__init__(connect, connections, sequences.next_request, recorder, stops, calls, keeps)
+        self._sequences = sequences
+        self._idle = deque(range(slots))  # of an open loop: sequences without an outstanding call
+        self._idle_since_ns = 0
+
+    def call_ended(self, call: Call, error: str, now_ns: int) -> None:
+        """Counts an end; the sequence goes on, or the slot begins another one."""
+        if self._sequences.ended(call.slot, error):
+            self._recorder.sequence_ended(now_ns)
+        if not self._closed_loop:
+            if not self._idle:
+                self._idle_since_ns = now_ns
+            self._idle.append(call.slot)
+        super().call_ended(call, error, now_ns)
+
+    def end_sequences(self, until_ns: int) -> None:
+        """Sends an uncounted last request of each live sequence, so that the server need not keep it.
+
+        A request that is still on its way is waited for until a time, as is the last one.
+        """
+        tried: set[int] = set()
+        while (now := monotonic_ns()) < until_ns:
+            for slot in self._sequences.unfinished():
+                client = None if slot in tried else self._slot_client(slot, now)
+                if client is not None:
+                    tried.add(slot)
+                    self._send(client, Call(self._sequences.last_request(slot), now, slot), now, now)
+            if not any(client.in_flight for _, client in self._clients.values()):
+                break
+            self._round(min(until_ns - now, _LONGEST_WAIT_NS))
+
+    def _send_waiting(self, now_ns: int) -> None:
+        while self._waiting and self._idle:
+            client = self._slot_client(self._idle[0], now_ns)
+            if client is None:
+                return
+            slot, due_ns = self._idle.popleft(), self._waiting.popleft()
+            call = Call(self._next_request(slot), due_ns, slot, self._keeps)
+            # The generator is not late where all sequences wait for answers.
+            self._send(client, call, max(due_ns, self._idle_since_ns), now_ns)

@@ -1,12 +1,11 @@
 """A gRPC client over HTTP/2 that sends ready messages: many calls on one connection, no threads.
 
-Unary calls have an HTTP/2 stream each. If calls are messages of bidirectional streams, those of a slot of a
-closed loop share one; in an open loop each has its own.
+Unary calls have an HTTP/2 stream each. If calls are messages of bidirectional streams, those of a slot share
+one; a call without a slot has its own.
 """
 
 from __future__ import annotations
 
-import ssl
 import struct
 from collections.abc import Iterable
 from time import monotonic_ns
@@ -26,48 +25,30 @@ from conch.frontends.grpc.http2.frames import MOST_STREAM_ID, ErrorCode
 from conch.frontends.grpc.http2.hpack import HeaderList
 from conch.frontends.grpc.http2.limits import LocalSettings
 from conch.protocol import inference_pb2
+from conch.protocol.status_names import STATUS_NAMES
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load.calls import Call, Ended
+from conch_tools.perf.load.socket_client import LOST, WOULD_BLOCK, SocketClient
+from conch_tools.perf.load.validation import grpc_difference
+from conch_tools.perf.measure.records import KeptResponse
 
-CODES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-LOST = "connection lost"
 STREAM_ERROR = "stream error"
-_READ_BYTES = 1 << 18
+_SETTINGS_BYTES = 1 << 16
 _WINDOWS = LocalSettings(initial_window=16 << 20, connection_window=1 << 30)
-_CONNECT_S = 10.0
 _PREFIX = struct.Struct(">BI")
 
 
 class _Open:
     """A stream: its calls in the order of their answers, and the bytes of an unfinished message."""
 
-    __slots__ = ("calls", "left", "message", "messages", "wants")
+    __slots__ = ("calls", "message")
 
     def __init__(self, call: Call) -> None:
         self.calls = [call]
         self.message = bytearray()
-        self.messages = 0
 
 
-class Http2Client:
+class Http2Client(SocketClient):
     """One connection.
 
     Args:
@@ -76,19 +57,26 @@ class Http2Client:
         bidirectional: Whether calls are messages of streams.
         decoupled: Whether a call has responses until one says that it is final.
         ended: Hears of the ends.
+        validates: Whether requests have expected outputs.
 
-    Attributes:
-        in_flight: Calls without an end.
-        lost: Whether the connection is of no use any more.
+    Raises:
+        OSError: There is no server, its certificate is wrong, or it does not speak HTTP/2.
     """
 
     def __init__(
-        self, endpoint: Endpoint, path: str, bidirectional: bool, decoupled: bool, ended: Ended
+        self,
+        endpoint: Endpoint,
+        path: str,
+        bidirectional: bool,
+        decoupled: bool,
+        ended: Ended,
+        validates: bool = False,
     ) -> None:
-        self._socket = endpoint.connect(_CONNECT_S)
-        self._ended = ended
+        super().__init__(endpoint, ended)
         self._bidirectional = bidirectional
         self._decoupled = decoupled
+        self._validates = validates
+        self._reads = bidirectional or validates
         self._connection = Http2Connection(client=True, settings=_WINDOWS)
         scheme = b"http" if endpoint.tls is None else b"https"
         self._headers = (
@@ -105,8 +93,6 @@ class Http2Client:
         self._slots: dict[int, int] = {}  # the stream of a slot
         self._unsent: list[memoryview] = []
         self._goes_away = False
-        self.in_flight = 0
-        self.lost = False
         try:
             self._await_settings()
         except BaseException:
@@ -124,21 +110,22 @@ class Http2Client:
         for part in connection.take_output():
             self._socket.sendall(part)
         while not connection.established:
-            data = self._socket.recv(_READ_BYTES)
+            data = self._socket.recv(_SETTINGS_BYTES)
             if not data:
                 raise ConnectionResetError(LOST)
             self._handle(connection.receive(data, monotonic_ns()), 0)
             if self.lost:
                 raise ConnectionResetError("the peer speaks no HTTP/2")
 
-    def fileno(self) -> int:
-        """The socket's descriptor."""
-        return self._socket.fileno()
-
     @property
-    def can_send(self) -> bool:
-        """Whether a call may be sent now."""
-        return not self.lost and self._connection.can_open
+    def full_at(self) -> int:
+        """Streams that the server allows at the same time, if there are as many now; else 0."""
+        limit = self._connection.peer_streams
+        return limit if self._connection.open_streams >= limit else 0
+
+    def takes(self, slot: int) -> bool:
+        """Whether a call of a slot may be sent now."""
+        return not self.lost and (self._connection.can_open or (slot in self._slots and not self._goes_away))
 
     @property
     def wants_write(self) -> bool:
@@ -176,31 +163,15 @@ class Http2Client:
                     sent -= len(self._unsent.pop(0))
                 if sent:
                     self._unsent[0] = self._unsent[0][sent:]
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+        except WOULD_BLOCK:
             return
         except OSError:
             self.fail(LOST, now_ns)
 
     def _write(self) -> int:
-        if isinstance(self._socket, ssl.SSLSocket):
+        if self._buffers:
             return self._socket.send(self._unsent[0])
         return self._socket.sendmsg(self._unsent[:64])
-
-    def read(self, now_ns: int) -> None:
-        """Reads what has come."""
-        while not self.lost:
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self.fail(LOST, now_ns)
-                return
-            self._handle(self._connection.receive(data, now_ns), now_ns)
-            if len(data) < _READ_BYTES and not isinstance(self._socket, ssl.SSLSocket):
-                return
 
     def fail(self, error: str, now_ns: int) -> None:
         """Ends all calls with an error; the connection is of no use any more."""
@@ -217,8 +188,10 @@ class Http2Client:
             self._connection.reset(stream_id, ErrorCode.CANCEL)
         self._streams.clear()
         self.flush(0)
-        self.lost = True
-        self._socket.close()
+        super().close()
+
+    def _receive(self, data: bytes, now_ns: int) -> None:
+        self._handle(self._connection.receive(data, now_ns), now_ns)
 
     def _handle(self, events: Iterable[Event], now_ns: int) -> None:
         for event in events:
@@ -235,23 +208,21 @@ class Http2Client:
                 for stream_id in [each for each in self._streams if each > event.last_stream_id]:
                     self._drop(stream_id, LOST, now_ns)
                 self._goes_away = True
+                for stream_id in [each for each, stream in self._streams.items() if not stream.calls]:
+                    self._retire(stream_id)
             elif type(event) is ConnectionClosed:
                 self.fail(f"protocol error: {event.text}", now_ns)
         if (self._goes_away or self._connection.last_stream_id >= MOST_STREAM_ID) and not self._streams:
             self.lost = True
 
     def _data(self, event: DataReceived, now_ns: int) -> None:
-        size = event.end - event.start
-        self._connection.consumed(event.stream_id, size)
+        self._connection.consumed(event.stream_id, event.end - event.start)
         stream = self._streams.get(event.stream_id)
-        if stream is None:
+        if stream is None or not (self._reads or stream.calls[0].kept is not None):
             return
         message = stream.message
-        if not self._bidirectional:
-            stream.messages += size
-            return
         message += memoryview(event.data)[event.start : event.end]
-        while len(message) >= _PREFIX.size:
+        while self._bidirectional and len(message) >= _PREFIX.size:
             _, length = _PREFIX.unpack_from(message)
             end = _PREFIX.size + length
             if len(message) < end:
@@ -264,8 +235,17 @@ class Http2Client:
         if not stream.calls:
             return
         call = stream.calls[0]
-        error, final, counts = _read_stream_response(body, self._decoupled)
+        text, final, counts = _read_stream_response(body, self._decoupled)
+        error = ""
+        if text:
+            error = "error response"
+            self._explain(error, text)
+        elif self._validates and call.request.expected is not None:
+            response = inference_pb2.ModelStreamInferResponse.FromString(body).infer_response
+            error = grpc_difference(call.request.expected, response)
         if counts:
+            if call.kept is not None:
+                call.kept.append(KeptResponse(monotonic_ns(), body))
             self._ended.responded(call, now_ns)
             call.last_ns = now_ns
             call.responses += 1
@@ -273,26 +253,41 @@ class Http2Client:
             stream.calls.pop(0)
             if call.slot < 0:  # the stream ends with its only call, and nothing else is to be heard
                 self._streams.pop(stream_id, None)
+            elif self._goes_away and not stream.calls:
+                self._retire(stream_id)
             self._end(call, error, now_ns)
 
+    def _retire(self, stream_id: int) -> None:
+        """Ends a slot's stream, so that the peer can close the connection."""
+        del self._streams[stream_id]
+        self._slots = {slot: each for slot, each in self._slots.items() if each != stream_id}
+        self._connection.send_data(stream_id, [], True)
+
     def _finish(self, stream_id: int, headers: HeaderList, now_ns: int) -> None:
-        error = STREAM_ERROR
-        text = ""
+        error, text = STREAM_ERROR, b""
         for name, value in headers.pairs:
             if name == b"grpc-status":
                 code = int(value) if value.isdigit() else 2
-                error = "" if not code else CODES[code] if code < len(CODES) else f"CODE_{code}"
+                error = "" if not code else STATUS_NAMES[code] if code < len(STATUS_NAMES) else f"CODE_{code}"
             elif name == b":status" and value != b"200":
                 error = f"HTTP {value.decode()}"
             elif name == b"grpc-message":
-                text = unquote(value.decode())
+                text = value
+        if error and text:
+            self._explain(error, text)
         stream = self._streams.get(stream_id)
         if stream is not None and not error and not self._bidirectional:
             call = stream.calls[0]
             call.responses, call.last_ns = 1, now_ns
-        self._drop(stream_id, error or (STREAM_ERROR if self._bidirectional else ""), now_ns, text)
+            body = bytes(stream.message[_PREFIX.size :])
+            if self._validates and call.request.expected is not None:
+                response = inference_pb2.ModelInferResponse.FromString(body)
+                error = grpc_difference(call.request.expected, response)
+            if call.kept is not None:
+                call.kept.append(KeptResponse(now_ns, body))
+        self._drop(stream_id, error or (STREAM_ERROR if self._bidirectional else ""), now_ns)
 
-    def _drop(self, stream_id: int, error: str, now_ns: int, text: str = "") -> None:
+    def _drop(self, stream_id: int, error: str, now_ns: int) -> None:
         stream = self._streams.pop(stream_id, None)
         if stream is None:
             return
@@ -300,6 +295,11 @@ class Http2Client:
             self._slots = {slot: each for slot, each in self._slots.items() if each != stream_id}
         for call in stream.calls:
             self._end(call, error, now_ns)
+
+    def _explain(self, error: str, text: str | bytes) -> None:
+        if error not in self._explained:
+            self._explained.add(error)
+            self._ended.explained(error, text if isinstance(text, str) else unquote(text.decode()))
 
     def _end(self, call: Call, error: str, now_ns: int) -> None:
         self.in_flight -= 1
@@ -312,12 +312,12 @@ def _reset_error(code: int) -> str:
 
 
 def _read_stream_response(body: bytes, decoupled: bool) -> tuple[str, bool, bool]:
-    """The error of a response of a stream, whether it is its call's last one, and whether it counts."""
+    """The error's text of a stream's response, whether it is its call's last one, and whether it counts."""
     if not decoupled and body[:1] == b"\x12":  # infer_response, without an error_message before it
         return "", True, True
     message = inference_pb2.ModelStreamInferResponse.FromString(body)
     if message.error_message:
-        return "error response", True, True
+        return message.error_message, True, True
     if not decoupled:
         return "", True, True
     response = message.infer_response

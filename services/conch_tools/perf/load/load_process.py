@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from time import monotonic_ns, process_time
@@ -14,12 +13,16 @@ from time import monotonic_ns, process_time
 from conch_tools.connection import Endpoint
 from conch_tools.perf.load import schedules
 from conch_tools.perf.load.calls import Client
-from conch_tools.perf.load.driver import Driver
+from conch_tools.perf.load.driver import Driver, SequenceDriver
 from conch_tools.perf.load.http1_client import Http1Client
 from conch_tools.perf.load.http2_client import Http2Client
 from conch_tools.perf.load.ready_requests import ReadyRequest
 from conch_tools.perf.load.recorder import Recorder
+from conch_tools.perf.load.sequences import SequencePlan, Sequences
 from conch_tools.perf.measure.results import Load
+
+_SEQUENCES_END_NS = 5_000_000_000
+"""Longest time for the last requests of live sequences, after the load."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ class Plan:
         gaps_us: Of a trace; empty for none.
         seed: Of random times.
         calls: Of all processes, which end with the last one; 0 for as many as there is time for.
+        sequences: If there are any, their requests are sent, and not ``requests``.
+        live_sequences: Of a rate: sequences of all processes at the same time.
+        validates: Whether requests have expected outputs.
+        keeps: Whether the counts have records of requests, with their responses.
     """
 
     endpoint: Endpoint
@@ -53,46 +60,82 @@ class Plan:
     gaps_us: Sequence[float] = ()
     seed: int = 0
     calls: int = 0
+    sequences: SequencePlan | None = None
+    live_sequences: int = 0
+    validates: bool = False
+    keeps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """What a process says last.
+
+    Attributes:
+        cpu_s: Its CPU time for the load.
+        stream_limit, texts: As of `Driver`.
+    """
+
+    cpu_s: float
+    stream_limit: int
+    texts: Mapping[str, str]
 
 
 def run_process(plan: Plan, share: int, shares: int, parent: Connection) -> None:
     """Runs one process's part.
 
-    Says that it is ready, gets the time at which to begin, sends each second's counts, and last the processor
-    time that it took.
+    Says that it is ready, gets the time at which to begin, sends each second's counts, and last a
+    `ProcessEnd`.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     try:
         parent.send("ready")
         begin_ns: int = parent.recv()
-        stop = _Stop(parent)
         recorder = Recorder(begin_ns, parent.send)
-        next_request = _in_turn(plan.requests, share)
-        connections = max(1, plan.connections // shares)
-        calls = len(range(share, plan.calls, shares)) if plan.calls else sys.maxsize
-        driver = Driver(lambda ended: _connect(plan, ended), connections, next_request, recorder, stop, calls)
+        driver, slots = _driver(plan, share, shares, recorder, _Stop(parent, recorder.passed))
         gc.freeze()
         gc.disable()
         parent.poll(max(begin_ns - monotonic_ns(), 0) / 1e9)  # waits for the time, or to be stopped
         before_s = process_time()
         end_ns = begin_ns + plan.seconds * 1_000_000_000
         if plan.load.mode == "concurrency":
-            slots = range(share, int(plan.load.value), shares)
-            driver.run_closed([number // shares for number in slots], end_ns)
+            driver.run_closed(slots, end_ns)
         else:
             times = _times(plan, share, shares)
             most = max(1, plan.most_outstanding // shares)
             driver.run_open((begin_ns + int(at_ns) for at_ns in times), end_ns, most)
-        parent.send(process_time() - before_s)
+        parent.send(ProcessEnd(process_time() - before_s, driver.stream_limit, driver.texts))
+        if isinstance(driver, SequenceDriver):
+            driver.end_sequences(monotonic_ns() + _SEQUENCES_END_NS)
+        driver.close()
     except (BrokenPipeError, EOFError):
         os._exit(1)  # the parent is gone
 
 
-class _Stop:
-    """Whether the parent has said that the load ends early."""
+def _driver(
+    plan: Plan, share: int, shares: int, recorder: Recorder, stops: Callable[[], bool]
+) -> tuple[Driver, int]:
+    """The driver of one process, and how many slots of all there are it has."""
+    connections = max(1, plan.connections // shares)
+    calls = len(range(share, plan.calls, shares)) if plan.calls else sys.maxsize
+    whole = int(plan.load.value) if plan.load.mode == "concurrency" else plan.live_sequences
+    slots = len(range(share, whole, shares))
 
-    def __init__(self, parent: Connection) -> None:
+    def connect(ended: Driver) -> Client:
+        return _connect(plan, ended)
+
+    if plan.sequences is None:
+        in_turn = _in_turn(plan.requests, share)
+        return Driver(connect, connections, in_turn, recorder, stops, calls, plan.keeps), slots
+    http = plan.endpoint.protocol == "http"
+    sequences = Sequences(plan.sequences, http, slots, share, shares, plan.seed)
+    return SequenceDriver(connect, connections, sequences, slots, recorder, stops, calls, plan.keeps), slots
+
+
+class _Stop:
+    """Whether the parent has said that the load ends early; tells of the time that passes, too."""
+
+    def __init__(self, parent: Connection, passed: Callable[[int], None]) -> None:
         self._parent = parent
+        self._passed = passed
         self._next_ns = 0
 
     def __call__(self) -> bool:
@@ -100,6 +143,7 @@ class _Stop:
         if now < self._next_ns:
             return False
         self._next_ns = now + 50_000_000
+        self._passed(now)
         return self._parent.poll()
 
 
@@ -125,5 +169,5 @@ def _in_turn(requests: Sequence[ReadyRequest], share: int) -> Callable[[int], Re
 
 def _connect(plan: Plan, ended: Driver) -> Client:
     if plan.endpoint.protocol == "http":
-        return Http1Client(plan.endpoint, plan.path, ended)
-    return Http2Client(plan.endpoint, plan.path, plan.streams, plan.decoupled, ended)
+        return Http1Client(plan.endpoint, plan.path, ended, plan.validates)
+    return Http2Client(plan.endpoint, plan.path, plan.streams, plan.decoupled, ended, plan.validates)

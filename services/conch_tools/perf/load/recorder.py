@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable
 
 from conch_tools.perf.load.calls import Call
+from conch_tools.perf.measure.records import CallRecord
 from conch_tools.perf.measure.slices import Slice
 
 _SECOND_NS = 1_000_000_000
@@ -30,13 +32,14 @@ class Recorder:
     def _new_times(self) -> None:
         self._latency, self._service = array("q"), array("q")
         self._first, self._between = array("q"), array("q")
+        self._next_one, self._token = array("q"), array("q")
 
-    def sent(self, call: Call, now_ns: int) -> None:
-        """Counts a call that is sent."""
+    def sent(self, ready_ns: int, now_ns: int) -> None:
+        """Counts a call that is sent, and could have been since a time."""
         if now_ns >= self._ends_ns:
             self._turn(now_ns)
         self._slice.sent += 1
-        if now_ns - call.due_ns > _LATE_NS:
+        if now_ns - ready_ns > _LATE_NS:
             self._slice.late += 1
 
     def shed(self, now_ns: int) -> None:
@@ -51,7 +54,10 @@ class Recorder:
             self._turn(now_ns)
         if call.last_ns:
             self._between.append(now_ns - call.last_ns)
+            if call.responses == 1:
+                self._next_one.append(now_ns - call.last_ns)
         else:
+            call.first_ns = now_ns
             self._first.append(now_ns - call.sent_ns)
 
     def ended(self, call: Call, error: str, now_ns: int) -> None:
@@ -66,6 +72,18 @@ class Recorder:
         last_ns = call.last_ns or now_ns
         self._latency.append(last_ns - call.due_ns)
         self._service.append(last_ns - call.sent_ns)
+        if call.responses > 1 and call.first_ns:
+            self._token.append((last_ns - call.first_ns) // (call.responses - 1))
+        if call.kept is not None:
+            self._slice.records.append(
+                CallRecord(call.request.row, call.request.sequence_id, call.sent_ns, call.kept)
+            )
+
+    def sequence_ended(self, now_ns: int) -> None:
+        """Counts a sequence."""
+        if now_ns >= self._ends_ns:
+            self._turn(now_ns)
+        self._slice.sequences += 1
 
     def failed(self, error: str, now_ns: int) -> None:
         """Counts an error that is no call's end."""
@@ -73,9 +91,15 @@ class Recorder:
             self._turn(now_ns)
         self._slice.errors[error] += 1
 
+    def passed(self, now_ns: int) -> None:
+        """Gives the slices of seconds that are over, also of those without calls."""
+        while now_ns >= self._ends_ns:
+            self._turn(self._ends_ns)
+
     def finish(self) -> None:
-        """Gives the last slice."""
+        """Gives the last slice; what comes after it does not count."""
         self._fold()
+        self._ends_ns = sys.maxsize
 
     def _turn(self, now_ns: int) -> None:
         self._fold()
@@ -90,4 +114,6 @@ class Recorder:
         found.service.record(self._service)
         found.first.record(self._first)
         found.between.record(self._between)
+        found.next_one.record(self._next_one)
+        found.token.record(self._token)
         self._give(found)

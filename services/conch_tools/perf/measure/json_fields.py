@@ -26,9 +26,9 @@ class Fields:
             raise self._wrong(key, "a string")
         return value
 
-    def whole(self, key: str) -> int:
-        """An integer of at least 0."""
-        value = self._get(key)
+    def whole(self, key: str, missing: int | None = None) -> int:
+        """An integer of at least 0; ``missing``, if given, where there is none."""
+        value = self._get(key) if missing is None else self._found.get(key, missing)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self._wrong(key, "an integer of at least 0")
         return value
@@ -82,6 +82,10 @@ class Fields:
         """An object of strings."""
         inner = Fields(self.mapping(key), f"{self._where}.{key}")
         return {name: inner.text(name) for name in self.mapping(key)}
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value."""
+        return key in self._found
 
     def maybe(self, key: str) -> object:
         """Any value; None where it is null."""

@@ -4,9 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Value = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
 """A tensor: a scalar for one element, else a flat list; BYTES as text."""
+
+
+class KeptResponse(NamedTuple):
+    """A response as it came.
+
+    Attributes:
+        at_ns: When it was handled, monotonic: later than one that was read with it.
+        body: A gRPC message without its prefix, the body of an HTTP response, or a server-sent event.
+        head_bytes: Length of the JSON before the tensors of an HTTP body; 0 for none.
+    """
+
+    at_ns: int
+    body: bytes
+    head_bytes: int = 0
+
+
+class CallRecord(NamedTuple):
+    """A request as a load process knows it.
+
+    Attributes:
+        row: Number of its data.
+        sequence_id: 0 for none.
+        sent_ns: When it was sent, monotonic.
+    """
+
+    row: int
+    sequence_id: int
+    sent_ns: int
+    responses: list[KeptResponse]
 
 
 @dataclass(frozen=True, slots=True)

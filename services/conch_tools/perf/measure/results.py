@@ -14,7 +14,7 @@ from conch_tools.perf.measure.json_fields import Fields, ResultsFormatError
 from conch_tools.perf.measure.slices import Slice
 
 FORMAT = 1
-"""The format number of the JSON file."""
+"""The format number of the JSON file. Older files have no notes, no sequences and no lost processes."""
 
 QUANTILES: Mapping[str, float] = {
     "p50": 0.5,
@@ -27,8 +27,9 @@ QUANTILES: Mapping[str, float] = {
 """The percentiles that reports show."""
 
 _MODES: Mapping[str, Literal["concurrency", "rate"]] = {"concurrency": "concurrency", "rate": "rate"}
-_COUNTS = ("second", "sent", "answered", "responses", "late", "shed")
-_HISTOGRAMS = ("latency", "service", "first", "between")
+_COUNTS = ("second", "sent", "answered", "responses", "late", "shed", "sequences")
+_HISTOGRAMS = ("latency", "service", "first", "between", "next_one", "token")
+_LATER = ("next_one", "token")  # files of earlier versions lack them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,13 @@ class Generator:
     Attributes:
         cpu_s: CPU time of all its processes.
         wall_s: Length by the monotonic clock.
+        lost: Processes that died, or did not end; their counts are not whole, and their CPU time is not here.
     """
 
     processes: int
     cpu_s: float
     wall_s: float
+    lost: int = 0
 
     @property
     def cpu_share(self) -> float:
@@ -108,6 +111,7 @@ class Point:
         metrics: Other numbers, such as ``gpu_utilization``, by name.
         send_ns: Mean time to send a request; 0 if not measured.
         receive_ns: Mean time to receive a response; 0 if not measured.
+        notes: Sentences on what else was not as asked for.
     """
 
     load: Load
@@ -120,6 +124,7 @@ class Point:
     metrics: Mapping[str, float] = field(default_factory=dict)
     send_ns: float = 0.0
     receive_ns: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @property
     def sent(self) -> int:
@@ -145,6 +150,11 @@ class Point:
     def shed(self) -> int:
         """Requests never sent, because too many were outstanding."""
         return sum(one.shed for one in self.slices)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that have ended."""
+        return sum(one.sequences for one in self.slices)
 
     @cached_property
     def errors(self) -> Counter[str]:
@@ -194,6 +204,21 @@ class Point:
     def between(self) -> Histogram:
         """Inter-response latency."""
         return merged(one.between for one in self.slices)
+
+    @cached_property
+    def next_one(self) -> Histogram:
+        """Time from the first to the second response (TTST)."""
+        return merged(one.next_one for one in self.slices)
+
+    @cached_property
+    def token(self) -> Histogram:
+        """Inter-token latency (ITL), one time for each request, with a token in each response."""
+        return merged(one.token for one in self.slices)
+
+    @property
+    def token_rate(self) -> float:
+        """Responses/s of the answered requests: output tokens/s with a token in each."""
+        return self.responses / self.length_s if self.length_s > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -268,6 +293,7 @@ def _point_json(point: Point) -> dict[str, object]:
         "metrics": dict(point.metrics),
         "send_ns": point.send_ns,
         "receive_ns": point.receive_ns,
+        "notes": list(point.notes),
         "slices": [_slice_json(one) for one in point.slices],
     }
 
@@ -294,7 +320,10 @@ def _read_point(found: object, where: str) -> Point:
         length_s=fields.number("length_s"),
         connections=fields.whole("connections"),
         generator=Generator(
-            generator.whole("processes"), generator.number("cpu_s"), generator.number("wall_s")
+            generator.whole("processes"),
+            generator.number("cpu_s"),
+            generator.number("wall_s"),
+            generator.whole("lost", 0),
         ),
         server=None if server is None else _read_statistics(server, f"{where}.server"),
         composing={
@@ -304,6 +333,7 @@ def _read_point(found: object, where: str) -> Point:
         metrics=fields.numbers("metrics"),
         send_ns=fields.number("send_ns"),
         receive_ns=fields.number("receive_ns"),
+        notes=fields.texts("notes") if fields.has("notes") else (),
     )
 
 
@@ -317,8 +347,10 @@ def _read_slice(found: object, where: str) -> Slice:
     fields = Fields(found, where)
     one = Slice(fields.whole("second"), errors=Counter(fields.wholes("errors")))
     for name in _COUNTS:
-        setattr(one, name, fields.whole(name))
+        setattr(one, name, fields.whole(name, 0 if name == "sequences" else None))
     for name in _HISTOGRAMS:
+        if name in _LATER and not fields.has(name):
+            continue
         try:
             setattr(one, name, Histogram.from_json(fields.mapping(name)))
         except (ValueError, TypeError) as error:

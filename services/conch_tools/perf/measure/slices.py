@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from conch_tools.perf.measure.histogram import Histogram
+from conch_tools.perf.measure.records import CallRecord
 
 
 @dataclass(slots=True)
@@ -25,6 +26,11 @@ class Slice:
         service: Times from when it was sent. The same as ``latency`` in a closed loop.
         first: Times from the sending to the first response, for streamed requests.
         between: Times between responses of one request.
+        next_one: Times from the first to the second response of one request.
+        token: Of a request with several responses: the time from its first to its last one, by their number
+            without the first.
+        records: Requests that were answered, if they are kept; not in files.
+        sequences: Sequences whose last request was answered.
     """
 
     second: int
@@ -38,6 +44,10 @@ class Slice:
     service: Histogram = field(default_factory=Histogram)
     first: Histogram = field(default_factory=Histogram)
     between: Histogram = field(default_factory=Histogram)
+    next_one: Histogram = field(default_factory=Histogram)
+    token: Histogram = field(default_factory=Histogram)
+    records: list[CallRecord] = field(default_factory=list)
+    sequences: int = 0
 
     def add(self, other: Slice) -> None:
         """Adds what another process counted in the same second."""
@@ -47,6 +57,8 @@ class Slice:
         self.errors.update(other.errors)
         self.late += other.late
         self.shed += other.shed
-        for name in ("latency", "service", "first", "between"):
+        self.sequences += other.sequences
+        for name in ("latency", "service", "first", "between", "next_one", "token"):
             histogram: Histogram = getattr(self, name)
             histogram.add(getattr(other, name))
+        self.records += other.records

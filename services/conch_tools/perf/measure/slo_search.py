@@ -7,20 +7,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from conch_tools.perf.measure.histogram import Histogram
 from conch_tools.perf.measure.results import QUANTILES, Point
 from conch_tools.perf.measure.verdicts import Verdict, judge
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _LIMIT = re.compile(r"(?P<name>[a-z0-9_.]+)=(?P<most>\d+(\.\d+)?)(?P<unit>ns|us|ms|s|%)")
 _LOWEST_RATE = 0.1
+_TIMES = {"": "latency", "ttft_": "first", "itl_": "token"}
 # The server did not take the load. Where the generator is late, latencies have its delays: if they meet the
 # limits, those without would, too.
-_UNMET = (Verdict.FAILING, Verdict.SATURATED)
+_UNMET = (Verdict.FAILING, Verdict.INCOMPLETE, Verdict.SATURATED)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One limit, such as ``p99=20ms``, ``ttft_p95=200ms`` or ``errors=0.1%``.
+    """One limit, such as ``p99=20ms``, ``ttft_p95=200ms``, ``itl_p95=50ms`` or ``errors=0.1%``.
 
     Attributes:
         most: In ns for a time; a share for ``errors``.
@@ -45,9 +47,12 @@ class Limit:
             if unit != "%":
                 raise ValueError(f"'{text}': errors take a share in %, such as errors=0.1%")
             return cls(text, name, most / 100)
-        if name.removeprefix("ttft_") not in QUANTILES:
+        which, quantile = _times_and_quantile(name)
+        if not which or quantile not in QUANTILES:
             names = ", ".join(QUANTILES)
-            raise ValueError(f"'{text}': '{name}' is none of {names}, these with ttft_ before, and errors")
+            raise ValueError(
+                f"'{text}': '{name}' is none of {names}, these with ttft_ or itl_ before, and errors"
+            )
         if unit == "%":
             raise ValueError(f"'{text}': a percentile takes a time in ns, us, ms or s")
         return cls(text, name, most * _UNITS_NS[unit])
@@ -56,8 +61,9 @@ class Limit:
         """What the point has; infinite without a request."""
         if self.name == "errors":
             return point.error_share if point.answered or point.failed else math.inf
-        times = point.first if self.name.startswith("ttft_") else point.latency
-        return times.quantile_ns(QUANTILES[self.name.removeprefix("ttft_")]) if times.count else math.inf
+        which, quantile = _times_and_quantile(self.name)
+        times: Histogram = getattr(point, which)
+        return times.quantile_ns(QUANTILES[quantile]) if times.count else math.inf
 
     def excess(self, point: Point) -> float:
         """What the point has by the limit; over 1 is over the limit."""
@@ -65,6 +71,12 @@ class Limit:
         if self.most:
             return found / self.most
         return math.inf if found else 0.0
+
+
+def _times_and_quantile(name: str) -> tuple[str, str]:
+    """The point's times that a limit is for, empty for none, and the name of its quantile."""
+    prefix, underscore, quantile = name.rpartition("_")
+    return _TIMES.get(prefix + underscore, ""), quantile
 
 
 @dataclass(frozen=True, slots=True)

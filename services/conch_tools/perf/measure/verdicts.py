@@ -28,6 +28,7 @@ class Verdict(StrEnum):
     """What a point's numbers are worth; the first that applies."""
 
     FAILING = "failing"
+    INCOMPLETE = "incomplete"
     GENERATOR_TOO_SLOW = "generator too slow"
     SATURATED = "saturated"
     DRIFTING = "drifting"
@@ -50,6 +51,7 @@ def judge(point: Point) -> Judgement:
     rate, p99 = rate_interval(point), quantile_interval(point, 0.99)
     verdict, reason = (
         _failing(point)
+        or _incomplete(point)
         or _too_slow(point)
         or _saturated(point)
         or _drifting(point)
@@ -76,6 +78,13 @@ def _failing(point: Point) -> _Found:
             f"the most common error is {name} ({count} times)."
         )
     return None
+
+
+def _incomplete(point: Point) -> _Found:
+    lost, processes = point.generator.lost, point.generator.processes
+    if not lost:
+        return None
+    return Verdict.INCOMPLETE, f"{lost} of {processes} load processes were lost; the figures are the others'."
 
 
 def _too_slow(point: Point) -> _Found:

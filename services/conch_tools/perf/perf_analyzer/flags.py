@@ -17,10 +17,8 @@ _LONGEST = 3600
 _PORTS = {"grpc": 8001, "http": 8000}
 
 _UNSUPPORTED = {
-    "--service-kind": "conch perf measures servers that speak Triton's protocols",
     "--triton-server-directory": "start the server and give its address with -u",
     "--model-repository": "start the server and give its address with -u",
-    "--endpoint": "conch perf measures models by Triton's protocols; give the model with -m",
     "--grpc-method": "conch perf sends ModelInfer and ModelStreamInfer only",
     "--proto": "conch perf sends ModelInfer and ModelStreamInfer only",
     "--model-signature-name": "it is for TensorFlow Serving",
@@ -29,17 +27,7 @@ _UNSUPPORTED = {
     "--fixed-schedule": "use --request-intervals FILE",
     "--session-concurrency": "use --concurrency-range",
     "--binary-search": "use conch perf --rate auto --slo p99=20ms",
-    "--num-of-sequences": "use conch perf for requests without sequences",
-    "--serial-sequences": "use conch perf for requests without sequences",
-    "--sequence-length": "use conch perf for requests without sequences",
-    "--sequence-length-variation": "use conch perf for requests without sequences",
-    "--sequence-id-range": "use conch perf for requests without sequences",
-    "--warmup-request-count": "use conch perf --warmup",
     "--string-data": "give the text in a file with --input-data FILE.json",
-    "--input-tensor-format": "conch perf chooses it",
-    "--output-tensor-format": "conch perf chooses it",
-    "--shared-memory": "leave it out; tensors travel in the requests",
-    "--output-shared-memory-size": "leave it out; tensors travel in the requests",
     "--grpc-compression-algorithm": "leave it out; requests are not compressed",
     "--ssl-https-verify-peer": "leave it out; the server's certificate is always verified",
     "--ssl-https-verify-host": "leave it out; use conch perf --server-name for another name",
@@ -59,6 +47,7 @@ _UNSUPPORTED = {
 _WITHOUT_EFFECT = {
     "asynchronous": "-a: all requests are sent asynchronously",
     "synchronous": "--sync: all requests are sent asynchronously",
+    "serial_sequences": "--serial-sequences: the requests of a sequence are always sent one after the other",
     "max_threads": "--max-threads: the load is made by processes",
     "verbose": "-v: the report always has all lines",
 }
@@ -80,6 +69,8 @@ class Translation:
         request_count: Requests of each measurement; 0 for windows.
         composing: Models that a BLS model calls, with their versions.
         metrics_url: Where the server's GPU metrics are; empty if they are not asked for.
+        warm_up_count: Requests before each measurement.
+        endpoint: Path of HTTP that takes the payloads; empty for a model's requests.
         without_effect: A sentence for each flag that is accepted and changes nothing.
     """
 
@@ -94,6 +85,8 @@ class Translation:
     composing: Mapping[str, str]
     metrics_url: str
     metrics_interval_s: float
+    warm_up_count: int
+    endpoint: str
     without_effect: tuple[str, ...]
 
 
@@ -120,13 +113,20 @@ def translate(arguments: Sequence[str]) -> Translation:
     found = [values.model, *load, "--duration", str(duration), "-b", str(values.batch)]
     if values.version:
         found += ["-x", values.version]
-    if values.request_count:
-        if values.latency_threshold:
-            raise FlagError("--latency-threshold needs windows: leave out --request-count")
+    if values.request_count and values.latency_threshold:
+        raise FlagError("--latency-threshold needs windows: leave out --request-count")
+    if values.request_count or values.warmup_request_count:
         found += ["--warmup", "0"]
+    if (values.service_kind == "openai") is not bool(values.endpoint):
+        raise FlagError("--service-kind openai and --endpoint PATH go together")
+    if values.endpoint:
+        if not values.input_data:
+            raise FlagError("--service-kind openai needs --input-data FILE.json with payloads")
+        found += ["--endpoint", values.endpoint]
+    found += _sequences(values)
     found += _data(values)
     found += _connection(values)
-    if values.streaming:
+    if values.streaming and not values.endpoint:
         found.append("--stream")
     return Translation(
         tuple(found),
@@ -140,8 +140,17 @@ def translate(arguments: Sequence[str]) -> Translation:
         _composing(values.bls_composing_models),
         values.metrics_url if values.collect_metrics else "",
         values.metrics_interval / 1000,
-        tuple(text for name, text in _WITHOUT_EFFECT.items() if getattr(values, name)),
+        values.warmup_request_count,
+        values.endpoint,
+        _without_effect(values),
     )
+
+
+def _without_effect(values: argparse.Namespace) -> tuple[str, ...]:
+    found = [text for name, text in _WITHOUT_EFFECT.items() if getattr(values, name)]
+    if values.streaming and values.endpoint:
+        found.append("--streaming: the payloads say whether the server streams")
+    return tuple(found)
 
 
 def _parser() -> _Parser:
@@ -149,6 +158,8 @@ def _parser() -> _Parser:
     add = parser.add_argument
     add("-m", dest="model", required=True)
     add("-x", dest="version", default="")
+    add("--service-kind", choices=("triton", "openai"), default="triton")
+    add("--endpoint", default="")
     add("-b", dest="batch", type=int, default=1)
     add("--bls-composing-models", default="")
     add("--shape", action="append", default=[])
@@ -156,6 +167,13 @@ def _parser() -> _Parser:
     modes.add_argument("--concurrency-range")
     modes.add_argument("--request-rate-range")
     modes.add_argument("--request-intervals", type=Path)
+    add("--num-of-sequences", type=int)
+    add("--serial-sequences", action="store_true")
+    add("--sequence-length", type=int)
+    add("--sequence-length-variation", type=float)
+    ids = parser.add_mutually_exclusive_group()
+    ids.add_argument("--start-sequence-id", dest="sequence_ids")
+    ids.add_argument("--sequence-id-range", dest="sequence_ids")
     add("--request-distribution", choices=("constant", "poisson"))
     add("--max-threads")
     add("-a", "--async", dest="asynchronous", action="store_true")
@@ -168,13 +186,30 @@ def _parser() -> _Parser:
     add("--percentile", type=int)
     add("-r", "--max-trials", type=int, default=10)
     add("--request-count", type=int, default=0)
+    add("--warmup-request-count", type=int, default=0)
     add("-l", "--latency-threshold", type=float, default=0.0)
     add("--collect-metrics", action="store_true")
     add("--metrics-url", default="http://localhost:8002/metrics")
     add("--metrics-interval", type=int, default=1000)
     add("--input-data", action="append", default=[])
     add("--string-length", type=int)
+    for name in ("input", "output"):
+        add(f"--{name}-tensor-format", choices=("binary", "json"), default="binary")
+    add("--shared-memory", choices=("none", "system", "cuda"), default="none")
+    add("--output-shared-memory-size", type=int)
     add("--request-parameter", action="append", default=[])
+    _add_connection_flags(parser)
+    add("-f", dest="csv", type=Path)
+    add("--verbose-csv", action="store_true")
+    add("--profile-export-file", type=Path)
+    add("-v", "--verbose", dest="verbose", action="store_true")
+    for name in _UNSUPPORTED:
+        add(name, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_connection_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("-i", dest="protocol", type=str.lower, choices=("http", "grpc"), default="http")
     add("-u", dest="url", default="")
     add("-H", dest="header", action="append", default=[])
@@ -187,13 +222,6 @@ def _parser() -> _Parser:
         add(f"--ssl-grpc-{name}-file", dest=f"grpc_{dest}")
     for name, dest in (("ca-certificates", "root"), ("private-key", "key"), ("client-certificate", "cert")):
         add(f"--ssl-https-{name}-file", dest=f"http_{dest}")
-    add("-f", dest="csv", type=Path)
-    add("--verbose-csv", action="store_true")
-    add("--profile-export-file", type=Path)
-    add("-v", "--verbose", dest="verbose", action="store_true")
-    for name in _UNSUPPORTED:
-        add(name, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
-    return parser
 
 
 class _Refuse(argparse.Action):
@@ -223,6 +251,19 @@ def _load(values: argparse.Namespace) -> tuple[list[str], int]:
     return ["-c", ",".join(str(int(count)) for count in counts)], len(counts)
 
 
+def _sequences(values: argparse.Namespace) -> list[str]:
+    rate = values.request_rate_range is not None or values.request_intervals is not None
+    if values.num_of_sequences is not None and not rate:
+        raise FlagError("--num-of-sequences needs --request-rate-range or --request-intervals")
+    flags = {
+        "--sequences": values.num_of_sequences,
+        "--sequence-length": values.sequence_length,
+        "--sequence-length-variation": values.sequence_length_variation,
+        "--sequence-ids": values.sequence_ids,
+    }
+    return [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
+
+
 def _composing(text: str) -> dict[str, str]:
     found = {}
     for each in filter(None, text.split(",")):
@@ -238,6 +279,7 @@ def _windows(values: argparse.Namespace) -> Windows:
         ("--measurement-interval", values.measurement_interval, 1),
         ("--measurement-request-count", values.measurement_request_count, 1),
         ("--request-count", values.request_count, 0),
+        ("--warmup-request-count", values.warmup_request_count, 0),
         ("--metrics-interval", values.metrics_interval, 1),
         ("--max-trials", values.max_trials, JUDGED),
         ("--latency-threshold", values.latency_threshold, 0),
@@ -282,6 +324,18 @@ def _data(values: argparse.Namespace) -> list[str]:
         found.append("--reuse-data")
     if values.string_length is not None:
         found += ["--string-length", str(values.string_length)]
+    if values.input_tensor_format != values.output_tensor_format:
+        raise FlagError("--input-tensor-format and --output-tensor-format must be the same")
+    if values.input_tensor_format == "json":
+        if values.protocol != "http":
+            raise FlagError("--input-tensor-format json needs -i http")
+        found += ["--tensors", "json"]
+    if values.shared_memory == "cuda":
+        raise FlagError("--shared-memory=cuda isn't supported: use --shared-memory=system")
+    if values.shared_memory == "system":
+        found += ["--shm", "system"]
+        if values.output_shared_memory_size is not None:
+            found += ["--shm-output-size", str(values.output_shared_memory_size)]
     for text in values.request_parameter:
         found += ["--parameter", _parameter(text)]
     return found
@@ -307,7 +361,9 @@ def _connection(values: argparse.Namespace) -> list[str]:
     other = "http" if protocol == "grpc" else "grpc"
     if any(getattr(values, f"{other}_{part}") for part in ("root", "key", "cert")):
         raise FlagError(f"--ssl-{'https' if other == 'http' else 'grpc'}-* needs -i {other}")
-    if values.streaming and protocol != "grpc":
+    if values.endpoint and protocol != "http":
+        raise FlagError("--service-kind openai needs -i http")
+    if values.streaming and protocol != "grpc" and not values.endpoint:
         raise FlagError("--streaming needs -i grpc")
     if values.header and protocol != "http":
         raise FlagError("-H needs -i http")

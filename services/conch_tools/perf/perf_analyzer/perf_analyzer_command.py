@@ -31,7 +31,9 @@ class Measured:
 
 
 # Verdicts that perf_analyzer's rule knows nothing of.
-_SAID = (Verdict.FAILING, Verdict.GENERATOR_TOO_SLOW, Verdict.SATURATED)
+_SAID = (Verdict.FAILING, Verdict.INCOMPLETE, Verdict.GENERATOR_TOO_SLOW, Verdict.SATURATED)
+
+_BAD = (Verdict.FAILING, Verdict.INCOMPLETE)
 
 
 class MeasureError(Exception):
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str], measure: Measure, version: str) -> int:
 
 def _write(asked: Translation, measured: Measured, version: str) -> None:
     if asked.profile_export is not None:
-        asked.profile_export.write_text(as_json(measured.experiments, version))
+        asked.profile_export.write_text(as_json(measured.experiments, version, asked.endpoint))
     if asked.csv is None:
         return
     verbose = asked.verbose_csv
@@ -90,8 +92,10 @@ def _exit_code(asked: Translation, result: PerfResult) -> int:
         found = judge(point)
         if found.verdict in _SAID:
             print(f"[WARNING] {point.load} is {found.verdict}: {found.reason}", file=sys.stderr)
+        for note in point.notes:
+            print(f"[WARNING] {point.load}: {note}", file=sys.stderr)
         if asked.windows is None:
-            good = good and found.verdict is not Verdict.FAILING
+            good = good and found.verdict not in _BAD
             continue
         # Model Analyzer takes longer windows where it reads this sentence.
         if not asked.windows.stable(point.slices):
@@ -101,7 +105,7 @@ def _exit_code(asked: Translation, result: PerfResult) -> int:
                 file=sys.stderr,
             )
             good = False
-        elif found.verdict is Verdict.FAILING:
+        elif found.verdict in _BAD:
             good = False
     return OK if good or asked.loads > 1 else UNSTABLE
 

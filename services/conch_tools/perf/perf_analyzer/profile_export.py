@@ -25,13 +25,13 @@ class Experiment:
     window_boundaries: Sequence[int]
 
 
-def as_json(experiments: Iterable[Experiment], version: str) -> str:
-    """The file's text."""
+def as_json(experiments: Iterable[Experiment], version: str, endpoint: str = "") -> str:
+    """The file's text; with an endpoint, of payloads that were posted there."""
     whole = {
         "experiments": [_experiment(one) for one in experiments],
         "version": version,
-        "service_kind": "triton",
-        "endpoint": "",
+        "service_kind": "openai" if endpoint else "triton",
+        "endpoint": endpoint,
     }
     return json.dumps(whole)
 

@@ -129,6 +129,7 @@ def _client_lines(result: PerfResult, point: Point, percentile: int | None) -> l
     lines = [
         "  Client: ",
         f"    Request count: {point.answered}",
+        *_sequence_lines(point),
         f"    Throughput: {_throughput(result, point)} infer/sec",
     ]
     if point.failed:
@@ -149,6 +150,13 @@ def _client_lines(result: PerfResult, point: Point, percentile: int | None) -> l
         parts = f"{text} {_us(send_receive)} usec + response wait {wait} usec"
         lines.append(f"    Avg {kind} time: {_mean(point)} usec ({parts})")
     return lines
+
+
+def _sequence_lines(point: Point) -> list[str]:
+    if not point.sequences or not point.length_s:
+        return []
+    rate = f"{point.sequences / point.length_s:.4f}".rstrip("0").rstrip(".")
+    return [f"    Sequence count: {point.sequences} ({rate} seq/sec)"]
 
 
 def _server_lines(point: Point) -> list[str]:

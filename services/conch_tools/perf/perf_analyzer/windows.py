@@ -56,6 +56,11 @@ class Windows:
         windows = self._split(slices)
         return tuple(one for window in windows[-JUDGED:] for one in window) if windows else tuple(slices)
 
+    def boundaries(self, slices: Sequence[Slice]) -> list[int]:
+        """The seconds at which the windows of what counts begin, and the one at which the last ends."""
+        ends = [window[-1].second + 1 for window in self._split(slices)] or [slices[-1].second + 1]
+        return [slices[0].second, *ends]
+
     def stable(self, slices: Sequence[Slice]) -> bool:
         """Whether the last windows are as equal as they have to be."""
         last = self._split(slices)[-JUDGED:]

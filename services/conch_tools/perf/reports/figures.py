@@ -42,6 +42,8 @@ def figures(result: PerfResult) -> Iterator[Figure]:
         yield boxes(points, "first", "Time to first response")
     if any(point.between.count for point in points):
         yield boxes(points, "between", "Inter-response latency")
+    if any(point.token.count for point in points):
+        yield boxes(points, "token", "Inter-token latency")
 
 
 def knee(points: Sequence[Point]) -> Point:

@@ -11,6 +11,7 @@ from conch_tools.perf.reports.tables import (
     facts_table,
     percentile_table,
     summary_table,
+    token_table,
     verdict_table,
 )
 from conch_tools.reports.html_page import Figure, Table, page
@@ -19,6 +20,9 @@ from conch_tools.reports.html_page import Figure, Table, page
 def as_html(result: PerfResult, comparison: Comparison | None = None) -> str:
     """The page: points, verdicts, charts, comparison, facts."""
     parts: list[Figure | Table] = [summary_table(result), verdict_table(result)]
+    tokens = token_table(result)
+    if tokens.rows:
+        parts.append(tokens)
     if comparison is not None:
         parts += comparison_tables(comparison)
     parts += figures(result)

@@ -15,17 +15,20 @@ from conch_tools.reports.html_page import Table, cell_text
 MS = 1e6
 """Nanoseconds in a millisecond."""
 
+_SEQUENCES_AT = 4  # column of the points' table
 _GROUPS = (
     ("latency", "latency"),
     ("service", "service time"),
     ("first", "time to first response"),
+    ("next_one", "time to second response"),
     ("between", "inter-response latency"),
+    ("token", "inter-token latency"),
 )
 
 
 def summary_table(result: PerfResult) -> Table:
     """A line for each point, with its verdict."""
-    columns = (
+    columns = [
         "load",
         "offered/s",
         "achieved/s",
@@ -36,15 +39,21 @@ def summary_table(result: PerfResult) -> Table:
         "max ms",
         "errors",
         "verdict",
-    )
+    ]
+    sequences = any(point.sequences for point in result.points)
+    if sequences:
+        columns.insert(_SEQUENCES_AT, "sequences/s")
     rows = []
     for point in result.points:
         judgement = judge(point)
         times = [point.latency.quantile_ns(share) / MS for share in (0.5, 0.9, 0.99, 1)]
         spread = half_width(judgement.rate)
         rates = (point.offered_rate, point.achieved_rate, spread)
-        rows.append((str(point.load), *rates, *times, point.failed, str(judgement.verdict)))
-    return Table("Points", columns, tuple(rows))
+        row: list[object] = [str(point.load), *rates, *times, point.failed, str(judgement.verdict)]
+        if sequences:
+            row.insert(_SEQUENCES_AT, point.sequences / point.length_s if point.length_s else 0.0)
+        rows.append(tuple(row))
+    return Table("Points", tuple(columns), tuple(rows))
 
 
 def verdict_table(result: PerfResult) -> Table:
@@ -57,12 +66,29 @@ def verdict_table(result: PerfResult) -> Table:
             (
                 str(point.load),
                 str(found.verdict),
-                found.reason,
+                " ".join((found.reason, *point.notes)),
                 None if rate is None else f"{rate.low:.1f} to {rate.high:.1f}",
                 None if p99 is None else f"{p99.low / MS:.3f} to {p99.high / MS:.3f}",
             )
         )
     return Table("Verdicts", ("load", "verdict", "reason", "rate 95 %", "p99 ms 95 %"), tuple(rows))
+
+
+def token_table(result: PerfResult) -> Table:
+    """What an LLM's user sees, with a token in each response; without rows if no request has several."""
+    rows = []
+    for point in result.points:
+        if point.token.count:
+            first, next_one, token = (
+                [times.quantile_ns(share) / MS for share in (0.5, 0.99)]
+                for times in (point.first, point.next_one, point.token)
+            )
+            lengths = point.responses / point.answered
+            each = (*first, *next_one, *token, 1e3 / token[0] if token[0] else None)
+            rows.append((str(point.load), point.token_rate, lengths, *each))
+    times = [f"{name} {share} ms" for name in ("TTFT", "TTST", "ITL") for share in ("p50", "p99")]
+    columns = ("load", "output tokens/s", "tokens/request", *times, "tokens/s of a user")
+    return Table("Tokens", columns, tuple(rows))
 
 
 def facts_table(result: PerfResult) -> Table:
@@ -124,8 +150,18 @@ def comparison_tables(comparison: Comparison) -> tuple[Table, ...]:
 
 
 def as_terminal(result: PerfResult) -> str:
-    """The final table of the terminal, and the reasons of the verdicts."""
-    table = summary_table(result)
+    """The final tables of the terminal, and the reasons of the verdicts."""
+    lines = _aligned(summary_table(result))
+    tokens = token_table(result)
+    if tokens.rows:
+        lines += ["", *_aligned(tokens)]
+    reasons = [
+        f"{point.load}: {text}" for point in result.points for text in (judge(point).reason, *point.notes)
+    ]
+    return "\n".join([*lines, "", *reasons]) + "\n"
+
+
+def _aligned(table: Table) -> list[str]:
     rows = [list(table.columns), *([cell_text(cell) for cell in row] for row in table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
     last = len(widths) - 1
@@ -136,16 +172,14 @@ def as_terminal(result: PerfResult) -> str:
             for column, text in enumerate(row)
         ]
         lines.append("  ".join(cells).rstrip())
-    reasons = [f"{point.load}: {judge(point).reason}" for point in result.points]
-    return "\n".join([*lines, "", *reasons]) + "\n"
+    return lines
 
 
 def as_markdown(result: PerfResult, comparison: Comparison | None = None) -> str:
     """The report in Markdown."""
-    tables = [summary_table(result), verdict_table(result), *map(percentile_table, result.points)]
-    errors = error_table(result)
-    if errors.rows:
-        tables.append(errors)
+    tables = [summary_table(result), verdict_table(result), token_table(result)]
+    tables += [*map(percentile_table, result.points), error_table(result)]
+    tables = [table for table in tables if table.rows]
     if comparison is not None:
         tables += comparison_tables(comparison)
     tables.append(facts_table(result))
@@ -159,21 +193,35 @@ def as_csv(result: PerfResult) -> str:
     writer = csv.writer(out, lineterminator="\n")
     times = [f"{text} {name} us" for _, text in _GROUPS for name in QUANTILES]
     head = ("mode", "value", "offered/s", "achieved/s", "rate low", "rate high", "p99 low us", "p99 high us")
-    counts = ("sent", "answered", "responses", "failed", "late", "shed", "length s", "verdict", "reason")
+    counts = (
+        "sent",
+        "answered",
+        "responses",
+        "failed",
+        "late",
+        "shed",
+        "sequences",
+        "length s",
+        "verdict",
+        "reason",
+    )
     writer.writerow([*head, *counts, *times])
     for point in result.points:
         found = judge(point)
         rate = ("", "") if found.rate is None else (f"{found.rate.low:.3f}", f"{found.rate.high:.3f}")
         p99 = ("", "") if found.p99 is None else (f"{found.p99.low / 1e3:.1f}", f"{found.p99.high / 1e3:.1f}")
         rates = (f"{point.offered_rate:.3f}", f"{point.achieved_rate:.3f}")
-        numbers = (point.sent, point.answered, point.responses, point.failed, point.late, point.shed)
+        numbers = (
+            *(point.sent, point.answered, point.responses, point.failed, point.late, point.shed),
+            point.sequences,
+        )
         groups: list[Histogram] = [getattr(point, name) for name, _ in _GROUPS]
         quantiles = [
             f"{group.quantile_ns(share) / 1e3:.1f}" if group.count else ""
             for group in groups
             for share in QUANTILES.values()
         ]
-        verdict = (f"{point.length_s:.3f}", str(found.verdict), found.reason)
+        verdict = (f"{point.length_s:.3f}", str(found.verdict), " ".join((found.reason, *point.notes)))
         load = (point.load.mode, f"{point.load.value:g}")
         writer.writerow([*load, *rates, *rate, *p99, *numbers, *verdict, *quantiles])
     return out.getvalue()

@@ -76,7 +76,11 @@ def test_the_programs_of_the_documentation(capsys: pytest.CaptureFixture[str]) -
     for program in programs:
         exec(program, {"__name__": "program"})
         printed.append(capsys.readouterr().out)
-    assert printed == ["[[2. 4.]]\n[2. 4.]\n", "good morning "]
+    assert printed == [
+        "[[2. 4.]]\n[2. 4.]\n",
+        "good morning ",
+        "[[2. 4.]]\n[[2.0, 4.0], [6.0, 8.0]]\n",
+    ]
 
 
 @pytest.mark.slow

@@ -270,7 +270,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (("--grpc-infer-allocation-pool-size=16",), ("--grpc-max-response-pool-size=3",)),
         (("--buffer-manager-thread-count=0",), ("--buffer-manager-thread-count=2",)),
         (("--http-thread-count=8", "--http-thread-count=1"), ("--http-thread-count=2",)),
-        (("--cache-directory=/x", "--repoagent-directory=/x"), ("--host-policy=a,numa-node=0",)),
+        (("--cache-directory=/x",), ("--host-policy=a,numa-node=0",)),
         ((), ("--model-load-gpu-limit=0:0.5", "--cuda-virtual-address-size=0:1")),
     ],
 )

@@ -124,7 +124,7 @@ def _converse(spec: ModelSpec, messages: list[tuple[bytes, str | None]]) -> None
 
     worker.send([channel.encode(Kind.HELLO, 0, codec.encode_hello(1))])
     worker.send([channel.encode(Kind.LOADED, 0, b'{"readiness":true}')])
-    link.load(PLACEMENT, on_loaded)
+    link.load([PLACEMENT], on_loaded)
     assert loaded.wait(WAIT_S)
     request, answers = request_of("")
     begun: Begun = Begun(batch_of(request))

@@ -234,6 +234,11 @@ class Http2Connection:
         return len(self._streams)
 
     @property
+    def peer_streams(self) -> int:
+        """Streams that the peer allows at the same time; the highest stream id without a limit."""
+        return self._peer_streams
+
+    @property
     def last_stream_id(self) -> int:
         """The last stream that was opened."""
         return max(self._last_stream_id, 0)

@@ -1,0 +1,493 @@
+"""The thread of rollouts: feeds plans with versions, verdicts and calls, and carries out their actions.
+
+One thread, `conch-canary`, owns all plans; it exists only while a model has a declaration. Other threads hand
+it commands and wait for the result. It wakes for commands, for events of versions, for what a plan waits for,
+and every `LOOK_NS` to look at counters and files.
+
+An action that fails is tried again, with all after it, so their order holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import NotFoundError, OutOfRangeError, UnavailableError
+from conch_control.canary.guards import Counts, Window, judge, traffic_note
+from conch_control.canary.rollout_file import Declaration, Rollout
+from conch_control.canary.rollout_plan import RolloutPlan
+from conch_control.canary.rollout_state import (
+    LIVE,
+    Action,
+    Call,
+    Progress,
+    Publish,
+    PublishLabels,
+    Save,
+    Select,
+    State,
+    Traffic,
+    VersionSight,
+)
+from conch_control.canary.state_file import SavedRollout, StateDirectory
+from conch_control.events import EventLog
+
+log = logging.getLogger(__name__)
+
+_S = 1_000_000_000
+LOOK_NS = 10 * _S
+"""Time between looks at counters."""
+_RECENT_LOOKS = 6  # a minute
+_RETRY_NS = _S
+_WATCHED = frozenset({State.STEP, State.PAUSED, State.BAKING})
+
+T = TypeVar("T")
+
+
+class CanaryServer(Protocol):
+    """What rollouts need of the server; called on the loop's thread only."""
+
+    @property
+    def events(self) -> EventLog:
+        """The events of all versions."""
+
+    def versions(self, model: str, stable: int | None) -> Mapping[int, VersionSight] | None:
+        """A model's versions in repository and server, with their differences from the stable one.
+
+        None while the repository has not been read or does not answer: a missing version drops progress.
+        """
+
+    def publish(self, model: str, traffic: Traffic | None, rollout: Rollout | None) -> None:
+        """Publishes a route; `rollout` tells keys, matches and shadows. None for both removes it."""
+
+    def publish_labels(self, model: str, labels: Mapping[str, int]) -> None:
+        """Publishes all labels of a model."""
+
+    def select(self, model: str, selection: Select) -> None:
+        """Begins to load and release versions, and returns at once."""
+
+
+class Counters(Protocol):
+    """Requests since a version was loaded."""
+
+    def requests(self, model: str, version: int) -> Counts:
+        """Requests of clients."""
+
+    def shadows(self, model: str, version: int) -> Counts:
+        """Copies of requests that stable has answered."""
+
+    def pairs(self, model: str, version: int) -> tuple[int, int]:
+        """Shadow pairs that were compared, and those of them that differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStatus:
+    """A model's rollout for operators.
+
+    Attributes:
+        verdict: The last verdict on the current window; empty for none.
+        seconds: Age of the state, or of its window.
+        note: What the traffic allows, if it is too little for the step; else empty.
+    """
+
+    declaration: Declaration
+    from_file: bool
+    progress: Progress
+    verdict: str
+    seconds: float
+    note: str
+
+
+@dataclass
+class _Model:
+    """A plan and its counters.
+
+    Attributes:
+        pending: Actions to carry out, in order.
+        window: The window that the counters below belong to.
+        begun: Counters at its begin.
+        looks: Counters of the last looks, oldest first, with their times.
+        reference: Stable's requests in the last step, with the rollout's number: after a promotion the old
+            version gets none.
+    """
+
+    plan: RolloutPlan
+    pending: deque[Action] = field(default_factory=deque)
+    window: int = -1
+    begun: Window = field(default_factory=lambda: Window(Counts(), Counts()))
+    looks: deque[tuple[int, Window]] = field(default_factory=lambda: deque(maxlen=_RECENT_LOOKS))
+    reference: tuple[int, Counts] = (0, Counts())
+
+
+class RolloutLoop:
+    """Runs the rollouts of one server; any thread may call it but its own.
+
+    Attributes:
+        selections: What to load and not to load, by model; replaced, never changed.
+    """
+
+    def __init__(
+        self,
+        server: CanaryServer,
+        counters: Counters,
+        directory: StateDirectory | None = None,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self._server = server
+        self._counters = counters
+        self._directory = directory
+        self._clock = clock
+        self._models: dict[str, _Model] = {}
+        self._kept: dict[str, SavedRollout] = {} if directory is None else directory.read()
+        self._revision = server.events.revision
+        self._look_at = clock() + LOOK_NS
+        self._told = directory is not None
+        self.selections: Mapping[str, Select] = {}
+        self._lock = threading.Lock()  # guards the next attributes
+        self._commands: deque[tuple[Callable[[int], Any], Future[Any]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    # --- any thread
+
+    def restore(self) -> None:
+        """Resumes the rollouts that calls had declared; those of files follow with `declare`."""
+        for model, saved in list(self._kept.items()):
+            if saved.declaration is not None:
+                self.declare(model, saved.declaration, by_call=True)
+
+    def declare(self, model: str, declaration: Declaration, by_call: bool = False) -> None:
+        """Takes a declaration, and returns when `selections` follows it.
+
+        An empty one of a file, which is a missing file, leaves what a call has declared.
+
+        Raises:
+            FailedPreconditionError: A call may not change what a file declares.
+        """
+        kept = self._kept.get(model)
+        begun = model in self._models or (kept is not None and not _is_over(kept.progress))
+        if begun or declaration != Declaration():
+            self._command(partial(self._declare, model, declaration, by_call))
+
+    def change(self, model: str, edit: Callable[[Declaration], Declaration]) -> None:
+        """Changes by a call what calls have declared, such as a label.
+
+        Raises:
+            FailedPreconditionError: A file declares it.
+        """
+        self._command(partial(self._edit, model, edit))
+
+    def start(self, model: str, rollout: Rollout, again: bool = False) -> None:
+        """Declares and starts a rollout by a call; labels stay. See `RolloutPlan.start_by_call`.
+
+        Raises:
+            FailedPreconditionError: One runs, a file declares it, or the candidate is missing or refused.
+        """
+        self._command(partial(self._start, model, rollout, again))
+
+    def call(self, model: str, call: Call, weight: int | None = None, again: bool = False) -> None:
+        """Carries out an operator's call; see `RolloutPlan.call`.
+
+        Raises:
+            NotFoundError: The model has no rollout.
+            FailedPreconditionError: Its state does not allow the call.
+        """
+        self._on_plan(model, lambda plan, now: plan.call(call, now, weight, again))
+
+    def end(self, model: str, reason: str) -> None:
+        """Ends the rollout of a model that others have loaded or unloaded, if it has one."""
+        if model in self._models:
+            self._on_plan(model, lambda plan, now: plan.end(reason, now))
+
+    def status(self, model: str) -> RolloutStatus:
+        """A model's rollout. Raises NotFoundError: it has none."""
+        if model not in self._models:
+            raise _no_rollout(model)
+        return self._command(partial(self._status, model))
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread and leaves routes and states as they are; returns True if it ended in time."""
+        with self._lock:
+            self._stopped = True
+            thread = self._thread
+        self._server.events.wake()
+        if thread is not None:
+            thread.join(timeout_s)
+        return thread is None or not thread.is_alive()
+
+    def _on_plan(self, model: str, action: Callable[[RolloutPlan, int], list[Action]]) -> None:
+        if model not in self._models:
+            raise _no_rollout(model)
+
+        def run(now: int) -> None:
+            if (found := self._models.get(model)) is None:
+                raise _no_rollout(model)
+            self._see(model, found)
+            found.pending += action(found.plan, now)
+            self._carry_out(model, found)
+
+        self._command(run)
+
+    def _command(self, command: Callable[[int], T]) -> T:
+        future: Future[T] = Future()
+        with self._lock:
+            if self._stopped:
+                raise UnavailableError("Server exiting")
+            self._commands.append((command, future))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="conch-canary", daemon=True)
+                self._thread.start()
+        self._server.events.wake()
+        return future.result()
+
+    # --- the loop's thread
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._stopped or self._server.events.closed or not (self._models or self._commands):
+                    self._thread = None
+                    for _, future in self._commands:
+                        future.set_exception(UnavailableError("Server exiting"))
+                    self._commands.clear()
+                    return
+            self._wait(self.step())
+
+    def step(self) -> int:
+        """Does what is due; returns the time of the next step."""
+        self._run_commands()
+        changed, now = self._changed(), self._clock()
+        look = now >= self._look_at
+        if look:
+            self._look_at = now + LOOK_NS
+        wakes = [self._look_at]
+        for model, found in list(self._models.items()):
+            try:
+                if look or model in changed:
+                    self._see(model, found)
+                if look:
+                    self._look(model, found)
+                found.pending += found.plan.tick(self._clock())
+                self._carry_out(model, found)
+                wakes += [at for at in (found.plan.wake_at(now),) if at is not None]
+            except Exception:  # boundary: the top of the thread; other models go on
+                log.exception("the rollout of '%s' has failed; it goes on soon", model)
+                wakes.append(now + _RETRY_NS)
+        return min(wakes)
+
+    def _wait(self, until: int) -> None:
+        left = until - self._clock()
+        if left > 0:
+            try:
+                self._server.events.after(
+                    self._revision, left / _S, lambda: bool(self._commands) or self._stopped
+                )
+            except OutOfRangeError:  # the next step looks at all models
+                return
+
+    def _run_commands(self) -> None:
+        while True:
+            with self._lock:
+                if not self._commands:
+                    return
+                command, future = self._commands.popleft()
+            try:
+                result = command(self._clock())
+            except BaseException as error:  # boundary: the caller's thread raises it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+    def _changed(self) -> Collection[str]:
+        """Models whose versions have changed."""
+        events = self._server.events
+        try:
+            entries = events.after(self._revision)
+        except OutOfRangeError:
+            self._revision = events.revision
+            return self._models.keys()
+        if entries:
+            self._revision = entries[-1].revision
+        return {entry.model for entry in entries}
+
+    def _declare(self, model: str, declaration: Declaration, by_call: bool, now: int) -> None:
+        found = self._models.get(model)
+        if found is None:
+            found = self._begin(model, declaration, not by_call, now)
+        elif declaration == Declaration() and not (found.plan.from_file or by_call):
+            return
+        else:
+            found.pending += found.plan.declare(declaration, now, by_call)
+            if by_call and declaration != Declaration():
+                found.pending.append(Save(found.plan.progress))  # with the new declaration
+        self._carry_out(model, found)
+        self._see(model, found)
+
+    def _edit(self, model: str, edit: Callable[[Declaration], Declaration], now: int) -> None:
+        found = self._models.get(model)
+        self._declare(model, edit(Declaration() if found is None else found.plan.declaration), True, now)
+
+    def _start(self, model: str, rollout: Rollout, again: bool, now: int) -> None:
+        found = self._models.get(model)
+        if found is None:
+            found = self._begin(model, Declaration(), False, now)
+        plan = found.plan
+        versions = self._server.versions(model, plan.progress.stable)
+        if versions is not None:
+            found.pending += plan.sees(versions, now)
+        try:
+            found.pending += plan.start_by_call(replace(plan.declaration, rollout=rollout), now, again)
+            found.pending.append(Save(plan.progress))  # with the new declaration
+        finally:
+            self._carry_out(model, found)
+        self._see(model, found)
+
+    def _begin(self, model: str, declaration: Declaration, from_file: bool, now: int) -> _Model:
+        saved = self._kept.pop(model, SavedRollout(Progress()))
+        number = partial(self._next_number, model)
+        found = _Model(RolloutPlan(model, declaration, saved.progress, from_file, number))
+        self._models = {**self._models, model: found}
+        found.pending += found.plan.start(now)
+        return found
+
+    def _next_number(self, model: str, group: str, last: int) -> int:
+        """The number of a model's next rollout: that of a group's running ones, else a new one."""
+        if not group:
+            return last + 1
+        others = [
+            each.plan.progress
+            for name, each in self._models.items()
+            if name != model and (each.plan.declaration.rollout or Rollout()).group == group
+        ]
+        running = [each.number for each in others if each.state in LIVE or each.state is State.BAKING]
+        return max(running) if running else max([last, *(each.number for each in others)]) + 1
+
+    def _see(self, model: str, found: _Model) -> None:
+        while True:
+            stable = found.plan.progress.stable
+            versions = self._server.versions(model, stable)
+            if versions is not None:
+                found.pending += found.plan.sees(versions, self._clock())
+            self._carry_out(model, found)
+            if found.plan.progress.stable == stable:
+                return
+
+    def _carry_out(self, model: str, found: _Model) -> None:
+        plan = found.plan
+        while found.pending:
+            action = found.pending[0]
+            match action:
+                case Publish(traffic):
+                    self._server.publish(model, traffic, plan.declaration.rollout)
+                case PublishLabels(labels):
+                    self._server.publish_labels(model, labels)
+                case Save(progress):
+                    self._save(model, found, progress)
+                case Select():
+                    self.selections = {**self.selections, model: action}
+                    self._server.select(model, action)
+            found.pending.popleft()
+        for note in plan.notes:
+            log.log(note.level, "%s", note.text)
+        plan.notes.clear()
+        if plan.window != found.window and plan.progress.state in _WATCHED:
+            found.window, found.begun = plan.window, self._read(model, plan.progress)
+            found.looks.clear()
+        if plan.declaration == Declaration() and _is_over(plan.progress):
+            self._kept[model] = SavedRollout(plan.progress)
+            self._models = {name: each for name, each in self._models.items() if name != model}
+            self.selections = {name: each for name, each in self.selections.items() if name != model}
+
+    def _save(self, model: str, found: _Model, progress: Progress) -> None:
+        if not self._told and progress.state is State.LOADING:
+            self._told = True
+            log.warning("without --state-directory the progress of rollouts ends with this process")
+        if self._directory is None:
+            return
+        plan = found.plan
+        try:
+            by_call = None if plan.from_file or plan.declaration == Declaration() else plan.declaration
+            self._directory.write(model, SavedRollout(progress, by_call))
+        except OSError as error:
+            log.error("the progress of '%s' can't be saved: %s; a restart goes back", model, error.strerror)
+
+    def _look(self, model: str, found: _Model) -> None:
+        """Judges the counters of the current window."""
+        plan = found.plan
+        progress = plan.progress
+        if progress.state not in _WATCHED or plan.window != found.window:
+            return
+        now, counters = self._clock(), self._read(model, progress)
+        step = _since(counters, found.begun)
+        if min(step.stable.requests, step.candidate.requests, step.compared) < 0:  # loaded again meanwhile
+            found.begun = counters
+            found.looks.clear()
+            return
+        recent = _since(counters, found.looks[0][1]) if len(found.looks) == _RECENT_LOOKS else None
+        found.looks.append((now, counters))
+        if progress.state is State.BAKING:
+            reference = found.reference[1] if found.reference[0] == progress.number else Counts()
+            step = replace(step, stable=reference)
+            recent = None if recent is None else replace(recent, stable=reference)
+        else:
+            found.reference = progress.number, step.stable
+        guard = (plan.declaration.rollout or Rollout()).guard
+        found.pending += plan.judged(judge(guard, step, recent), plan.window, now)
+        self._carry_out(model, found)
+
+    def _read(self, model: str, progress: Progress) -> Window:
+        counters = self._counters
+        if progress.state is State.BAKING or progress.candidate is None or progress.stable is None:
+            return Window(Counts(), counters.requests(model, progress.stable or 0))
+        mirrored = progress.shadow and not progress.weight
+        candidate = (counters.shadows if mirrored else counters.requests)(model, progress.candidate)
+        pairs = counters.pairs(model, progress.candidate) if progress.shadow else (0, 0)
+        return Window(counters.requests(model, progress.stable), candidate, *pairs)
+
+    def _status(self, model: str, now: int) -> RolloutStatus:
+        if (found := self._models.get(model)) is None:
+            raise _no_rollout(model)
+        plan = found.plan
+        verdict = "" if plan.verdict is None else plan.verdict.sentence
+        return RolloutStatus(
+            plan.declaration,
+            plan.from_file,
+            plan.progress,
+            verdict,
+            (now - plan.since) / _S,
+            self._note(found),
+        )
+
+    def _note(self, found: _Model) -> str:
+        progress, rollout = found.plan.progress, found.plan.declaration.rollout
+        if progress.state is not State.STEP or rollout is None or len(found.looks) < 2 or not progress.weight:
+            return ""
+        (first, early), (last, late) = found.looks[0], found.looks[-1]
+        passed = _since(late, early)
+        per_second = (passed.stable.requests + passed.candidate.requests) * _S / (last - first)
+        return traffic_note(rollout.guard, progress.weight, per_second, rollout.steps[progress.step].least_ns)
+
+
+def _since(late: Window, early: Window) -> Window:
+    return Window(
+        late.stable.minus(early.stable),
+        late.candidate.minus(early.candidate),
+        late.compared - early.compared,
+        late.mismatched - early.mismatched,
+    )
+
+
+def _is_over(progress: Progress) -> bool:
+    """True for progress that matters only to the number of the next rollout."""
+    return progress == Progress(number=progress.number)
+
+
+def _no_rollout(model: str) -> NotFoundError:
+    return NotFoundError(f"model '{model}' has no rollout and no labels")

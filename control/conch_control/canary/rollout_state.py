@@ -1,0 +1,212 @@
+"""What plans of rollouts take in, keep and give out.
+
+Inputs: `VersionSight`, `Call`. Kept over restarts: `Progress`. Outputs: the actions, and `Note`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from conch.core.errors import ConchError, InvalidArgumentError
+
+
+class State(Enum):
+    """State of a model's rollout; `rollout_plan` has the transitions."""
+
+    IDLE = "IDLE"
+    LOADING = "LOADING"
+    STEP = "STEP"
+    PAUSED = "PAUSED"
+    BAKING = "BAKING"
+    ROLLING_BACK = "ROLLING_BACK"
+    ABORTING = "ABORTING"
+    ABORTED = "ABORTED"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    SPLIT = "SPLIT"
+
+
+RESTING = frozenset({State.IDLE, State.FAILED, State.ABORTED, State.DONE})
+LIVE = frozenset({State.LOADING, State.STEP, State.PAUSED})
+
+
+class Call(Enum):
+    """What an operator may ask for."""
+
+    START = "start"
+    PAUSE = "pause"
+    RESUME = "resume"
+    ADVANCE = "advance"
+    SET_WEIGHT = "set_weight"
+    PROMOTE = "promote"
+    ABORT = "abort"
+    ROLLBACK = "rollback"
+
+
+class FailedPreconditionError(ConchError):
+    """The rollout's state does not allow the call."""
+
+    code = "FAILED_PRECONDITION"
+    label = "Failed precondition"
+    grpc_status = 9
+    http_status = 400
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSight:
+    """A version as repository and server show it.
+
+    Attributes:
+        files: Digest of its files in the repository; empty if it has none.
+        serves: Digest of the files that the ready copy was loaded from; empty if none is ready.
+        failure: Why its last load failed; empty if it did not.
+        since: Time of its last transition.
+        backs_off: Its workers fail again and again.
+        differences: Ways in which its interface differs from stable's; None while not compared.
+    """
+
+    files: str = ""
+    serves: str = ""
+    failure: str = ""
+    since: float = 0.0
+    backs_off: bool = False
+    differences: tuple[str, ...] | None = None
+
+    @property
+    def exists(self) -> bool:
+        """True if it has files, or still serves."""
+        return bool(self.files or self.serves)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A version that is held out until the digest of its files changes.
+
+    Attributes:
+        by_call: An operator refused it, so that a change of the declaration ends the refusal, too.
+    """
+
+    version: int
+    digest: str
+    by_call: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a restart must know.
+
+    Attributes:
+        number: Number of the newest rollout, which names it and its salt; 0 before the first.
+        stable: The version that an empty version means; None as in Triton.
+        candidate: The version under test, or the one that an abort releases.
+        digest: Its files.
+        previous: Stable before the last promotion.
+        step: Current step, from 0.
+        weight: The candidate's share, of `WHOLE`.
+        shadow: Share of mirrored requests, of `WHOLE`.
+        reason: Why the state was entered.
+        called: A call led to the state.
+        refused: Versions held out, oldest first.
+        declared: Digest of the table ``[rollout]`` that this belongs to; empty for none.
+        declared_stable: The label ``stable`` that was followed last.
+    """
+
+    state: State = State.IDLE
+    number: int = 0
+    stable: int | None = None
+    candidate: int | None = None
+    digest: str = ""
+    previous: int | None = None
+    step: int = 0
+    weight: int = 0
+    shadow: int = 0
+    reason: str = ""
+    called: bool = False
+    refused: tuple[Refusal, ...] = ()
+    declared: str = ""
+    declared_stable: int | None = None
+
+    def refusal(self, version: int) -> Refusal | None:
+        """The refusal of a version, if any."""
+        return next((each for each in self.refused if each.version == version), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Where requests without a version go.
+
+    Attributes:
+        weight: The candidate's share, of `WHOLE`.
+        shadow_percent: Percent of the requests that the candidate gets a copy of.
+        salt: Key of the hash that gives each user a side.
+    """
+
+    stable: int
+    candidate: int | None = None
+    weight: int = 0
+    shadow_percent: float = 0.0
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Publishes a route, with what the declaration says about keys and matches; None for none."""
+
+    traffic: Traffic | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLabels:
+    """Publishes all labels of the model, each with a ready version."""
+
+    labels: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Writes the progress to the state directory."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Versions to load besides those of the version policy, and versions not to load."""
+
+    hold: frozenset[int] = frozenset()
+    out: frozenset[int] = frozenset()
+
+    def versions(
+        self, available: Collection[int], policy: Callable[[Collection[int]], Collection[int]]
+    ) -> list[int]:
+        """Versions to load of the available ones, ascending.
+
+        Args:
+            available: Versions that have files.
+            policy: The version policy; it may raise InvalidArgumentError if it selects none.
+
+        Raises:
+            InvalidArgumentError: The policy selects none, and none is held.
+        """
+        held = self.hold.intersection(available)
+        try:
+            selected = policy([version for version in available if version not in self.out])
+        except InvalidArgumentError:
+            if not held:
+                raise
+            selected = ()
+        return sorted(held.union(selected))
+
+
+Action = Publish | PublishLabels | Save | Select
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A decision, for the log; `level` as in `logging`."""
+
+    text: str
+    level: int = logging.INFO

@@ -1,0 +1,190 @@
+"""Progress of rollouts on disk: one JSON file for each model in the state directory.
+
+A file is written under a temporary name, synced and renamed, so that after a crash it is the old or the new
+one. Files that can't be read are logged and ignored: their models begin anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from conch.core.errors import InvalidArgumentError
+from conch_control.canary.rollout_file import WHOLE, Declaration, as_json, check_declaration
+from conch_control.canary.rollout_state import Progress, Refusal, State
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_TEMPORARY = ".tmp"
+_LONGEST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRollout:
+    """What is kept of a model: its progress, and its declaration if that came by a call."""
+
+    progress: Progress
+    declaration: Declaration | None = None
+
+
+class StateDirectory:
+    """The state directory of one server. Not thread-safe.
+
+    Raises:
+        InvalidArgumentError: The directory can't be made or read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.listdir(path)
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"state directory {path} can't be used: {error.strerror}; name a writable directory"
+            ) from None
+
+    def read(self) -> dict[str, SavedRollout]:
+        """What is kept of each model; removes temporary files that a crash has left."""
+        found = {}
+        for path in sorted(self.path.iterdir()):
+            if path.name.endswith(f".json{_TEMPORARY}"):
+                path.unlink(missing_ok=True)
+                continue
+            try:
+                model, saved = _decoded(json.loads(path.read_bytes()))
+                if path.name != file_name(model):
+                    raise ValueError(f"it is of model '{model}', which has {file_name(model)}")
+            except (
+                OSError,
+                ValueError,
+                RecursionError,
+            ) as error:  # ValueError: no JSON, no UTF-8, wrong content
+                log.warning("%s is no state of a rollout and is ignored: %s", path, error)
+                continue
+            found[model] = saved
+        return found
+
+    def write(self, model: str, saved: SavedRollout) -> None:
+        """Writes what is kept of a model. Raises OSError: it can't be written; the former content stays."""
+        path = self.path / file_name(model)
+        temporary = path.with_name(path.name + _TEMPORARY)
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump(_encoded(model, saved), file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._sync()
+
+    def remove(self, model: str) -> None:
+        """Removes what is kept of a model, if anything. Raises OSError: it can't be removed."""
+        (self.path / file_name(model)).unlink(missing_ok=True)
+        self._sync()
+
+    def _sync(self) -> None:
+        """Makes a rename or removal last."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def file_name(model: str) -> str:
+    """Name of a model's file; one of a very long name ends with a digest."""
+    name = quote(model, safe="", errors="surrogatepass")
+    if len(name) > _LONGEST:
+        digest = hashlib.blake2b(model.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        name = f"{name[: _LONGEST - len(digest)]}{digest}"
+    return f"{name}.json"
+
+
+def _encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
+    progress = {field.name: getattr(saved.progress, field.name) for field in dataclasses.fields(Progress)}
+    progress["state"] = saved.progress.state.value
+    progress["refused"] = [
+        {"version": each.version, "digest": each.digest, "by_call": each.by_call}
+        for each in saved.progress.refused
+    ]
+    content: dict[str, Any] = {"format": FORMAT, "model": model, "progress": progress}
+    if saved.declaration is not None:
+        content["declaration"] = as_json(saved.declaration)
+    return content
+
+
+def _decoded(content: Any) -> tuple[str, SavedRollout]:
+    """Model and state. Raises ValueError: something is wrong, named by its field."""
+    _check_fields("", content, {"format": int, "model": str, "progress": dict}, {"declaration": dict})
+    if content["format"] != FORMAT:
+        raise ValueError(f"format: is {content['format']}, this server reads {FORMAT}")
+    declaration = None
+    if "declaration" in content:
+        declaration, problems = check_declaration(content["declaration"], "declaration")
+        if problems:
+            raise ValueError(problems[0].message)
+    return content["model"], SavedRollout(_progress(content["progress"]), declaration)
+
+
+def _progress(fields: dict[str, Any]) -> Progress:
+    optional = int | None
+    _check_fields(
+        "progress.",
+        fields,
+        {
+            "state": str,
+            "number": int,
+            "stable": optional,
+            "candidate": optional,
+            "digest": str,
+            "previous": optional,
+            "step": int,
+            "weight": int,
+            "shadow": int,
+            "reason": str,
+            "called": bool,
+            "refused": list,
+            "declared": str,
+            "declared_stable": optional,
+        },
+    )
+    for key, value in fields.items():
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"progress.{key}: is {value}, below 0")
+    for key in ("weight", "shadow"):
+        if fields[key] > WHOLE:
+            raise ValueError(f"progress.{key}: is {fields[key]}, above {WHOLE}")
+    if fields["state"] not in State.__members__:
+        raise ValueError(f"progress.state: is {fields['state']!r}, which is no state")
+    for refusal in fields["refused"]:
+        _check_fields("progress.refused.", refusal, {"version": int, "digest": str, "by_call": bool})
+    refused = tuple(Refusal(**each) for each in fields["refused"])
+    return Progress(**{**fields, "state": State[fields["state"]], "refused": refused})
+
+
+def _check_fields(
+    at: str, content: Any, needed: Mapping[str, Any], optional: Mapping[str, Any] | None = None
+) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"{at.rstrip('.') or 'its content'}: is no table")
+    known = {**needed, **(optional or {})}
+    for key in (*needed, *content):
+        if key not in known:
+            raise ValueError(f"{at}{key}: unknown field")
+        if key not in content:
+            raise ValueError(f"{at}{key}: is missing")
+        value = content[key]
+        if not isinstance(value, known[key]) or (isinstance(value, bool) and known[key] is not bool):
+            raise ValueError(f"{at}{key}: is {value!r}")

@@ -1,0 +1,1 @@
+"""The registered models of an MLflow server as a model repository."""

@@ -1,0 +1,50 @@
+"""Settings of MLflow registries. Imports little: `conch config` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from conch.core.option import FlagError, Settings, option
+from conch.core.value_types import BOOL
+from conch.server_options import AddOnSettings, PartOptions
+from conch_control.control_options import StorageOptions
+
+NAME = "mlflow"
+"""The name of the settings' entry point."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlflowSettings(AddOnSettings):
+    """MLflow registries, as the flags give them."""
+
+    GROUP: ClassVar = "MLflow"
+    AFTER: ClassVar = {"MLflow": "model repositories"}
+
+    allow_code: bool = option(
+        "--mlflow-allow-code",
+        BOOL,
+        False,
+        "serve MLflow models that need their own Python code, and install their packages: those who may "
+        "register models run code as the server's user",
+    )
+
+    def check(self, settings: Settings) -> None:
+        """Checks that there is a registry. Raises FlagError: there is none."""
+        locations = [str(each) for each in settings["model-repository"] or ()]
+        if settings["mlflow-allow-code"] and not any(
+            each.startswith("mlflow") and "://" in each for each in locations
+        ):
+            raise FlagError("--mlflow-allow-code has no effect without a --model-repository=mlflow://...")
+
+    def add_to(self, options: PartOptions, settings: Settings) -> PartOptions:
+        """Hands them to the kind of repository."""
+        control = options.control
+        kinds = {**control.storage.kinds, NAME: settings.build(MlflowSettings)}
+        return replace(options, control=replace(control, storage=replace(control.storage, kinds=kinds)))
+
+
+def allows_code(options: StorageOptions) -> bool:
+    """Whether models may run code of their own."""
+    found = options.kinds.get(NAME)
+    return isinstance(found, MlflowSettings) and found.allow_code

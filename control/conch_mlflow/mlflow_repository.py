@@ -1,0 +1,485 @@
+"""An MLflow registry as a model repository.
+
+A registered model is a model, its versions are version directories. A listing asks the registry for its
+models with their aliases; the artifact of a version is listed when its model is first read or staged, and
+only once, as versions do not change. A model's fingerprint has an entry for each version that is served.
+
+Owns: the connection and the cache. Threads: any. Locks: `_lock` guards what is known of versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf import text_format
+
+from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.repository.layout import CONFIG_FILE, Fingerprint
+from conch_control.repository.source import ModelSource, Progress
+from conch_control.repository.storage.cache import ModelCache
+from conch_control.repository.storage.connection import Connection, StoreTimeouts
+from conch_control.repository.storage.credentials import CredentialReader
+from conch_control.repository.storage.stager import StagedModel, Stager
+from conch_control.repository.storage.stores import Contents, StoreBusyError, StoredObject, is_safe
+from conch_mlflow.flavors import MLMODEL, Artifact, FlavorError, VersionPlan, parse_yaml, plan_version
+from conch_mlflow.locations import MlflowCredentials, MlflowEnvironment, MlflowLocation
+from conch_mlflow.registry import (
+    FLAVOR_TAG,
+    NAME_TAG,
+    READY,
+    SERVE_TAG,
+    MalformedError,
+    RegisteredModel,
+    RegisteredVersion,
+    newest_ready,
+    parse_model,
+    parse_version,
+    quoted,
+    wanted_aliases,
+)
+from conch_mlflow.registry_store import RegistryStore, UnreadableError, generated, open_registry, root_of
+
+log = logging.getLogger(__name__)
+
+_PAGE = "1000"
+_MOST_PAGES = 10_000
+_AT_ONCE = 8
+_SMALL = 1 << 20
+_FILTER = f"tags.`{SERVE_TAG}` = 'true'"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """A version to serve; `flavor` is that of its tag, empty for none."""
+
+    number: int
+    source: str
+    identity: str
+    flavor: str = ""
+
+    @property
+    def key(self) -> str:
+        """Changes with what is staged."""
+        return f"{self.identity} {self.flavor}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class StatedContents(Contents):
+    """The content of a model, with the fingerprint of its listing."""
+
+    state: Fingerprint = ()
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Fingerprint of the model."""
+        return self.state
+
+
+class MlflowRepository:
+    """An MLflow server; a `Repository`.
+
+    Args:
+        location: Where it is.
+        environment: Credentials for it.
+        cache: Where files are staged.
+        timeouts: Limits of requests.
+        allow_code: Whether models may run Python code of their own.
+    """
+
+    def __init__(
+        self,
+        location: MlflowLocation,
+        environment: MlflowEnvironment,
+        cache: ModelCache,
+        timeouts: StoreTimeouts,
+        allow_code: bool,
+    ) -> None:
+        self._made: dict[str, bytes] = {}  # contents of generated files, by digest
+        stores = CredentialReader(os.environ)
+
+        async def opened(
+            place: MlflowLocation, credentials: MlflowCredentials, silence_s: float
+        ) -> RegistryStore:
+            return await open_registry(place, credentials, silence_s, self._made, stores)
+
+        self._connection = Connection(location, opened, environment, timeouts)
+        self._cache = cache
+        self._allow_code = allow_code
+        self._stager = Stager(self._connection, cache)
+        self._lock = threading.Lock()  # guards the next attributes
+        self._details: dict[tuple[str, tuple[int, int], int], RegisteredVersion] = {}
+        self._held: dict[str, dict[str, RegisteredVersion]] = {}  # last served version by model and alias
+        self._plans: dict[tuple[str, str], VersionPlan] = {}
+        self._reported: set[str] = set()
+
+    @property
+    def location(self) -> str:
+        """The URL as given."""
+        return self._connection.location.text
+
+    @property
+    def models_location(self) -> str:
+        """The URL without a query."""
+        return self._connection.location.models
+
+    def check(self) -> None:
+        """Checks access to the registry and write access to the cache.
+
+        Raises:
+            InvalidArgumentError: It is no MLflow server, or refuses the credentials.
+            UnavailableError: It does not answer.
+        """
+        try:
+            self._cache.open()
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"--model-cache-directory: '{self._cache.directory}' can't be used: {error.strerror or error}"
+            ) from None
+        try:
+            self._ask("registered-models/search", max_results="1")
+        except StoreBusyError as error:
+            raise UnavailableError(str(error)) from None
+        except OSError as error:
+            raise InvalidArgumentError(str(error)) from None
+
+    def models(self) -> Mapping[str, ModelSource]:
+        """Lists the registered models that have a version to serve. Raises OSError: it does not answer."""
+        registered = [
+            parse_model(each)
+            for each in self._pages("registered-models/search", "registered_models", max_results=_PAGE)
+        ]
+        tagged: dict[str, list[RegisteredVersion]] = {}
+        for each in self._pages("model-versions/search", "model_versions", filter=_FILTER, max_results=_PAGE):
+            tagged.setdefault(str(each.get("name")), []).append(parse_version(each))
+        found = self._described(registered)
+        models: dict[str, ModelSource] = {}
+        ambiguous: set[str] = set()
+        for model in registered:
+            name = self._name(model)
+            served = self._served(model, found, tagged.get(model.name, ())) if name else []
+            if not served:
+                continue
+            if name in models:
+                ambiguous.add(name)
+            numbers = {each.number for each in served}
+            labels = {label: number for label, number in model.labels().items() if number in numbers}
+            models[name] = MlflowModel(self, name, model.name, tuple(served), labels)
+        for name in ambiguous:
+            self._report(f"two registered models are named '{name}', by tag {NAME_TAG}; neither is served")
+            del models[name]
+        self._forget(registered, models.values())
+        return models
+
+    def close(self) -> None:
+        """Cancels transfers and closes the cache."""
+        self._connection.close()
+        self._cache.close()
+
+    def stage(self, model: MlflowModel, progress: Progress, cancelled: Callable[[], bool]) -> StagedModel:
+        """Fetches a model's files into the cache; see `ModelSource.stage`."""
+        return self._stager.stage(model.name, lambda: self.contents(model), progress, cancelled)
+
+    def read(self, model: MlflowModel, path: str) -> bytes:
+        """Content of a small file; see `ModelSource.read`."""
+        contents = self.contents(model)
+        item = contents.files.get(path)
+        if item is None:
+            raise FileNotFoundError(f"'{model.location}/{path}' does not exist")
+        return self._read_small(item)
+
+    def contents(self, model: MlflowModel) -> StatedContents:
+        """The files of a model. Raises OSError: they can't be listed now."""
+        files: dict[str, StoredObject] = {}
+        plans = {
+            each.number: self._plan(model, each) for each in sorted(model.versions, key=lambda v: -v.number)
+        }
+        newest = next(iter(plans.values()))
+        problem = next((f"version {n}: {plan.problem}" for n, plan in plans.items() if plan.problem), "")
+        for number, plan in plans.items():
+            files |= {f"{number}/{path}": item for path, item in plan.files.items()}
+            files |= {f"{number}/{path}": self._keep(data) for path, data in plan.made.items()}
+            problem = problem or _difference(newest.config, plan.config, max(plans), number)
+        files |= newest.shared
+        if newest.config:
+            files[CONFIG_FILE] = self._keep(newest.config)
+        directories = {str(number) for number in plans}
+        for path in files:
+            parts = path.split("/")
+            directories.update("/".join(parts[:count]) for count in range(1, len(parts)))
+        return StatedContents(files, frozenset(directories), problem, model.fingerprint())
+
+    def _served(
+        self,
+        model: RegisteredModel,
+        found: Mapping[tuple[str, int], RegisteredVersion],
+        tagged: Iterable[RegisteredVersion],
+    ) -> list[ServedVersion]:
+        """The versions to serve; an alias of a version that is not ready means the last one that was."""
+        versions = {each.number: each for each in tagged if each.status == READY}
+        aliases = wanted_aliases(model, self._connection.location.aliases)
+        with self._lock:
+            held = self._held.get(model.name, {})
+        now: dict[str, RegisteredVersion] = {}
+        for alias, number in aliases.items():
+            each = found.get((model.name, number))
+            if each is None or each.status != READY:
+                each = held.get(alias)
+            if each is not None:
+                now[alias] = each
+                versions[each.number] = each
+        with self._lock:
+            self._held[model.name] = now
+        if not (versions or model.aliases or self._connection.location.aliases):
+            newest = self._newest(model)
+            versions = {} if newest is None else {newest.number: newest}
+        tag = model.tags.get(FLAVOR_TAG, "")
+        return [
+            ServedVersion(each.number, each.source, each.identity, each.tags.get(FLAVOR_TAG, tag))
+            for _, each in sorted(versions.items())
+        ]
+
+    def _newest(self, model: RegisteredModel) -> RegisteredVersion | None:
+        """The newest version that is ready; the listing has only the newest one of each stage."""
+        known = newest_ready(model.latest)
+        if not model.latest or known == max(model.latest, key=lambda each: each.number):
+            return known
+        name = quoted(model.name)
+        if not name:
+            return known
+        page = self._ask(
+            "model-versions/search", filter=f"name={name}", order_by="version_number DESC", max_results="100"
+        )
+        return newest_ready(map(parse_version, page.get("model_versions", ()))) or known
+
+    def _described(self, models: Iterable[RegisteredModel]) -> dict[tuple[str, int], RegisteredVersion]:
+        """The versions that aliases name, which the listing does not describe unless they are the newest."""
+        found: dict[tuple[str, int], RegisteredVersion] = {}
+        missing: list[tuple[RegisteredModel, int]] = []
+        for model in models:
+            known = model.known()
+            for number in set(wanted_aliases(model, self._connection.location.aliases).values()):
+                with self._lock:
+                    each = known.get(number) or self._details.get((model.name, model.stamp, number))
+                if each is None:
+                    missing.append((model, number))
+                else:
+                    found[model.name, number] = each
+        if missing:
+            with ThreadPoolExecutor(_AT_ONCE, "conch-mlflow-list") as pool:
+                for (model, number), each in zip(missing, pool.map(self._version, missing), strict=True):
+                    if each is not None:
+                        found[model.name, number] = each
+                        if each.status == READY:
+                            with self._lock:
+                                self._details[model.name, model.stamp, number] = each
+        return found
+
+    def _version(self, wanted: tuple[RegisteredModel, int]) -> RegisteredVersion | None:
+        model, number = wanted
+        try:
+            found = self._ask("model-versions/get", name=model.name, version=str(number))
+        except FileNotFoundError:
+            return None  # deleted since the listing
+        return parse_version(found.get("model_version"))
+
+    def _plan(self, model: MlflowModel, version: ServedVersion) -> VersionPlan:
+        key = (model.registered, version.key)
+        with self._lock:
+            plan = self._plans.get(key)
+        if plan is None:
+            plan = self._planned(model, version)
+            with self._lock:
+                self._plans[key] = plan
+        return plan
+
+    def _planned(self, model: MlflowModel, version: ServedVersion) -> VersionPlan:
+        number = str(version.number)
+        answer = self._ask("model-versions/get-download-uri", name=model.registered, version=number)
+        uri = str(answer.get("artifact_uri", ""))
+        try:
+            root = root_of(uri, model.registered, version.number, version.source)
+        except UnreadableError as error:
+            return VersionPlan(problem=str(error))
+        items = self._connection.call(lambda store: store.list(root))
+        start = len(root) + 1
+        # A path that is written again, such as by a run, is another content.
+        files = {
+            each.path[start:]: replace(each, identity=f"{version.identity} {each.identity}") for each in items
+        }
+        if not all(is_safe(part) for path in files for part in path.split("/")):
+            return VersionPlan(problem="its artifact has names that can't be those of files")
+        if MLMODEL not in files:
+            return VersionPlan(problem=f"its artifact has no {MLMODEL}")
+        try:
+            text = Artifact({}, files, self._read_part).text(MLMODEL)
+            artifact = Artifact(parse_yaml(text, MLMODEL), files, self._read_part)
+        except FlavorError as error:
+            return VersionPlan(problem=str(error))
+        return plan_version(artifact, version.flavor, self._allow_code)
+
+    def _read_part(self, item: StoredObject, start: int, end: int) -> bytes:
+        if start == 0 and end == item.size:
+            return self._read_small(item)
+        content = self._connection.call(
+            lambda store: store.read(item.path, start, end), self._connection.timeouts.block_s
+        )
+        return content
+
+    def _read_small(self, item: StoredObject) -> bytes:
+        """A whole file, from the cache if it is there."""
+        if item.size == 0:
+            return b""
+        self._cache.open()
+        blob = self._stager.blob(item)
+        content = self._cache.find(blob)
+        if content is None:
+            content = self._connection.call(
+                lambda store: store.read(item.path, 0, item.size), self._connection.timeouts.block_s
+            )
+            if len(content) != item.size:
+                raise OSError(f"model repository '{self.location}': '{item.path}' is cut off")
+            if item.size <= _SMALL:
+                self._cache.keep(blob, content)
+        return content
+
+    def _keep(self, content: bytes) -> StoredObject:
+        digest = hashlib.sha256(content).hexdigest()
+        self._made[digest] = content
+        return generated(digest, len(content))
+
+    def _name(self, model: RegisteredModel) -> str:
+        """The name to serve it under; empty if it has none."""
+        name = model.tags.get(NAME_TAG, model.name)
+        if is_safe(name) and name.isprintable() and name.strip() == name and "::" not in name:
+            return name
+        self._report(
+            f"ignoring registered model {model.name!r}: '{name!r}' can't be the name of a model; give it one "
+            f"by tag {NAME_TAG}"
+        )
+        return ""
+
+    def _report(self, text: str) -> None:
+        """Logs an error once."""
+        with self._lock:
+            if text in self._reported:
+                return
+            self._reported.add(text)
+        log.error("model repository '%s': %s", self.location, text)
+
+    def _forget(self, registered: Iterable[RegisteredModel], models: Iterable[ModelSource]) -> None:
+        """Drops what is known of versions that are gone."""
+        stamps = {(each.name, each.stamp) for each in registered}
+        names = {name for name, _ in stamps}
+        keys = {
+            (model.registered, version.key)
+            for model in models
+            if isinstance(model, MlflowModel)
+            for version in model.versions
+        }
+        with self._lock:
+            self._details = {key: each for key, each in self._details.items() if key[:2] in stamps}
+            self._held = {name: each for name, each in self._held.items() if name in names}
+            self._plans = {key: plan for key, plan in self._plans.items() if key in keys}
+
+    def _pages(self, method: str, key: str, **query: str) -> Iterable[Mapping[str, Any]]:
+        """The entries of all pages."""
+        token = ""
+        for _ in range(_MOST_PAGES):
+            page = self._ask(method, **query, **({"page_token": token} if token else {}))
+            entries = page.get(key, [])
+            if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+                raise MalformedError(f"model repository '{self.location}': it answers {method} with no list")
+            yield from entries
+            token = str(page.get("next_page_token", ""))
+            if not token:
+                return
+        raise MalformedError(f"model repository '{self.location}': {method} has pages without end")
+
+    def _ask(self, method: str, **query: str) -> dict[str, Any]:
+        return self._connection.call(lambda store: store.ask(method, **query))
+
+
+class MlflowModel:
+    """A registered model; a `ModelSource`.
+
+    Attributes:
+        name: The name that it is served under.
+        registered: Its name in the registry.
+        versions: Versions to serve, at least one.
+        renamed: Its artifact's config may have another name.
+    """
+
+    renamed = True
+
+    def __init__(
+        self,
+        repository: MlflowRepository,
+        name: str,
+        registered: str,
+        versions: tuple[ServedVersion, ...],
+        labels: Mapping[str, int],
+    ) -> None:
+        self._repository = repository
+        self._labels = labels
+        self.name = name
+        self.registered = registered
+        self.versions = versions
+
+    @property
+    def location(self) -> str:
+        """URL of the registry, with the model's name."""
+        return f"{self._repository.models_location}/{self.registered}"
+
+    def labels(self) -> Mapping[str, int]:
+        """The versions that aliases name, and ``production`` for that stage; see `Labelled`."""
+        return self._labels
+
+    def fingerprint(self) -> Fingerprint:
+        """The versions to serve, at the listing; a version's content does not change."""
+        return tuple((f"{each.number}/", 0, 0, each.key) for each in self.versions)
+
+    def listed_fingerprint(self) -> Fingerprint:
+        """As `fingerprint`."""
+        return self.fingerprint()
+
+    def read(self, path: str) -> bytes:
+        """Content of a small file.
+
+        Raises:
+            FileNotFoundError: There is none.
+            OSError: It can't be read now.
+        """
+        return self._repository.read(self, path)
+
+    def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> StagedModel:
+        """Fetches the model's files into the cache.
+
+        Raises:
+            OSError: They can't be fetched, or the model can't be served; partial data stays for a retry.
+            CancelledError: `cancelled` returned True.
+        """
+        return self._repository.stage(self, progress, cancelled)
+
+
+def _difference(newest: bytes, other: bytes, newest_number: int, number: int) -> str:
+    """Why two versions can't be versions of one model; empty if they can."""
+    if newest == other:
+        return ""
+    first, second = ModelConfig(), ModelConfig()
+    text_format.Parse(newest.decode(), first)
+    text_format.Parse(other.decode(), second)
+    for field in ModelConfig.DESCRIPTOR.fields:
+        if getattr(first, field.name) != getattr(second, field.name):
+            return (
+                f"versions {number} and {newest_number} need different configs: '{field.name}' differs; "
+                f"serve one of them, by ?alias=... of the repository"
+            )
+    return ""

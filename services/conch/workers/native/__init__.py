@@ -1,0 +1,1 @@
+"""Backends that are compiled for Triton: finding their libraries, loading their models in workers."""

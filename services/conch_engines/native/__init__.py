@@ -1,0 +1,1 @@
+"""Backends that are compiled for Triton: libraries, found and read without running them."""

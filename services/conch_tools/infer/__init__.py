@@ -1,0 +1,1 @@
+"""Requests to models of a running server: values from people and files in, readable answers out."""

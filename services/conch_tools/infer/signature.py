@@ -1,0 +1,96 @@
+"""What a model takes and gives, as the server says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conch_tools.server_api import AskError, ServerApi
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """An input or an output.
+
+    Attributes:
+        name: Its name.
+        datatype: The protocol's name, such as ``FP32``.
+        shape: With the batch dimension, if the model has one; -1 for a variable dimension.
+        optional: Whether requests may lack it.
+        layout: ``NCHW`` or ``NHWC``, if the config says so.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    layout: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.datatype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """A model's inputs and outputs.
+
+    Attributes:
+        name: The model's name.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        batched: Whether the first dimension of all tensors is the batch's.
+        most_rows: Rows of the largest batch; 0 if that is not known or there are none.
+        decoupled: Whether a request has any number of responses.
+    """
+
+    name: str
+    inputs: Sequence[TensorRule]
+    outputs: Sequence[TensorRule]
+    batched: bool
+    most_rows: int = 0
+    decoupled: bool = False
+
+    @property
+    def inputs_text(self) -> str:
+        """The inputs in a sentence."""
+        return ", ".join(f"{rule} (optional)" if rule.optional else str(rule) for rule in self.inputs)
+
+
+def read_signature(api: ServerApi, model: str, version: str) -> ModelSignature:
+    """Asks the server for a model's metadata and config. Raises AskError."""
+    metadata = api.metadata(model, version)
+    try:
+        config = api.config(model, version)
+    except AskError as error:
+        if not error.reached:
+            raise
+        config = {}  # not part of the open protocol
+    return signature_of(metadata, config)
+
+
+def signature_of(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> ModelSignature:
+    """Joins metadata and config; an empty config if the server has none."""
+    details = {each["name"]: each for each in config.get("input", ())}
+    inputs = [_rule(each, details.get(each["name"], {})) for each in metadata.get("inputs", ())]
+    most = int(config.get("max_batch_size", 0))
+    batched = most > 0 if config else bool(inputs) and all(rule.shape[:1] == (-1,) for rule in inputs)
+    return ModelSignature(
+        metadata["name"],
+        inputs,
+        [_rule(each, {}) for each in metadata.get("outputs", ())],
+        batched,
+        most,
+        bool(config.get("model_transaction_policy", {}).get("decoupled")),
+    )
+
+
+def _rule(tensor: Mapping[str, Any], details: Mapping[str, Any]) -> TensorRule:
+    layout = str(details.get("format", "")).removeprefix("FORMAT_")
+    return TensorRule(
+        tensor["name"],
+        tensor["datatype"],
+        tuple(int(dim) for dim in tensor.get("shape", ())),
+        bool(details.get("optional")),
+        layout if layout in ("NCHW", "NHWC") else "",
+    )

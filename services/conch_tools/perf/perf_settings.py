@@ -1,0 +1,122 @@
+"""What `conch perf` is to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from conch_tools.connection import Endpoint
+from conch_tools.perf.measure.results import Load, Point
+from conch_tools.perf.measure.slices import Slice
+from conch_tools.perf.measure.slo_search import Limit
+
+
+class SettingError(Exception):
+    """Settings that do not go together, or not with the model."""
+
+
+class EndRule(Protocol):
+    """When a load is over before its time, and which of its seconds count; without those of the warm-up."""
+
+    def enough(self, slices: Sequence[Slice]) -> bool:
+        """Whether the load is over."""
+
+    def counted(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
+        """The seconds that count."""
+
+    def ends_walk(self, point: Point) -> bool:
+        """Whether no further load is measured."""
+
+
+@dataclass(frozen=True)
+class SequenceSettings:
+    """What a user says of sequences.
+
+    Attributes:
+        live: Of a rate: how many there are at the same time.
+        length: Requests of a sequence; 0 for those of the data, or 20.
+        variation: Share of the length by which sequences may be shorter or longer.
+        ids: Those that they may have; empty for a random part of the 31-bit numbers.
+    """
+
+    live: int = 4
+    length: int = 0
+    variation: float = 0.2
+    ids: range = range(0)
+
+
+@dataclass(frozen=True)
+class PerfSettings:
+    """What is measured.
+
+    Attributes:
+        endpoint: The server.
+        model: The model's name.
+        version: Its version; empty for the server's choice.
+        loads: One after the other.
+        limits: If there are any, the highest rate that meets them is searched; ``loads`` are not used.
+        distribution: Of the rates of that search.
+        seconds: Length of each, that counts.
+        warm_up: Seconds before them.
+        batch: Rows of a request.
+        shapes: Dims of inputs with free ones, by name.
+        data: ``random``, ``zero``, or files and directories; see `load.input_data`.
+        reuse_data: Whether all requests have the same values.
+        text_length: Of made-up texts.
+        streams: Whether requests are messages of a gRPC stream.
+        shared_memory: Whether inputs and outputs are in system shared memory.
+        output_size: Bytes there for an output without a fixed size.
+        parameters: Of each request.
+        tensors: ``binary``, or ``json`` over HTTP.
+        path: To which the payloads of ``data`` are posted, instead of requests for inference; empty for none.
+        skips_unknown: Whether members of data entries that are no inputs are left out, instead of refused.
+        connections: 0 for as many as there are requests in flight with HTTP, and one for 8 of them with gRPC.
+        processes: That make the load; 0 for half of the cores.
+        most_outstanding: Requests of a rate that may be unanswered; others are shed.
+        gaps_us: Of a trace, in microseconds.
+        sequences: How the sequences are, of a model that has them.
+        seed: Of all that is random.
+        composing: Models that a BLS model calls, with their versions, whose statistics are read too.
+        calls: Requests of each load, which ends with the last; 0 for as many as there is time for.
+        warm_up_calls: Requests before each load.
+        end_rule: None if each load takes ``seconds``, which are the most otherwise.
+        metrics_url: Of the metrics port, whose GPU gauges are read during each load; empty for none.
+        metrics_interval_s: Between two reads.
+        arguments: The command line, for the report.
+    """
+
+    endpoint: Endpoint
+    model: str
+    version: str = ""
+    loads: Sequence[Load] = (Load("concurrency", 1),)
+    limits: Sequence[Limit] = ()
+    distribution: str = "constant"
+    seconds: int = 10
+    warm_up: int = 2
+    batch: int = 1
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    data: Sequence[str | Path] = ("random",)
+    reuse_data: bool = False
+    text_length: int = 128
+    streams: bool = False
+    shared_memory: bool = False
+    output_size: int = 102_400
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    tensors: str = "binary"
+    path: str = ""
+    skips_unknown: bool = False
+    connections: int = 0
+    processes: int = 0
+    most_outstanding: int = 10_000
+    gaps_us: Sequence[float] = ()
+    sequences: SequenceSettings | None = None
+    seed: int = 0
+    composing: Mapping[str, str] = field(default_factory=dict)
+    calls: int = 0
+    warm_up_calls: int = 0
+    end_rule: EndRule | None = None
+    metrics_url: str = ""
+    metrics_interval_s: float = 1.0
+    arguments: Sequence[str] = ()

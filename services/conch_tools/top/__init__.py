@@ -1,0 +1,1 @@
+"""`conch top`: what a server does now, from its metrics."""

@@ -1,0 +1,155 @@
+"""`conch serve` with an MLflow registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tests.support.draining import Load
+from tests.support.faulty_proxy import Fault, faulty_proxy
+from tests.support.loading import model_text
+from tests.support.metrics import scrape, value
+from tests.support.mlflow_registry import FakeRegistry, mlmodel, onnx_files, triton_files
+from tests.support.servers import ServerProcess, client_of, eventually, started
+
+CONFIG = b"""
+backend: "python"
+input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
+parameters { key: "CONCH_PLACEMENT" value { string_value: "in_process" } }
+"""
+
+POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.1", "--repository-settle-secs=0.05")
+
+
+def number_files(number: int) -> dict[str, bytes]:
+    """The artifact of a model that answers with a number."""
+    return triton_files({"1/model.py": model_text(number).encode(), "config.pbtxt": CONFIG})
+
+
+@contextmanager
+def serving(port: int, cache: Path, *flags: str, query: str = "") -> Iterator[ServerProcess]:
+    location = f"--model-repository=mlflow+http://127.0.0.1:{port}{query}"
+    common = (f"--model-cache-directory={cache}", "--grpc-port=0", "--storage-timeout-secs=5")
+    with started(location, *common, *flags) as server:
+        server.wait_ready()
+        yield server
+
+
+def answer(client: triton.InferenceServerClient, model: str = "probe") -> tuple[str, float]:
+    """The version that answers, and its number."""
+    given = triton.InferInput("IN", [1], "FP32")
+    given.set_data_from_numpy(np.ones(1, np.float32))
+    found = client.infer(model, [given])
+    return found.get_response().model_version, float(found.as_numpy("OUT")[0])
+
+
+@pytest.mark.slow
+def test_aliases_are_moved_under_load(registry: FakeRegistry, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        registry.register("probe", number_files(number))
+    registry.models["probe"].aliases = {"champion": 1}
+    flags = (*POLL, "--mlflow-allow-code")
+    with (
+        faulty_proxy(registry.port) as proxy,
+        serving(proxy.port, tmp_path / "cache", *flags, query="?alias=champion") as server,
+        client_of(server) as client,
+    ):
+        assert answer(client) == ("1", 1.0)
+        load = Load(server.address, "probe", polite=False, http_address=server.http_address)
+        try:
+            for number in (2, 3, 1, 3, 2, 1):
+                registry.models["probe"].aliases = {"champion": number}
+                eventually(lambda number=number: answer(client) == (str(number), number), "swapped")  # type: ignore[misc]
+            # A registry that is gone changes nothing, nor does a version that is not ready.
+            proxy.fail(Fault.BUSY)
+            registry.models["probe"].aliases = {"champion": 2}
+            location = f"mlflow+http://127.0.0.1:{proxy.port}?alias=champion"
+            family = "conch_repository_errors_total"
+            eventually(lambda: value(scrape(server.metrics_url), family, repository=location), "counted")
+            assert "answers 503" in server.errors
+            assert answer(client) == ("1", 1.0)
+            new = registry.register("probe", number_files(4), "champion", status="PENDING_REGISTRATION")
+            seen = len(proxy.seen)
+            proxy.heal()
+            eventually(lambda: len(proxy.seen) > seen + 6, "more looks")
+            assert answer(client) == ("1", 1.0)
+            new.status = "READY"
+            eventually(lambda: answer(client) == ("4", 4.0), "swapped")
+            registry.delete("probe", 4)
+            registry.models["probe"].aliases = {"champion": 2}
+            eventually(lambda: answer(client) == ("2", 2.0), "swapped")
+        finally:
+            load.enough.set()
+            load.join()
+        assert load.failures == []
+        assert load.completed > 100
+        assert server.stop() == 0
+        assert "Traceback" not in server.errors
+    assert list((tmp_path / "cache" / "owners").iterdir()) == []
+
+
+def test_all_aliases_are_loaded_and_code_is_refused(registry: FakeRegistry, tmp_path: Path) -> None:
+    graph = pytest.importorskip("tests.support.onnx_graphs").ADD_SUB
+    registry.register("graph", onnx_files(graph), "champion")
+    registry.register("graph", onnx_files(graph), "challenger")
+    registry.register("code", number_files(1))
+    pyfunc = mlmodel({"python_function": {"loader_module": "mlflow.pyfunc.model"}})
+    registry.register("pyfunc", {"MLmodel": pyfunc, "requirements.txt": b"mlflow"})
+    with (
+        serving(
+            registry.port, tmp_path / "cache", *POLL, "--exit-on-error=false", "--strict-readiness=false"
+        ) as server,
+        client_of(server) as client,
+    ):
+        index = client.get_model_repository_index(as_json=True)["models"]
+        states = {(each["name"], each.get("version", "")): each for each in index}
+        assert states["graph", "1"]["state"] == states["graph", "2"]["state"] == "READY"
+        for name, why in (("code", "'model.py'"), ("pyfunc", "flavor python_function")):
+            (found,) = [each for (model, _), each in states.items() if model == name]
+            assert found["state"] == "UNAVAILABLE" and why in found["reason"], found
+            assert "--mlflow-allow-code is off" in found["reason"]
+        # The other alias's version stays as it is.
+        registry.register("graph", onnx_files(graph), "challenger")
+        eventually(lambda: client.is_model_ready("graph", "3"), "loaded")
+        eventually(lambda: not client.is_model_ready("graph", "2"), "unloaded")
+        assert client.is_model_ready("graph", "1")
+        assert server.errors.count('loading: graph:1"') == 1
+        assert server.stop() == 0
+
+
+def test_the_flag_for_code_needs_a_registry(tmp_path: Path) -> None:
+    with started(f"--model-repository={tmp_path}", "--mlflow-allow-code") as server:
+        assert server.wait() != 0
+        assert "--mlflow-allow-code has no effect" in server.errors
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # TorchScript
+def test_programs_and_scripts_of_pytorch_are_served(registry: FakeRegistry, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    module, rows = torch.nn.Linear(3, 2).eval(), torch.rand(4, 3)
+    expected = module(rows).detach().numpy()
+    batch = torch.export.Dim("batch", min=1, max=16)
+    torch.export.save(
+        torch.export.export(module, (rows,), dynamic_shapes=({0: batch},)), tmp_path / "model.pt2"
+    )
+    torch.jit.save(torch.jit.trace(module, rows), tmp_path / "model.pth")
+    signature = {
+        "inputs": '[{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 3]}}]',
+        "outputs": '[{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 2]}}]',
+    }
+    for name in ("model.pt2", "model.pth"):
+        made = mlmodel({"pytorch": {"model_data": "data", "pytorch_version": "2.9"}}, signature=signature)
+        registry.register(name, {"MLmodel": made, f"data/{name}": (tmp_path / name).read_bytes()})
+    with serving(registry.port, tmp_path / "cache") as server, client_of(server) as client:
+        for name in ("model.pt2", "model.pth"):
+            metadata = client.get_model_metadata(name)
+            given = triton.InferInput(metadata.inputs[0].name, [4, 3], "FP32")
+            given.set_data_from_numpy(rows.numpy())
+            found = client.infer(name, [given]).as_numpy(metadata.outputs[0].name)
+            assert np.allclose(found, expected, atol=1e-6)

@@ -1,0 +1,179 @@
+"""Models of compiled backends, as a worker runs them, without a worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.core import make_spec
+from tests.support.native_backends import NativeBackends, native_backends
+from tests.support.servers import eventually
+
+from conch.core.custom_metrics import CustomFamilies
+from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
+from conch.core.execution.placement import Placement
+from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
+from conch.core.scheduling.scheduler import Batch
+from conch.core.spec import TensorSpec
+from conch.workers.host import native_model
+from conch.workers.host.hosted_requests import HostedRequest
+from conch.workers.host.native_model import NativeModel
+from conch.workers.protocol.spec_json import Library
+from conch.workers.protocol.tensors import ReceivedTensor
+
+__all__ = ["native_backends"]
+
+pytestmark = pytest.mark.process
+
+PROBED = TensorSpec("OUT", "UINT8", (-1,)), TensorSpec("BATCH", "INT32", (1,))
+
+
+class Traced:
+    """A watch that keeps the spans of the model."""
+
+    trace_context = '{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'
+
+    def __init__(self) -> None:
+        self.spans: list[SpanRecord] = []
+
+    def add_span(self, span: SpanRecord) -> None:
+        self.spans.append(span)
+
+
+class Answered:
+    """The answers to one request, for which the server has granted some units."""
+
+    def __init__(self, number: int, array: Any, datatype: str, granted: int) -> None:
+        tensor = ReceivedTensor("IN", datatype, array.shape, None, array)
+        self.responses: list[InferenceResponse] = []
+        self.ended = threading.Event()
+        self.request = HostedRequest("m", "1", {"IN": tensor}, self._respond, 0)
+        self.request.number = number
+        self.request.granted, self.request.spent = granted, 0
+        self.request.gone, self.request.waiting = False, None
+
+    def grant(self, units: int) -> None:
+        self.request.granted += units
+        self.request.granted_more()
+
+    def has_more(self, count: int) -> bool:
+        return len(self.responses) > count or self.ended.is_set()
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        assert not self.ended.is_set()
+        self.request.spent += 1
+        if response is not None:
+            self.responses.append(response)
+        if final:
+            self.request.gone = True
+            self.ended.set()
+
+    @property
+    def values(self) -> list[int]:
+        return [int(response.outputs[0].numpy()[0]) for response in self.responses]
+
+
+@contextmanager
+def opened(
+    backends: NativeBackends, name: str, *outputs: TensorSpec, decoupled: bool = False
+) -> Iterator[NativeModel]:
+    spec = replace(make_spec(decoupled=decoupled), outputs=outputs, config={"input": [{"name": "IN"}]})
+    library = Library(name, backends.build(name), {}, backends.host)
+    calls: Any = None  # these backends make none
+    model = NativeModel(spec, library, calls, CustomFamilies(), lambda text: None)
+    model.open([Placement("m_0", "CPU")])
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def stream(native_backends: NativeBackends, tmp_path: Path) -> Iterator[NativeModel]:
+    with opened(native_backends, "stream", TensorSpec("OUT", "INT32", (1,)), decoupled=True) as model:
+        yield model
+
+
+def test_responses_wait_for_their_own_client_only(stream: NativeModel) -> None:
+    count = 100
+    slow, fast = (Answered(number, np.array([count], np.int32), "INT32", 10) for number in (1, 2))
+    fast.request.granted = 1000
+    for answered in (slow, fast):
+        assert stream.instances[0].execute(Batch([answered.request], 1, 0)) is None
+    assert fast.ended.wait(60)
+    assert fast.values == list(range(count))
+    eventually(lambda: len(slow.responses) == 10, "the first responses are sent")
+    while not slow.ended.is_set():
+        sent = len(slow.responses)
+        slow.grant(7)
+        eventually(partial(slow.has_more, sent), "more are sent")
+    assert slow.values == list(range(count))
+
+
+def test_a_client_that_never_reads_ends_with_an_error(
+    stream: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_model, "MOST_WAITING", 400)
+    answered = Answered(1, np.array([1000], np.int32), "INT32", 5)
+    stream.instances[0].execute(Batch([answered.request], 1, 0))
+    assert answered.ended.wait(60)
+    *some, last = answered.responses
+    assert [int(response.outputs[0].numpy()[0]) for response in some] == list(range(5))
+    assert isinstance(last.error, ResourceExhaustedError)
+
+
+def test_memory_of_outputs_is_freed_with_their_last_view(native_backends: NativeBackends) -> None:
+    with opened(native_backends, "probe", *PROBED) as model:
+        array = np.full((1, 1 << 20), 7, np.uint8)
+        sizes = []
+        for number in range(1, 301):
+            answered = Answered(number, array, "UINT8", 1)
+            responses = model.instances[0].execute(Batch([answered.request], 1, 0))
+            assert responses is not None
+            (response,) = responses
+            assert response is not None
+            assert response.outputs[0].data[-1] == 7
+            if number in (100, 300):
+                sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+        assert sizes[1] - sizes[0] < 50 << 20
+
+
+def test_a_failed_batch_leaves_the_model_as_it_was(native_backends: NativeBackends) -> None:
+    with opened(native_backends, "probe", *PROBED) as model:
+        (instance,) = model.instances
+        for number in range(1, 200, 2):
+            failing = Answered(number, np.frombuffer(b"E", np.uint8)[None], "UINT8", 1)
+            with pytest.raises(InvalidArgumentError, match="the input has an E"):
+                instance.execute(Batch([failing.request], 1, 0))
+            fine = Answered(number + 1, np.frombuffer(b"fine", np.uint8)[None], "UINT8", 1)
+            responses = instance.execute(Batch([fine.request], 1, 0))
+            assert responses is not None
+            assert responses[0] is not None
+            assert responses[0].outputs[0].numpy().tobytes() == b"fine"
+
+
+def test_a_cancelled_request_ends_early(stream: NativeModel) -> None:
+    answered = Answered(1, np.array([10_000_000], np.int32), "INT32", 1 << 40)
+    stream.instances[0].execute(Batch([answered.request], 1, 0))
+    eventually(partial(answered.has_more, 0), "the first response is there")
+    answered.request.cancelled = True
+    answered.request.notify_cancelled()
+    assert answered.ended.wait(60)
+    assert answered.values == list(range(len(answered.responses)))
+    assert len(answered.responses) < 10_000_000
+
+
+def test_an_activity_is_a_span_before_the_response(native_backends: NativeBackends) -> None:
+    with opened(native_backends, "probe", *PROBED) as model:
+        for number in range(1, 50):
+            answered = Answered(number, np.frombuffer(b"T", np.uint8)[None], "UINT8", 1)
+            watch: Any = Traced()
+            answered.request.watch = watch
+            assert model.instances[0].execute(Batch([answered.request], 1, 0))
+            ((name, _, parent, start, end, *_),) = watch.spans
+            assert (name, parent, start, end) == ("probed", 0xB7AD6B7169203331, 17, 17)

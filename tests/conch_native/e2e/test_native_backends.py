@@ -1,0 +1,335 @@
+"""Backends compiled for Triton, served unchanged."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import queue
+import urllib.request
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tests.support.core import make_spec
+from tests.support.native_backends import NativeBackends, native_backends
+from tests.support.servers import ServerProcess, client_of, eventually
+from tritonclient.utils import InferenceServerException
+
+from conch.backends import load_backend
+from conch.core.errors import UnavailableError
+from conch.workers.backend_directory import backends_within
+
+__all__ = ["native_backends"]
+
+pytestmark = pytest.mark.process
+
+ONE_BY_ONE = """
+    backend: "probe"
+    input { name: "IN" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
+    output { name: "OUT" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
+    output { name: "BATCH" data_type: TYPE_INT32 dims: [ 1, 1 ] }
+"""
+TWO = "instance_group { count: 2 kind: KIND_CPU }"
+SUMS = """
+    backend: "sums"
+    max_batch_size: 8
+    input {{ name: "IN" data_type: TYPE_INT64 dims: 1 }}
+    output {{ name: "OUT" data_type: TYPE_INT64 dims: 1 }}
+    sequence_batching {{
+      {strategy}
+      state {{ input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT64 dims: 1 }}
+    }}
+"""
+LEFT = """
+    backend: "sums"
+    max_batch_size: 8
+    input { name: "IN" data_type: TYPE_INT64 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT64 dims: 1 }
+    sequence_batching {
+      iterative_sequence: true
+      state { input_name: "LEFT_IN" output_name: "LEFT_OUT" data_type: TYPE_INT64 dims: 1 }
+    }
+"""
+AGAIN = """
+    backend: "again"
+    max_batch_size: 8
+    input { name: "IN" data_type: TYPE_INT64 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+    sequence_batching { iterative_sequence: true }
+"""
+CALLER = """
+    backend: "caller"
+    input { name: "IN" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
+    output { name: "OUT" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
+"""
+CRASH = """
+    backend: "crash"
+    input {{ name: "IN" data_type: TYPE_INT32 dims: 1 }}
+    output {{ name: "OUT" data_type: TYPE_INT32 dims: 1 }}
+    parameters {{ key: "where" value {{ string_value: "{where}" }} }}
+    parameters {{ key: "how" value {{ string_value: "{how}" }} }}
+"""
+STREAM = """
+    backend: "stream"
+    input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+    model_transaction_policy { decoupled: true }
+"""
+
+
+def write(root: Path, name: str, config: str) -> Path:
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(config)
+    return root
+
+
+def number_of(client: triton.InferenceServerClient, model: str, value: int, **sequence: Any) -> int:
+    tensor = triton.InferInput("IN", [1, 1], "INT64")
+    tensor.set_data_from_numpy(np.array([[value]], np.int64))
+    result: Any = client.infer(model, [tensor], **sequence)
+    return int(result.as_numpy("OUT")[0, 0])
+
+
+def gone(client: triton.InferenceServerClient, model: str) -> bool:
+    return not client.is_model_ready(model)
+
+
+def echo(client: triton.InferenceServerClient, model: str, value: int) -> int:
+    tensor = triton.InferInput("IN", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([value], np.int32))
+    result: Any = client.infer(model, [tensor])
+    return int(result.as_numpy("OUT")[0])
+
+
+def probed(server: ServerProcess, *texts: bytes) -> list[Any]:
+    """Results, or errors, of requests that are sent together."""
+    results: queue.Queue[tuple[int, Any]] = queue.Queue()
+    with client_of(server) as client:
+        for number, text in enumerate(texts):
+            tensor = triton.InferInput("IN", [1, len(text)], "UINT8")
+            tensor.set_data_from_numpy(np.frombuffer(text, np.uint8)[None])
+
+            def done(result: Any, error: Any, number: int = number) -> None:
+                results.put((number, error or result))
+
+            client.async_infer("probe", [tensor], done, request_id=f"request-{number}")
+        found = [results.get(timeout=120) for _ in texts]
+    return [result for _, result in sorted(found, key=lambda each: each[0])]
+
+
+def test_a_config_is_completed_and_requests_are_batched(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    with native_backends.serving(write(tmp_path, "probe", 'backend: "probe"'), "probe") as server:
+        texts = [b"a" * (100 + 10_000 * (number % 8 == 7)) for number in range(32)] + [b"x" * 1_000_000]
+        results = probed(server, *texts)
+        assert [result.as_numpy("OUT").tobytes() for result in results] == texts
+        assert max(int(result.as_numpy("BATCH")[0, 0]) for result in results) > 1
+        assert results[0].get_response().parameters["by"].string_param == "probe"
+        with client_of(server) as client:
+            config: Any = client.get_model_config("probe", as_json=True)["config"]
+            assert config["max_batch_size"] == 8
+            (statistics,) = client.get_inference_statistics("probe", as_json=True)["model_stats"]
+            assert int(statistics["inference_count"]) == len(texts)
+            assert int(statistics["execution_count"]) < len(texts)
+        assert "the probe is there" in server.errors
+
+
+def test_instances_of_one_process_execute_at_the_same_time(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    with native_backends.serving(write(tmp_path, "probe", ONE_BY_ONE + TWO), "probe") as server:
+        results = probed(server, b"M", b"M")
+        assert [result.as_numpy("OUT").tobytes() for result in results] == [b"M", b"M"]
+
+
+def test_a_changed_number_of_instances_is_a_new_process(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=probe")
+    models = write(tmp_path, "probe", ONE_BY_ONE)
+    with native_backends.serving(models, "probe", flags=flags) as server, client_of(server) as client:
+        (models / "probe/config.pbtxt").write_text(ONE_BY_ONE + TWO)
+        client.load_model("probe")
+        results = probed(server, b"M", b"M")
+        assert [result.as_numpy("OUT").tobytes() for result in results] == [b"M", b"M"]
+
+
+def test_errors_of_batches_and_of_responses_reach_their_clients(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    with native_backends.serving(write(tmp_path, "probe", ONE_BY_ONE), "probe") as server:
+        error, refused, fine = probed(server, b"E", b"R", b"L")
+        assert (error.status(), error.message()) == ("StatusCode.INVALID_ARGUMENT", "the input has an E")
+        assert (refused.status(), refused.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
+        assert fine.as_numpy("OUT").tobytes() == b"L"
+        eventually(lambda: "the input has an L" in server.errors, "the text is logged")
+
+        def counted() -> bool:
+            metrics = urllib.request.urlopen(server.metrics_url).read().decode()
+            return 'probe_letters_total{letter="L"} 1' in metrics or 'probe_letters{letter="L"} 1' in metrics
+
+        eventually(counted, "the metric is shown")
+
+
+def test_a_crash_fails_the_requests_of_the_version_and_its_worker_restarts(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    library = native_backends.build("probe")
+    with native_backends.serving(write(tmp_path, "probe", ONE_BY_ONE + TWO)) as server:
+        (crashed,) = probed(server, b"C")
+        assert crashed.status() == "StatusCode.UNAVAILABLE"
+        (again,) = probed(server, b"again")
+        assert again.as_numpy("OUT").tobytes() == b"again"
+        assert f"backend: 'probe', {library}" in server.errors
+        assert "with the ids 'request-0'" in server.errors
+        assert "TRITONBACKEND_ModelInstanceExecute" in server.errors  # the C stack
+
+
+CRASHES = {
+    "ModelInitialize": "loading",
+    "ModelInstanceInitialize": "loading",
+    "ModelInstanceExecute": "executing",
+    "ModelInstanceFinalize": "unloading",
+    "Finalize": "unloading",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["write", "abort", "exit"])
+def test_crashes_stay_in_the_worker(tmp_path: Path, native_backends: NativeBackends, how: str) -> None:
+    for where in CRASHES:
+        write(tmp_path, where, CRASH.format(where=where, how=how))
+    write(tmp_path, "fine", CRASH.format(where="nowhere", how=how))
+    flags = ("--model-control-mode=explicit", "--load-model=fine")
+    with (
+        native_backends.serving(tmp_path, "crash", flags=flags) as server,
+        client_of(server) as client,
+    ):
+        for where, when in CRASHES.items():
+            if when == "loading":
+                with pytest.raises(
+                    InferenceServerException, match=r"Stub process .* is not healthy"
+                ) as raised:
+                    client.load_model(where)
+                assert (
+                    "(SIGSEGV)" if how == "write" else "SIGABRT" if how == "abort" else "status 7"
+                ) in str(raised.value)
+                continue
+            client.load_model(where)
+            if when == "executing":
+                with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+                    echo(client, where, 13)
+                assert echo(client, where, 12) == 12
+            client.unload_model(where)
+            eventually(partial(gone, client, where), "it is unloaded")
+        assert echo(client, "fine", 13) == 13
+
+
+def test_a_decoupled_backend_responds_after_its_execution(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    with native_backends.serving(write(tmp_path, "stream", STREAM), "stream") as server:
+        counts = [0, 1, 5, 500, 3000]
+        with client_of(server) as client:
+            results: queue.Queue[Any] = queue.Queue()
+            client.start_stream(lambda result, error: results.put(error or result))
+            for number, count in enumerate(counts):
+                tensor = triton.InferInput("IN", [1], "INT32")
+                tensor.set_data_from_numpy(np.array([count], np.int32))
+                client.async_stream_infer(
+                    "stream", [tensor], request_id=str(number), enable_empty_final_response=True
+                )
+            values: dict[str, list[int]] = {str(number): [] for number in range(len(counts))}
+            left = len(counts)
+            while left:
+                result = results.get(timeout=120)
+                assert not isinstance(result, InferenceServerException), result
+                response = result.get_response()
+                left -= response.parameters["triton_final_response"].bool_param
+                if response.outputs:
+                    values[response.id] += result.as_numpy("OUT").tolist()
+        assert list(values.values()) == [list(range(count)) for count in counts]
+
+
+@pytest.mark.parametrize("strategy", ["oldest { max_candidate_sequences: 8 }", "direct { }"])
+def test_states_of_sequences_are_kept(tmp_path: Path, native_backends: NativeBackends, strategy: str) -> None:
+    with (
+        native_backends.serving(write(tmp_path, "sums", SUMS.format(strategy=strategy)), "sums") as server,
+        client_of(server) as client,
+    ):
+        # Each runs while the other one has a row of the batch.
+        sums: dict[int, list[int]] = {7: [], 8: []}
+        values = [3, 1, 2, 4]
+        for index, value in enumerate(values):
+            for sequence, found in sums.items():
+                found.append(
+                    number_of(
+                        client,
+                        "sums",
+                        value * sequence,
+                        sequence_id=sequence,
+                        sequence_start=index == 0,
+                        sequence_end=index == 3,
+                    )
+                )
+        for sequence, found in sums.items():
+            assert found == [sequence * total for total in itertools.accumulate(values)]
+
+
+def test_requests_are_executed_again(tmp_path: Path, native_backends: NativeBackends) -> None:
+    with (
+        native_backends.serving(write(tmp_path, "again", AGAIN), "again") as server,
+        client_of(server) as client,
+    ):
+        assert [number_of(client, "again", value) for value in (1, 2, 30)] == [1, 2, 30]
+
+
+def test_requests_that_are_executed_again_keep_their_states(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    with (
+        native_backends.serving(write(tmp_path, "left", LEFT), "sums") as server,
+        client_of(server) as client,
+    ):
+        assert [number_of(client, "left", value) for value in (0, 1, 20)] == [0, 1, 20]
+
+
+def test_a_backend_calls_a_model(tmp_path: Path, native_backends: NativeBackends) -> None:
+    write(tmp_path, "inner", ONE_BY_ONE)
+    write(tmp_path, "probe", CALLER)
+    with native_backends.serving(tmp_path, "probe", "caller") as server:
+        texts = [b"small", b"large" * 100_000]
+        results = probed(server, *texts)
+        assert [result.as_numpy("OUT").tobytes() for result in results] == texts
+        parameters = results[0].get_response().parameters
+        assert parameters["transaction"].int64_param == 1
+        assert json.loads(parameters["config"].string_param)["backend"] == "probe"
+        metadata = json.loads(parameters["metadata"].string_param)
+        assert (metadata["name"], metadata["versions"]) == ("inner", ["1"])
+        assert metadata["inputs"] == [{"name": "IN", "datatype": "UINT8", "shape": [1, -1]}]
+        (error,) = probed(server, b"R")
+        assert (error.status(), error.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
+
+
+def test_without_the_package_the_load_says_what_to_install(
+    tmp_path: Path, native_backends: NativeBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native_backends.build("probe")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    get = backends_within(native_backends.directory, load_backend)
+    spec = replace(
+        make_spec(), backend="probe", directory=tmp_path, version_directory=tmp_path / "1", config={}
+    )
+    backend = get("probe", "", tmp_path)
+    with pytest.raises(UnavailableError) as raised:
+        backend.load(spec)
+    assert str(raised.value) == (
+        "backend 'probe' is a library compiled for Triton, which needs the package conch-native: pip install "
+        "conch[native]"
+    )

@@ -1,0 +1,139 @@
+"""Words between a worker and the C host."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conch.core.errors import ERRORS_BY_CODE, InternalError, UnknownError
+from conch.workers.host.native_words import (
+    DATATYPES,
+    NOTHING,
+    Activity,
+    Event,
+    LogText,
+    Note,
+    Output,
+    Released,
+    Response,
+    code_of,
+    error_of,
+    pack_layout,
+    pack_parameters,
+    pack_text,
+    pack_words,
+    read_events,
+)
+
+WORDS = st.integers(0, NOTHING - 1)
+PARAMETERS = st.dictionaries(
+    st.text(max_size=20),
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=20),
+    max_size=4,
+)
+OUTPUTS = st.lists(
+    st.builds(
+        Output,
+        st.integers(0, 100) | st.text(max_size=20),
+        st.sampled_from(DATATYPES[1:]),
+        st.lists(st.integers(0, 2**62), max_size=4).map(tuple),
+        WORDS,
+        WORDS,
+    ),
+    max_size=3,
+)
+ERRORS = st.sampled_from(
+    [
+        "UNKNOWN",
+        "INTERNAL",
+        "NOT_FOUND",
+        "INVALID_ARG",
+        "UNAVAILABLE",
+        "UNSUPPORTED",
+        "ALREADY_EXISTS",
+        "CANCELLED",
+    ]
+)
+EVENTS = st.one_of(
+    st.builds(
+        Response, WORDS, st.booleans(), WORDS, st.none(), PARAMETERS.map(lambda found: found or None), OUTPUTS
+    ),
+    st.builds(Released, WORDS, st.booleans()),
+    st.builds(LogText, st.integers(0, 3), WORDS, st.text(max_size=20), st.text(max_size=50)),
+    st.builds(Note, st.text(max_size=50)),
+    st.builds(Activity, WORDS, WORDS, st.text(max_size=20)),
+)
+
+
+def _output(output: Output) -> bytes:
+    place, datatype, shape, address, nbytes = output
+    named = isinstance(place, str)
+    words = pack_words(
+        (NOTHING if isinstance(place, str) else place, DATATYPES.index(datatype), len(shape), *shape)
+    )
+    words += pack_words((address, nbytes, 0, 0))
+    return words + pack_text(place) if named and isinstance(place, str) else words
+
+
+def _written(event: Event) -> bytes:
+    """An event as the host writes it."""
+    match event:
+        case Response(number, final, result, _, parameters, outputs):
+            body = pack_words((1, number, final, NOTHING, result)) + pack_parameters(parameters or {})
+            body += pack_words((len(outputs),)) + b"".join(map(_output, outputs))
+        case Released(number, again):
+            body = pack_words((3 if again else 2, number))
+        case LogText(level, line, file, text):
+            body = pack_words((5, 0, level, line)) + pack_text(file) + pack_text(text)
+        case Note(text):
+            body = pack_words((6, 0)) + pack_text(text)
+        case Activity(number, time_ns, name):
+            body = pack_words((7, number, time_ns)) + pack_text(name)
+        case _:
+            raise AssertionError(event)
+    return pack_words((len(body) // 8 + 1,)) + body
+
+
+@given(st.lists(EVENTS, max_size=5))
+def test_events_are_read_as_they_were_written(events: list[Event]) -> None:
+    data = b"".join(map(_written, events))
+    buffer = bytearray(data) + bytes(64)  # the host's buffer is larger
+    assert list(read_events(memoryview(buffer), len(data) // 8)) == events
+
+
+def test_events_of_other_kinds_are_skipped() -> None:
+    unknown = pack_words((4, 99, 7, 7))
+    data = unknown + _written(Note("a note"))
+    assert list(read_events(memoryview(data), len(data) // 8)) == [Note("a note")]
+
+
+def test_the_end_of_a_request_needs_no_response() -> None:
+    data = pack_words((6, 1, 5, 2, NOTHING, 0))
+    assert list(read_events(memoryview(data), 6)) == [Response(5, True, 0, None, None, ())]
+
+
+@given(ERRORS, st.text(max_size=50))
+def test_errors_keep_their_codes(code: str, text: str) -> None:
+    error = ERRORS_BY_CODE[code](text)
+    body = pack_words((1, 5, 1, code_of(error), 0)) + pack_text(text)
+    data = pack_words((len(body) // 8 + 1,)) + body
+    (event,) = read_events(memoryview(data), len(data) // 8)
+    assert isinstance(event, Response)
+    assert type(event.error) is type(error)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(99, UnknownError), (-2, UnknownError), (1, InternalError)])
+def test_codes_that_triton_does_not_have(code: int, kind: type[Exception]) -> None:
+    assert type(error_of(code, "text")) is kind
+
+
+def test_layouts_name_tensors_and_wanted_outputs() -> None:
+    packed = pack_layout((("input é", "FP32", (2, 3)), ("B", "BYTES", ())), ("OUT",))
+    assert len(packed) % 8 == 0
+    assert struct.unpack_from("=5Q", packed) == (2, 11, 2, 2, 3)
+    assert packed[40:] == (
+        pack_text("input é") + pack_words((13, 0)) + pack_text("B") + pack_words((1,)) + pack_text("OUT")
+    )
