@@ -25,6 +25,7 @@ from conch.core.errors import (
         ("UNAVAILABLE", "Unavailable", "UNAVAILABLE", 503),
         ("RESOURCE_EXHAUSTED", "Resource exhausted", "RESOURCE_EXHAUSTED", 429),
         ("UNSUPPORTED", "Unsupported", "UNIMPLEMENTED", 501),
+        ("FAILED_PRECONDITION", "Failed precondition", "FAILED_PRECONDITION", 409),
         ("ALREADY_EXISTS", "Already exists", "ALREADY_EXISTS", 400),
         ("DEADLINE_EXCEEDED", "Deadline exceeded", "DEADLINE_EXCEEDED", 504),
         ("CANCELLED", "Cancelled", "CANCELLED", 400),
