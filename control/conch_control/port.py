@@ -8,7 +8,7 @@ from any thread.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
@@ -46,12 +46,14 @@ class ModelStatus:
         location: Its source; empty if no repository has it now.
         versions: Versions that were ever attempted, ascending.
         reason: Why no version could be attempted, if so.
+        labels: Names of versions.
     """
 
     name: str
     location: str
     versions: tuple[VersionStatus, ...] = ()
     reason: str = ""
+    labels: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,10 @@ class ModelDescription:
 
     Attributes:
         status: Its versions and their states.
-        config_json: Effective config of the newest ready version in JSON; empty if none is ready.
+        config_json: Effective config of the default version in JSON; empty if none is ready.
         origins: Source of each config value by field path: ``config.pbtxt``, ``override``, ``model``
             (completed from the model's files) or ``default``.
-        instances: Instances of the newest ready version.
+        instances: Instances of the default version.
     """
 
     status: ModelStatus
@@ -117,6 +119,14 @@ class AgentPort(Protocol):
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Unpublishes a model; requests in flight finish in the background. Unknown models are ignored."""
+
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Has a label of a model name a ready version; None removes it.
+
+        Raises:
+            FailedPreconditionError: A file declares the labels of this model.
+            ConchError: There is no such model, version or label.
+        """
 
     def models(self) -> Index:
         """All models with their states."""

@@ -56,8 +56,8 @@ class ModelViews:
             for each in model.workers
         ]
         found["used_by"] = self._used_by(found["shown"])
-        latest = entry.latest
-        steps = () if latest is None or latest.spec.ensemble is None else latest.spec.ensemble.steps
+        default = entry.default
+        steps = () if default is None or default.spec.ensemble is None else default.spec.ensemble.steps
         found["made_of"] = list(dict.fromkeys(step.model_name for step in steps))
         return found
 
@@ -71,13 +71,13 @@ class ModelViews:
         return sorted(
             identifier
             for identifier, entry in self._registry.entries.items()
-            for model in [entry.latest]
+            for model in [entry.default]
             if model is not None and model.spec.ensemble is not None
             if any(step.model_name == name for step in model.spec.ensemble.steps)
         )
 
     def _model(self, status: ModelStatus, entry: Entry) -> dict[str, Any]:
-        latest = entry.latest
+        default = entry.default
         found: dict[str, Any] = {
             "name": status.name,
             "shown": self._registry.name_of(status.name),
@@ -96,15 +96,15 @@ class ModelViews:
                 for each in status.versions
             ],
         }
-        if latest is not None:
-            spec = latest.spec
+        if default is not None:
+            spec = default.spec
             found |= {
                 "backend": spec.backend or spec.platform,
                 "ensemble": spec.ensemble is not None,
                 "decoupled": spec.decoupled,
                 "max_batch": spec.max_batch_size,
                 "instances": sum(max(len(group.gpus), 1) * group.count for group in spec.instance_groups),
-                "notes": [*latest.notes],
+                "notes": [*default.notes],
             }
         return found
 

@@ -58,6 +58,11 @@ class RayCall:
         sent: list[tuple[str, str | bytes]] = [] if context is None else context.invocation_metadata()
         self.metadata: Metadata = (*sent, ("x-forwarded-for", self.client))
 
+    @property
+    def caller(self) -> RayCall:
+        """Itself, as the context of a request."""
+        return self
+
     def header(self, name: str) -> str:
         """The first value of a text key of the metadata; empty without it."""
         return next((each for key, each in self.metadata if key == name and isinstance(each, str)), "")

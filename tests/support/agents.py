@@ -25,6 +25,7 @@ class FakeAgent:
         unloads: What was unloaded, with `unload_dependents`.
         drains: How often it was drained.
         draining: It was drained.
+        labels: Labels of its models.
         failures: Make the errors that loads of a model end with, new ones each time: what has been raised
             keeps the frames that it came through.
         staging: Bytes fetched and to fetch of models being staged; the test may change them.
@@ -38,6 +39,7 @@ class FakeAgent:
         self.unloads: list[tuple[str, bool]] = []
         self.drains = 0
         self.draining = False
+        self.labels: dict[str, dict[str, int]] = {}
         self.failures: dict[str, Callable[[], Exception]] = {}
         self.staging: dict[str, tuple[int, int]] = {}
         self.release = threading.Event()
@@ -70,6 +72,16 @@ class FakeAgent:
             self.set(name, Phase.DRAINING)
             self.set(name, Phase.UNLOADED, "unloaded")
 
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Sets a label, or removes it."""
+        if name not in self._phases:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        labels = self.labels.setdefault(name, {})
+        if version is None:
+            del labels[label]
+        else:
+            labels[label] = version
+
     def models(self) -> Index:
         """Each model with its one version."""
         revision = self.events.revision
@@ -101,4 +113,4 @@ class FakeAgent:
         done, total = self.staging.get(name, (0, 0)) if phase is Phase.STAGING else (0, 0)
         memory = 3 << 20 if phase is Phase.READY else None
         version = VersionStatus(1, phase, reason, 1_700_000_000.5, memory, done, total)
-        return ModelStatus(name, f"/models/{name}", (version,))
+        return ModelStatus(name, f"/models/{name}", (version,), labels=self.labels.get(name, {}))

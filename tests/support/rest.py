@@ -54,6 +54,12 @@ class Agent:
         if self.error is not None:
             raise self.error
 
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Notes a label."""
+        self.asked.append(("set_label", name, label, version))
+        if self.error is not None:
+            raise self.error
+
 
 def make_core(agent: Agent, *models: Any, ready: Callable[[], bool] = lambda: True) -> ServerState:
     """A running server with these models, each a stand-in with a spec and whatever else is asked of it."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.version_text import LABEL_PATTERN
 from conch_control.config.problems import Problem, nearest
 
 ROLLOUT_FILE = "rollout.toml"
@@ -40,7 +41,7 @@ _MOST_LABELS = 64
 _MOST_STEPS = 100
 _LONGEST_NS = 366 * 86_400 * _S
 
-_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
+_LABEL = re.compile(LABEL_PATTERN)
 _STEP = re.compile(r"(?P<shadow>shadow\s+)?(?P<percent>\d{1,3}(?:\.\d{1,2})?)\s*%\s+(?P<duration>\S+)")
 _DURATION = re.compile(r"(?:\d{1,9}(?:ms|s|m|h|d))+")
 _AMOUNT = re.compile(r"(\d+)(ms|s|m|h|d)")

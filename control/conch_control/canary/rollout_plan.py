@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import FailedPreconditionError, InvalidArgumentError
 from conch_control.canary.guards import SURE, Result, Verdict
 from conch_control.canary.rollout_file import (
     NEWEST,
@@ -56,7 +56,6 @@ from conch_control.canary.rollout_state import (
     RESTING,
     Action,
     Call,
-    FailedPreconditionError,
     Note,
     Progress,
     Publish,

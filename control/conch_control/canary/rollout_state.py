@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.errors import InvalidArgumentError
 
 
 class State(Enum):
@@ -44,15 +44,6 @@ class Call(Enum):
     PROMOTE = "promote"
     ABORT = "abort"
     ROLLBACK = "rollback"
-
-
-class FailedPreconditionError(ConchError):
-    """The rollout's state does not allow the call."""
-
-    code = "FAILED_PRECONDITION"
-    label = "Failed precondition"
-    grpc_status = 9
-    http_status = 400
 
 
 @dataclass(frozen=True, slots=True)

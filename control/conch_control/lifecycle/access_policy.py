@@ -78,8 +78,18 @@ class GuardedAgent:
         self.check_changes()
         self._agent.unload(name, unload_dependents)
 
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Has a label of a model name a ready version, or removes it with None.
+
+        Raises:
+            UnavailableError: The control mode or the operator forbids it.
+            ConchError: There is no such model, version or label, or a file declares the labels.
+        """
+        self.check_changes()
+        self._agent.set_label(name, label, version)
+
     def check_changes(self) -> None:
-        """Checks that clients may load and unload, before their request body is read.
+        """Checks that clients may load, unload and label, before their request body is read.
 
         Raises:
             UnavailableError: The control mode or the operator forbids it.

@@ -198,6 +198,15 @@ class Agent:
         for identifier in known or (name,):
             self._dependencies.unload(identifier, unload_dependents)
 
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Has a label of a model name a ready version, or removes it with None; see `Registry.set_label`."""
+        identifier, _ = self._registry.find(name)
+        self._registry.set_label(identifier, label, version)
+        if version is None:
+            log.info("label '%s' of '%s' removed", label, identifier)
+        else:
+            log.info("label '%s' of '%s' names version %d", label, identifier, version)
+
     def models(self) -> Index:
         """All models with their states, by name."""
         return self._index.statuses(self._remember(self.repositories.list_available()), self.draining)
@@ -293,6 +302,9 @@ class _ModelFacingAgent:
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         self._agent.unload(name, unload_dependents)
+
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        self._agent.set_label(name, label, version)
 
 
 def _check_name(name: str) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from conch.core.errors import ConchError
@@ -42,9 +42,16 @@ class EnsembleCacheIdentity:
         self._known: tuple[list[object], bytes | None] = [], b""
 
     def __call__(self) -> bytes:
-        """Constant until a composing model is replaced; always new if one has sequences or is missing."""
+        """Constant until a composing model is replaced.
+
+        Always new if one has sequences or a route, or is missing.
+        """
+        parts: list[Servable] = []
         try:
-            parts = list(all_composing_models(self._spec, self._registry))
+            for part in all_composing_models(self._spec, self._registry.resolve_early):
+                if part is None:
+                    return os.urandom(16)  # its version depends on the request
+                parts.append(part)
         except ConchError:
             return os.urandom(16)  # a missing model must not be hidden by a cached response
         loads: list[object] = [part.statistics for part in parts]
@@ -57,8 +64,14 @@ class EnsembleCacheIdentity:
         return os.urandom(16) if identity is None else identity
 
 
-def all_composing_models(spec: ModelSpec, registry: Registry) -> Iterator[Servable]:
-    """The composing models of an ensemble, recursively. Raises ConchError: one of them is missing."""
+def all_composing_models(
+    spec: ModelSpec, resolve: Callable[[str, str], Servable | None]
+) -> Iterator[Servable | None]:
+    """The composing models of an ensemble, recursively, as a function finds them.
+
+    Raises:
+        ConchError: One of them is missing.
+    """
     seen: set[tuple[str, int]] = set()
     unseen = [spec]
     while unseen:
@@ -68,9 +81,10 @@ def all_composing_models(spec: ModelSpec, registry: Registry) -> Iterator[Servab
                 continue
             seen.add((step.model_name, step.model_version))
             version = "" if step.model_version < 0 else str(step.model_version)
-            model = registry.resolve(step.model_name, version)
+            model = resolve(step.model_name, version)
             yield model
-            unseen.append(model.spec)
+            if model is not None:
+                unseen.append(model.spec)
 
 
 def wrap_in_cache(

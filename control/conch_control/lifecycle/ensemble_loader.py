@@ -81,7 +81,8 @@ class EnsembleLoader:
                 f"a maximum queue size can not be specified for ensemble '{name}': its models have the queues"
             )
         if spec.cached and any(
-            part.spec.sequence is not None for part in all_composing_models(spec, self._registry)
+            part is not None and part.spec.sequence is not None
+            for part in all_composing_models(spec, self._registry.resolve)
         ):
             raise InvalidArgumentError(uncacheable_text(name, "sequence batching scheduler"))
         spec = _identified(build_spec(config, definition.directory, version, "", {}), definition)
@@ -90,12 +91,12 @@ class EnsembleLoader:
 
     def _find(self, ensemble: str, step: EnsembleStep) -> ModelSpec:
         entry = self._registry.entries.get(step.model_name, Entry())
-        if entry.latest is None:
+        if entry.default is None:
             raise InvalidArgumentError(
                 f"ensemble '{ensemble}' depends on '{step.model_name}' which has no loaded version."
                 f"{_because(step.model_name, entry)}"
             )
-        model = entry.latest if step.model_version < 0 else entry.ready.get(step.model_version)
+        model = entry.default if step.model_version < 0 else entry.ready.get(step.model_version)
         if model is None:
             raise InvalidArgumentError(
                 f"ensemble '{ensemble}' depends on '{step.model_name}' whose required version "

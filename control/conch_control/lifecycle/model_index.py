@@ -78,7 +78,8 @@ class ModelIndex:
             reason = DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
             if not versions and not reason:
                 reason = self._unloaded
-            found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
+            location = "" if source is None else source.location
+            found.append(ModelStatus(name, location, versions, reason, self._labels(name)))
         return Index(self._events.epoch, known.revision, tuple(found), draining)
 
     def unfinished(self, scan: Scan) -> list[ModelStatus]:
@@ -102,8 +103,12 @@ class ModelIndex:
                 source = scan.source(name)
                 versions = tuple(status for _, status in sorted(known.versions[name].items()))
                 location = "" if source is None else source.location
-                found.append(ModelStatus(name, location, versions, known.failures.get(name, "")))
+                reason = known.failures.get(name, "")
+                found.append(ModelStatus(name, location, versions, reason, self._labels(name)))
         return found
+
+    def _labels(self, name: str) -> Mapping[str, int]:
+        return self._registry.entries.get(name, Entry()).labels
 
     def describe(self, index: Index, name: str) -> ModelDescription:
         """Status, effective config and instances of one model of the index.
@@ -119,10 +124,10 @@ class ModelIndex:
             names = ", ".join(each.name for each in found)
             raise InvalidArgumentError(f"several repositories have a model '{name}': name one of {names}")
         (status,) = found
-        newest = self._registry.entries.get(status.name, Entry()).latest
-        if newest is None:
+        default = self._registry.entries.get(status.name, Entry()).default
+        if default is None:
             return ModelDescription(status, "", {}, ())
-        spec = newest.spec
+        spec = default.spec
         return ModelDescription(status, json.dumps(spec.config), self._origins(spec), _instances(spec))
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
@@ -141,7 +146,14 @@ def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
         # For a ready model the failure is that of a newer load.
         stale = "" if failure is None else STALE + failure
         return [
-            IndexEntry(name, str(version), state.state, state.reason or _remarks(entry, version, stale))
+            IndexEntry(
+                name,
+                str(version),
+                state.state,
+                state.reason or _remarks(entry, version, stale),
+                tuple(entry.labels_of(version)),
+                None if entry.route is None else entry.route.traffic(version),
+            )
             for version, state in sorted(entry.states.items())
         ]
     return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]

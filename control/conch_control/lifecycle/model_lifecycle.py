@@ -274,7 +274,7 @@ class ModelLifecycle:
         """Builds the versions of a definition and swaps them in."""
         start = monotonic_ns()
         name, definition = queued.name, wanted.origin.definition
-        versions = _select(definition)
+        versions = _select(definition, self._registry.labelled_versions(name))
         serving = self._registry.entries.get(name, _NO_ENTRY).ready
         loaded = self._loaded.get(name)
         staying = [version for version in versions if version in serving]
@@ -374,13 +374,14 @@ class ModelLifecycle:
             raise failure from error
 
 
-def _select(definition: Definition) -> list[int]:
-    """The versions to load. Raises NoVersionError: none is selected."""
+def _select(definition: Definition, labelled: frozenset[int]) -> list[int]:
+    """Versions of the policy, and those with labels. Raises NoVersionError: the policy selects none."""
     try:
-        return select_versions(definition.config, definition.versions)
+        selected = select_versions(definition.config, definition.versions)
     except InvalidArgumentError as error:
         log.error("failed to load '%s': %s", definition.name, with_code(error))
         raise NoVersionError(definition.name, error.message) from error
+    return sorted({*selected, *labelled.intersection(definition.versions)}) if labelled else selected
 
 
 def _load_error(name: str, reasons: Mapping[int, str]) -> InvalidArgumentError:

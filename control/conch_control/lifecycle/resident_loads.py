@@ -26,7 +26,7 @@ class ResidentLoads:
         """Unloads a model, whose states are forgotten once it has left memory."""
 
         def left() -> None:
-            self._states.forget(name)
+            self._states.forget(name, evicted=True)
             gone()
 
         self._dependencies.evict(name, left)

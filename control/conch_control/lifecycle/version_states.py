@@ -175,21 +175,27 @@ class VersionStates:
                 self._failures[name] = reason
                 self._events.append(name, _WHOLE, Phase.FAILED, reason)
 
-    def forget(self, name: str) -> None:
-        """Drops a model that no repository has any more, unless a version of it is in memory."""
+    def forget(self, name: str, evicted: bool = False) -> None:
+        """Drops a model that no repository has any more, unless a version of it is in memory.
+
+        One that was only evicted keeps its labels and its route.
+        """
         with self._lock:
             if all(each.phase in _ENDED for each in self._versions.get(name, {}).values()):
                 self._versions.pop(name, None)
                 self._failures.pop(name, None)
                 self._known.discard(name)
-                self._registry.remove(name)
+                if evicted:
+                    self._registry.remove(name)
+                else:
+                    self._registry.forget(name)
 
     def clear_failure(self, name: str) -> None:
         """Clears the error of the whole model."""
         with self._lock:
             entry = self._registry.entries.get(name)
             if entry is not None and entry.lacking:
-                self._registry.publish(name, replace(entry, lacking=False))
+                self._registry.publish(name, Entry(entry.ready, entry.states))
             if self._failures.pop(name, None) is not None:
                 self._events.append(name, _WHOLE, Phase.UNLOADED)
 

@@ -140,6 +140,11 @@ class ModelControlClient:
         request = pb.UnloadRequest(model=name, unload_dependents=unload_dependents)
         self._call("Unload", request, self._timeout_s)
 
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Has a label of a model name a ready version; None removes it."""
+        request = pb.SetLabelRequest(model=name, label=label, version=version)
+        self._call("SetLabel", request, self._timeout_s)
+
     def models(self) -> Index:
         """All models with their states."""
         return index_of(self._call("Index", pb.IndexRequest(), self._timeout_s).index)
@@ -193,6 +198,7 @@ _METHODS: Mapping[str, tuple[Any, Any]] = {
     "Unload": (pb.UnloadRequest, pb.UnloadResponse),
     "Index": (pb.IndexRequest, pb.IndexResponse),
     "Describe": (pb.DescribeRequest, pb.DescribeResponse),
+    "SetLabel": (pb.SetLabelRequest, pb.SetLabelResponse),
     "Drain": (pb.DrainRequest, pb.DrainResponse),
 }
 

@@ -98,13 +98,14 @@ def status_message(status: ModelStatus) -> pb.ModelStatus:
         location=_text(status.location),
         versions=map(_version_message, status.versions),
         reason=_text(status.reason),
+        labels=status.labels,
     )
 
 
 def status_of(message: pb.ModelStatus) -> ModelStatus:
     """Message to model status. Raises InternalError: a phase is unknown."""
     versions = tuple(map(_version_of, message.versions))
-    return ModelStatus(message.name, message.location, versions, message.reason)
+    return ModelStatus(message.name, message.location, versions, message.reason, dict(message.labels))
 
 
 def index_message(index: Index) -> pb.ModelIndex:

@@ -21,6 +21,7 @@ _WRONG = "wrong token: it is not the one in the server's --control-token-file"
 ACTIONS: Mapping[str, tuple[Roles, str]] = {
     "Load": (CONTROLS, "load_model"),
     "Unload": (CONTROLS, "unload_model"),
+    "SetLabel": (CONTROLS, "set_label"),
     "Drain": (CONTROLS, "drain"),
     "Index": (READS, "repository_index"),
     "Describe": (READS, "describe_model"),

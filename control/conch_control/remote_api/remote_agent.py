@@ -175,6 +175,10 @@ class RemoteAgent:
         """Unpublishes a model; requests in flight finish in the background."""
         self._client.unload(name, unload_dependents)
 
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Has a label of a model name a ready version; None removes it."""
+        self._client.set_label(name, label, version)
+
     def models(self) -> Index:
         """All models with their states; `events` continues from its revision."""
         index = self._client.models()

@@ -116,6 +116,7 @@ class ModelControl:
             "Unload": (pb.UnloadRequest, self._unload),
             "Index": (pb.IndexRequest, self._index),
             "Describe": (pb.DescribeRequest, self._describe),
+            "SetLabel": (pb.SetLabelRequest, self._set_label),
             "Drain": (pb.DrainRequest, self._drain),
         }
         # To grpcio all requests are streams, which it does not receive before they are read: a caller without
@@ -128,7 +129,7 @@ class ModelControl:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def refuse_changes(self) -> None:
-        """Refuses loads, unloads and drains from now on."""
+        """Refuses loads, unloads, labels and drains from now on."""
         self._refusing = True
 
     def stopping(self) -> None:
@@ -167,6 +168,13 @@ class ModelControl:
         with caller.changing(request.model):
             self._port.unload(request.model, request.unload_dependents)
         return pb.UnloadResponse()
+
+    def _set_label(self, request: pb.SetLabelRequest, caller: CallAccess) -> pb.SetLabelResponse:
+        self._check_changes()
+        version = request.version if request.HasField("version") else None
+        with caller.changing(request.model):
+            self._port.set_label(request.model, request.label, version)
+        return pb.SetLabelResponse()
 
     def _index(self, request: pb.IndexRequest, caller: CallAccess) -> pb.IndexResponse:
         index = self._port.models()

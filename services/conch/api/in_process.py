@@ -40,7 +40,7 @@ class RequestOptions(TypedDict, total=False):
     """Options of a request besides its inputs.
 
     Attributes:
-        version: The model's version; by default the newest ready one.
+        version: The model's version, a number or a label; by default the default one.
         outputs: Names of the requested outputs; by default all.
         parameters: Request parameters.
         request_id: An id for logs.

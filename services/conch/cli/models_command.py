@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,14 @@ def make_parser() -> CommandParser:
     made.add_argument(
         "--unload-dependents", action="store_true", help="also models of an ensemble that were loaded for it"
     )
+    made = command("label", _label, "Has labels name versions of a model, or removes them.")
+    made.add_argument("model")
+    made.add_argument(
+        "label", nargs="*", metavar="LABEL=VERSION", help="a label and the ready version that it names"
+    )
+    made.add_argument(
+        "--remove", action="append", default=[], metavar="LABEL", help="remove a label; may be repeated"
+    )
     made = command("watch", _watch, "Prints what happens to models, until it is interrupted.")
     made.add_argument("model", nargs="*", help="only these models")
     made.add_argument("--state", action="store_true", help="begin with the state of all models")
@@ -173,7 +182,7 @@ def _ready(models: tuple[ModelStatus, ...]) -> tuple[ModelStatus, ...]:
     for model in models:
         versions = tuple(version for version in model.versions if version.phase is Phase.READY)
         if versions:
-            found.append(ModelStatus(model.name, model.location, versions, model.reason))
+            found.append(replace(model, versions=versions))
     return tuple(found)
 
 
@@ -223,6 +232,23 @@ def _parameters(values: argparse.Namespace) -> dict[str, LoadParameter]:
 def _unload(client: ModelControlClient, values: argparse.Namespace) -> None:
     client.unload(values.model, values.unload_dependents)
     _wait_drained(client, values.model)
+    _print_model(client, values)
+
+
+def _label(client: ModelControlClient, values: argparse.Namespace) -> None:
+    changes: list[tuple[str, int | None]] = []
+    for given in values.label:
+        label, equals, version = given.partition("=")
+        if not (label and equals and version.isascii() and version.isdecimal()):
+            raise UsageError(f"'{given}' is not of the form LABEL=VERSION")
+        if int(version) >= 2**63:
+            raise UsageError(f"'{given}': {version} is no version")
+        changes.append((label, int(version)))
+    changes += [(label, None) for label in values.remove]
+    if not changes:
+        raise UsageError("name a label: LABEL=VERSION, or --remove LABEL")
+    for label, number in changes:
+        client.set_label(values.model, label, number)
     _print_model(client, values)
 
 

@@ -57,7 +57,9 @@ def models_table(models: tuple[ModelStatus, ...]) -> str:
             stale = "(newer load failed)" if reason and version.phase is Phase.READY else ""
             state = " ".join(filter(None, (version.phase.value, staged(version), stale)))
             reason = _wrapped(reason)
-            rows.append([model.name, str(version.version), state, moment(version.seconds), memory, reason])
+            labels = [label for label, number in sorted(model.labels.items()) if number == version.version]
+            number = f"{version.version} ({', '.join(labels)})" if labels else str(version.version)
+            rows.append([model.name, number, state, moment(version.seconds), memory, reason])
     return table(["Model", "Version", "State", "Since", "Memory", "Reason"], rows)
 
 
@@ -135,6 +137,7 @@ def model_json(model: ModelStatus) -> dict[str, Any]:
         "location": model.location,
         "reason": model.reason,
         "versions": [version_json(version) for version in model.versions],
+        "labels": dict(model.labels),
     }
 
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import (
@@ -41,7 +41,7 @@ from conch.core.errors import (
     UnsupportedError,
     as_conch_error,
 )
-from conch.core.registry import Registry, parse_version
+from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.request_log import Caller, RequestLog
 from conch.core.responder_layers import ResponderLayer
@@ -215,7 +215,9 @@ class Admission:
         return self._resolve(request)
 
     def resolve_name(self, name: str, version: str) -> Servable | None:
-        """The version for a name and version text; None if only a draining version may have the request.
+        """The version for a name and version text; None if that depends on the request.
+
+        So it does if only a draining version may have the request, and with a route.
 
         Raises:
             ConchError: The start failed, or there is no such model.
@@ -223,7 +225,7 @@ class Admission:
         if self._stages.stage is Stage.FAILED:
             raise UnavailableError("Server not ready")
         try:
-            return self._registry.resolve(name, version)
+            return self._registry.resolve_early(name, version)
         except ConchError:
             if not self._registry.draining_of(name):
                 raise
@@ -238,7 +240,7 @@ class Admission:
         try:
             return self._resolve(request)
         except ConchError:
-            number = parse_version(request.model_version)
+            number = self._registry.version_number(request.model_name, request.model_version)
             models = self._registry.draining_of(request.model_name)
             usable = [model for model in models if number in (-1, model.spec.version)]
             # The highest version; of two with the same number, the one that drains last.
@@ -248,12 +250,11 @@ class Admission:
             return model
 
     def _resolve(self, request: InferenceRequest) -> Servable:
-        registry = self._registry
-        if registry.draining and request.correlation_id and not request.sequence_start:
+        if self._registry.draining and request.correlation_id and not request.sequence_start:
             model = self._draining(request)
             if model is not None:
                 return model
-        return registry.resolve(request.model_name, request.model_version)
+        return self._registry.resolve_request(request)
 
     def _successor(self, request: InferenceRequest, closed: Servable) -> Servable:
         model = self._resolve(request)
@@ -271,11 +272,10 @@ class Admission:
         models = self._registry.draining_of(request.model_name)
         if not models:
             return None
-        number = parse_version(request.model_version)
+        number = self._registry.version_number(request.model_name, request.model_version)
         known = self._registry.identifiers(request.model_name)
         entry = self._registry.entries.get(known[0]) if len(known) == 1 else None
-        ready = None if entry is None else entry.latest if number < 0 else entry.ready.get(number)
-        if ready is not None and ready.continues(request):
+        if entry is not None and any(model.continues(request) for model in _reached(entry, number)):
             return None  # its id was used again since
         for model in reversed(models):
             if number in (-1, model.spec.version) and model.continues(request):
@@ -310,6 +310,14 @@ class Admission:
         # A front end finds the text of other errors itself, see `refuse`.
         if watch is not None and (self._log is None or isinstance(error, ConchError)):
             watch.refused(request, as_conch_error(error))
+
+
+def _reached(entry: Entry, number: int) -> Collection[Servable]:
+    """The ready versions that a request may get: with a number, or -1 for none."""
+    if number < 0 and entry.route is not None:
+        return entry.ready.values()
+    model = entry.default if number < 0 else entry.ready.get(number)
+    return () if model is None else (model,)
 
 
 class SingleResponse:

@@ -13,7 +13,7 @@ from conch.core.admission import Admission
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import LoadParameter, ModelControl
-from conch.core.registry import Registry, parse_version
+from conch.core.registry import Registry
 from conch.core.request import InferenceRequest
 from conch.core.servable import InlineClaim, Servable, all_ready
 
@@ -94,7 +94,7 @@ class ServerCalls(Protocol):
         """Cancels a request."""
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether a model is ready. Raises InvalidArgumentError: the version is not a number."""
+        """Whether a model is ready. Raises InvalidArgumentError: its version is no number and no label."""
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """Loads or reloads a model, and returns when it is ready; see `ModelControl.load`."""
@@ -117,7 +117,7 @@ class Calls:
 
     def model_ready(self, name: str, version: str) -> bool:
         """See `ServerCalls.model_ready`."""
-        parse_version(version)
+        self._registry.version_number(name, version)
         try:
             model = self._registry.resolve(name, version)
         except ColdModelError:

@@ -142,6 +142,15 @@ class DeadlineExceededError(ConchError):
     http_status = 504
 
 
+class FailedPreconditionError(ConchError):
+    """A change that the present state forbids. Not one of Triton's codes."""
+
+    code = "FAILED_PRECONDITION"
+    label = "Failed precondition"
+    grpc_status = 9
+    http_status = 409
+
+
 class OutOfRangeError(ConchError):
     """A position outside the stored range. Not one of Triton's codes."""
 
@@ -182,6 +191,7 @@ ERRORS_BY_CODE: dict[str, type[ConchError]] = {
         AlreadyExistsError,
         CancelledError,
         DeadlineExceededError,
+        FailedPreconditionError,
         OutOfRangeError,
         UnauthenticatedError,
         PermissionDeniedError,

@@ -21,12 +21,19 @@ LoadParameter = bool | int | str | bytes
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One line of the repository index; a model that was never loaded has only a name."""
+    """One line of the repository index; a model that was never loaded has only a name.
+
+    Attributes:
+        labels: The labels of the version, sorted.
+        traffic: The percentage of requests without a version that a route gives it; None without a route.
+    """
 
     name: str
     version: str = ""
     state: str = ""
     reason: str = ""
+    labels: tuple[str, ...] = ()
+    traffic: float | None = None
 
 
 class ModelControl(Protocol):
@@ -47,6 +54,13 @@ class ModelControl(Protocol):
 
         Raises:
             ConchError: Unloading is not allowed.
+        """
+
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Has a label of a model name a ready version; None removes it.
+
+        Raises:
+            ConchError: There is no such model, version or label, or labels can't be changed this way.
         """
 
 

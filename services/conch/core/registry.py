@@ -3,7 +3,14 @@
 With namespaces, entries are keyed by identifiers (`ModelSpec.identifier`), and a name resolves to the only
 ready model of that name.
 
-Owns: the published entries and the draining versions.
+Labels name versions. A version text is looked up among them only where it is no number, so that other
+requests pay nothing for them. A label outlives the version that it names: requests for it fail until that
+version is ready again, or the label names another one.
+
+A model may have a `Route`, which divides the requests without a version among its versions. Such a model is
+no entry of `_defaults`; only where a name is missing there, a route is looked for.
+
+Owns: the published entries, the labels, the routes and the draining versions.
 Threads and locks: readers take no lock, as all mappings are replaced, never changed; writers take one lock.
 """
 
@@ -11,16 +18,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Literal
 
 from conch.core.cold_models import ColdModels
-from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from conch.core.errors import (
+    ConchError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from conch.core.request import InferenceRequest
+from conch.core.route import OVERRIDE, Route
 from conch.core.servable import Servable
+from conch.core.version_text import STABLE, check_label, parse_version
 
-_LARGEST_VERSION = 2**63 - 1
-_MOST_DIGITS = 30
-_MOST_SHOWN = 100
+LabelSource = Literal["api", "file"]
+"""Where the labels of a model come from: calls that set single ones, or a declaration of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,44 +60,36 @@ class Entry:
         ready: Versions that serve requests.
         states: State of every version that was ever loaded or attempted.
         lacking: Whether the model was to be loaded and has no version to load.
+        labels: Names of versions, ready or not; set by the registry.
+        route: Divides requests without a version; set by the registry.
     """
 
     ready: Mapping[int, Servable] = field(default_factory=dict)
     states: Mapping[int, VersionState] = field(default_factory=dict)
     lacking: bool = False
+    labels: Mapping[str, int] = field(default_factory=dict)
+    route: Route | None = None
 
     @property
-    def latest(self) -> Servable | None:
-        """The highest ready version."""
+    def stable(self) -> int | None:
+        """The stable version of the route, else the one with label `STABLE`; None without either."""
+        return self.labels.get(STABLE) if self.route is None else self.route.stable
+
+    @property
+    def default(self) -> Servable | None:
+        """What an empty version means without a request: `stable`, else the highest ready version.
+
+        None if that is not ready.
+        """
+        if self.labels or self.route is not None:
+            stable = self.stable
+            if stable is not None:
+                return self.ready.get(stable)
         return self.ready[max(self.ready)] if self.ready else None
 
-
-def parse_version(text: str) -> int:
-    """Parses the version of a request; -1, for an empty text, means the newest ready one.
-
-    Raises:
-        InvalidArgumentError: The text is not a positive integer.
-    """
-    if not text:
-        return -1
-    sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
-    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MOST_DIGITS:
-        raise _not_a_version(text)
-    version = sign * int(digits)
-    if version > _LARGEST_VERSION:
-        raise _not_a_version(text)
-    if version < 0:
-        raise InvalidArgumentError(
-            f"invalid model version specified '{text}' , version should be an integral value > 0"
-        )
-    return version
-
-
-def _not_a_version(text: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"failed to get model version from specified version string '{text[:_MOST_SHOWN]}' (details: stol), "
-        f"version should be an integral value > 0"
-    )
+    def labels_of(self, version: int) -> list[str]:
+        """The labels of a version, sorted."""
+        return sorted(label for label, number in self.labels.items() if number == version)
 
 
 class Registry:
@@ -95,12 +103,14 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._labels: dict[str, _Labels] = {}
+        self._routes: dict[str, Route] = {}
         self.cold: ColdModels | None = None
         self.namespaces: tuple[str, ...] = ()
         self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
         self._entries: Mapping[str, Entry] = MappingProxyType({})
-        self._latest: dict[str, Servable] = {}
+        self._defaults: dict[str, Servable] = {}
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -108,20 +118,95 @@ class Registry:
         return self._entries
 
     def publish(self, name: str, entry: Entry) -> None:
-        """Replaces the entry of an identifier, for all later requests."""
+        """Replaces the entry of an identifier, for all later requests; adds its labels and its route."""
         with self._lock:
+            if name in self._labels or name in self._routes:
+                labels = self._labels.get(name, _NO_LABELS).numbers
+                route = self._routes.get(name) or _sequence_route(labels, entry.ready)
+                entry = replace(entry, labels=labels, route=route)
             self._entries = MappingProxyType({**self._entries, name: entry})
-            latest = entry.latest
-            if latest is None:
-                self._latest.pop(name, None)
+            default = None if entry.route is not None else entry.default
+            if default is None:
+                self._defaults.pop(name, None)
             else:
-                self._latest[name] = latest
-            self._rename(name)
+                self._defaults[name] = default
+            if self.namespaces:
+                self._rename(name)
+
+    def set_labels(self, name: str, numbers: Mapping[str, int], source: LabelSource) -> None:
+        """Replaces all labels of an identifier, which need not be published yet; none removes them.
+
+        Raises:
+            InvalidArgumentError: A label is malformed.
+        """
+        for label in numbers:
+            check_label(label)
+        with self._lock:
+            self._set_labels(name, _Labels(MappingProxyType(dict(numbers)), source))
+
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        """Sets one label of an identifier to a ready version, or removes it with None.
+
+        Raises:
+            InvalidArgumentError: The label is malformed.
+            FailedPreconditionError: A file declares the labels of this model.
+            NotFoundError: There is no such model, version or, where it is to be removed, label.
+            UnavailableError: The version is not ready.
+        """
+        check_label(label)
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is None:
+                raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+            known = self._labels.get(name, _NO_LABELS)
+            if known.source == "file":
+                raise FailedPreconditionError(
+                    f"the labels of '{self.name_of(name)}' are declared in rollout.toml: change them there"
+                )
+            numbers = dict(known.numbers)
+            if version is not None:
+                if version not in entry.ready:
+                    raise self._not_ready(self.name_of(name), version, entry)
+                numbers[label] = version
+            elif numbers.pop(label, None) is None:
+                raise NotFoundError(f"model '{self.name_of(name)}' has no label '{label}'{_listed(numbers)}")
+            self._set_labels(name, _Labels(MappingProxyType(numbers), "api"))
+
+    def _set_labels(self, name: str, labels: _Labels) -> None:
+        if labels.numbers:
+            self._labels[name] = labels
+        else:
+            self._labels.pop(name, None)
+        self._publish_again(name)
+
+    def set_route(self, name: str, route: Route | None) -> None:
+        """Divides the later requests of an identifier without a version by a route; None ends that.
+
+        A version of the route that is not ready gets no requests; while the stable one is not, they fail.
+        """
+        with self._lock:
+            if route is None:
+                self._routes.pop(name, None)
+            else:
+                self._routes[name] = route
+            self._publish_again(name)
+
+    def _publish_again(self, name: str) -> None:
+        entry = self._entries.get(name)
+        if entry is not None:
+            self.publish(name, replace(entry, labels={}, route=None))
+
+    def forget(self, name: str) -> None:
+        """Removes an identifier that no repository has any more, with its labels and its route."""
+        with self._lock:
+            self._labels.pop(name, None)
+            self._routes.pop(name, None)
+        self.remove(name)
 
     def remove(self, name: str) -> None:
-        """Removes an identifier."""
+        """Removes an identifier; its labels and its route stay for a later load."""
         with self._lock:
-            self._latest.pop(name, None)
+            self._defaults.pop(name, None)
             self._entries = MappingProxyType(
                 {key: entry for key, entry in self._entries.items() if key != name}
             )
@@ -170,20 +255,20 @@ class Registry:
             raise NotFoundError(f"Identifier of model '{name}' is not found in global map")
         return ready[0], self._entries[ready[0]]
 
-    def _miss(self, name: str) -> None:
+    def _miss(self, name: str, entry: Entry | None = None) -> None:
         """Raises ColdModelError if a name without a version that serves is that of a model to be loaded."""
-        if self.cold is not None:
+        if self.cold is not None and (entry is None or not entry.ready):
             self.cold.missed(name)
 
     def _rename(self, identifier: str) -> None:
         """Points the name of an identifier to its only ready model; called with the lock held."""
         name = self.name_of(identifier)
         if name != identifier:
-            ready = [self._latest[each] for each in self.identifiers(name) if each in self._latest]
-            if len(ready) == 1:
-                self._latest[name] = ready[0]
+            ready = [each for each in self.identifiers(name) if self._entries[each].ready]
+            if len(ready) == 1 and ready[0] in self._defaults:  # not so with a route
+                self._defaults[name] = self._defaults[ready[0]]
             else:
-                self._latest.pop(name, None)
+                self._defaults.pop(name, None)
 
     def begin_draining(self, name: str, model: Servable) -> None:
         """Keeps a version resolvable for its live sequences; called before its successor is published."""
@@ -209,33 +294,138 @@ class Registry:
             self.draining = MappingProxyType(draining)
 
     def resolve(self, name: str, version: str = "") -> Servable:
-        """The version that serves a name and version text, which is empty for the newest ready one.
+        """The version that serves a name and version text, which is empty for the default one.
+
+        Where there is a request, `resolve_request` follows the model's route.
 
         Raises:
-            InvalidArgumentError: The version is not a number.
+            InvalidArgumentError: The version is neither a number nor a label of the model.
             NotFoundError: The name, or that version of it, is unknown, or has no ready version.
             UnavailableError: The version is known but not ready.
             ColdModelError: The model is not in memory, and can be loaded.
         """
         if not version:
-            model = self._latest.get(name)
+            model = self._defaults.get(name)
             if model is not None:
                 return model
-        number = parse_version(version)
-        _, entry = self.find(name)
-        if number < 0:
-            model = entry.latest
-            if model is None:
-                self._miss(name)
-                raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
-            return model
+            return self._find_default(name)
+        return self._find_version(name, version)
+
+    def resolve_request(self, request: InferenceRequest) -> Servable:
+        """The version that serves a request; raises as `resolve`."""
+        if not request.model_version:
+            model = self._defaults.get(request.model_name)
+            if model is not None:
+                return model
+            entry = self._entries.get(request.model_name) or self.find(request.model_name)[1]
+            if entry.route is None:
+                return self._find_default(request.model_name)
+            return self._routed(request, entry, entry.route)
+        return self._find_version(request.model_name, request.model_version)
+
+    def resolve_early(self, name: str, version: str) -> Servable | None:
+        """As `resolve`, before there is a request; None if that depends on the request."""
+        if not version:
+            model = self._defaults.get(name)
+            if model is not None:
+                return model
+            return None if self.find(name)[1].route is not None else self._find_default(name)
+        return self._find_version(name, version)
+
+    def _routed(self, request: InferenceRequest, entry: Entry, route: Route) -> Servable:
+        try:
+            number = route.choose(request, entry.ready, entry.labels)
+        except InvalidArgumentError as error:
+            raise type(error)(f"{OVERRIDE}: {error.message}{_listed(entry.labels)}") from None
+        model = entry.ready.get(number)
+        if model is None:
+            self._miss(request.model_name, entry)
+            raise self._not_ready(request.model_name, number, entry)
+        return model
+
+    def version_number(self, name: str, version: str) -> int:
+        """The number of a version text, which may be a label of the model; -1 for an empty text.
+
+        Raises:
+            InvalidArgumentError: It is neither a number nor a label of the model.
+        """
+        try:
+            return parse_version(version)
+        except InvalidArgumentError as error:
+            return self._labelled(name, version, error)
+
+    def labels(self, name: str) -> Mapping[str, int]:
+        """The labels of a name; none if it is unknown or ambiguous."""
+        try:
+            return self.find(name)[1].labels
+        except ConchError:
+            return {}
+
+    def labelled_versions(self, name: str) -> frozenset[int]:
+        """The versions that have labels of an identifier, published or not."""
+        return frozenset(self._labels.get(name, _NO_LABELS).numbers.values())
+
+    def _labelled(self, name: str, version: str, error: ConchError) -> int:
+        """The number of a label; raises an error that names the labels there are."""
+        labels = self.labels(name)
+        if not labels:
+            self._miss(name, self._entries.get(name))
+        number = labels.get(version)
+        if number is not None:
+            return number
+        raise type(error)(f"{error.message}{_listed(labels)}") from None
+
+    def _find_version(self, name: str, version: str) -> Servable:
+        try:
+            number = parse_version(version)
+        except InvalidArgumentError as error:
+            number = self._labelled(name, version, error)
+        entry = self._entries.get(name) or self.find(name)[1]
         model = entry.ready.get(number)
         if model is not None:
             return model
-        if not entry.ready:
-            self._miss(name)
+        self._miss(name, entry)
+        raise self._not_ready(name, number, entry, version)
+
+    def _find_default(self, name: str) -> Servable:
+        _, entry = self.find(name)
+        model = entry.default
+        if model is not None:
+            return model
+        self._miss(name, entry)
+        if entry.stable is not None:
+            raise self._not_ready(name, entry.stable, entry, STABLE)
+        raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
+
+    def _not_ready(self, name: str, number: int, entry: Entry, text: str = "") -> ConchError:
+        """The error of a version that does not serve, by its number and the text that a client gave."""
+        label = f", which label '{text}' names," if text in entry.labels else ""
         if number in entry.states:
-            raise UnavailableError(
-                f"Request for unknown model: '{name}' version {number} is not at ready state"
+            return UnavailableError(
+                f"Request for unknown model: '{name}' version {number}{label} is not at ready state"
             )
-        raise NotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
+        return NotFoundError(f"Request for unknown model: '{name}' version {number}{label} is not found")
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """The labels of one model, with their source."""
+
+    numbers: Mapping[str, int]
+    source: LabelSource
+
+
+_NO_LABELS = _Labels(MappingProxyType({}), "api")
+
+
+def _sequence_route(labels: Mapping[str, int], ready: Mapping[int, Servable]) -> Route | None:
+    """A route that leaves live sequences where they are when label `STABLE` moves."""
+    if STABLE in labels and any(model.spec.sequence is not None for model in ready.values()):
+        return Route(labels[STABLE], override=False)
+    return None
+
+
+def _listed(labels: Mapping[str, int]) -> str:
+    """The end of an error text; empty without labels."""
+    shown = ", ".join(f"'{label}' ({version})" for label, version in sorted(labels.items()))
+    return f"; the labels of the model are {shown}" if shown else ""

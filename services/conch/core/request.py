@@ -241,7 +241,7 @@ class InferenceRequest:
     Attributes:
         model: The version that serves the request, once it has taken it.
         model_name: Name as the client gave it.
-        model_version: Version as the client gave it; empty for the newest ready one.
+        model_version: Version as the client gave it, a number or a label; empty for the default one.
         id: The client's request id, or empty.
         inputs: Input tensors by name, in the client's order.
         requested: Names of the outputs the client wants, or None for all of them.
@@ -260,7 +260,9 @@ class InferenceRequest:
         received_ns: Monotonic time at which the request reached the server.
         queued_ns: Monotonic time at which the scheduler took it.
         cancelled: Set when the client no longer waits.
-        context: What the front end needs to send the response.
+        context: What the front end needs to send the response; its attribute `caller`, if it has one, is the
+            call that the request came with. Of a model's call, the request that the model executes.
+        side: The version that a route has chosen for it; unset without one.
         sequence: The scheduler's `LiveSequence` of the request; None for none.
         rescheduled: Set by a model that runs the request again instead of ending it.
         answered: Whether the last response has been given, also while the request waits to run again.
@@ -316,6 +318,7 @@ class InferenceRequest:
         "sequence",
         "sequence_end",
         "sequence_start",
+        "side",
         "signature",
         "state",
         "timeout_us",
@@ -326,6 +329,7 @@ class InferenceRequest:
     kept: object
     output_start_ns: int
     reader: Reader
+    side: int
     on_cancel: Callable[[InferenceRequest], None]
 
     def __init__(
@@ -406,6 +410,17 @@ class InferenceRequest:
         reader = getattr(self, "reader", None)
         if reader is not None:
             reader.wait_for_reader()
+
+    @property
+    def outermost(self) -> InferenceRequest:
+        """The request of a client for which models and ensembles have made this one; itself if none have."""
+        outer = self
+        while True:
+            context, reader = outer.context, getattr(outer, "reader", None)
+            around = context if isinstance(context, InferenceRequest) else reader
+            if not isinstance(around, InferenceRequest):
+                return outer
+            outer = around
 
     @property
     def responder(self) -> Responder:

@@ -12,7 +12,7 @@ from conch.core.admission import Admission
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model_control import ClientModelControl
-from conch.core.registry import Registry, parse_version
+from conch.core.registry import Registry
 from conch.core.request_log import RequestLog
 from conch.core.servable import Readiness, Servable, all_ready
 from conch.core.server_stage import ServerStages, Stage, model_ready, server_live, server_ready
@@ -115,11 +115,11 @@ class ServerState:
 
         Raises:
             UnavailableError: The server is stopping, or its start failed.
-            InvalidArgumentError: The version is not a number.
+            InvalidArgumentError: The version is neither a number nor a label of the model.
         """
         if self.stages.stage in (Stage.FAILED, Stage.STOPPING):
             raise UnavailableError("Server not ready")
-        parse_version(version)
+        self.registry.version_number(name, version)
 
         def ready() -> bool:
             try:

@@ -161,7 +161,7 @@ class EnsembleStep:
 
     Attributes:
         model_name: The model's name, or its identifier once it is resolved in a namespace.
-        model_version: Its version; -1 for the newest ready one.
+        model_version: Its version; -1 for the default one.
         input_map: Ensemble tensor by input of the model.
         output_map: Ensemble tensor by output of the model.
     """

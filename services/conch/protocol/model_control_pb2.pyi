@@ -47,16 +47,25 @@ class VersionStatus(_message.Message):
     def __init__(self, version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[str] = ..., since_seconds: _Optional[float] = ..., host_bytes: _Optional[int] = ..., staged_bytes: _Optional[int] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("name", "location", "versions", "reason")
+    __slots__ = ("name", "location", "versions", "reason", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     LOCATION_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     name: str
     location: str
     versions: _containers.RepeatedCompositeFieldContainer[VersionStatus]
     reason: str
-    def __init__(self, name: _Optional[str] = ..., location: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionStatus, _Mapping[str, _Any]]]] = ..., reason: _Optional[str] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., location: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionStatus, _Mapping[str, _Any]]]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ModelIndex(_message.Message):
     __slots__ = ("epoch", "revision", "models", "draining")
@@ -157,6 +166,20 @@ class UnloadRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., unload_dependents: _Optional[bool] = ...) -> None: ...
 
 class UnloadResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetLabelRequest(_message.Message):
+    __slots__ = ("model", "label", "version")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    label: str
+    version: int
+    def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class SetLabelResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -297,9 +297,11 @@ class _Sent(Generic[T]):
         )
         request.priority = priority
         request.reader = self._queue
+        request.context = self._exchange
         size = 0 if self._requests else self._size
         self._refused = request
-        self._admission.admit(request, False, self.model, self._exchange, size)
+        routed = self._admission.resolve_name(self.model.spec.identifier, "") is None
+        self._admission.admit(request, False, None if routed else self.model, self._exchange, size)
         self._refused = None
         self._requests.append(request)
         self._open += 1

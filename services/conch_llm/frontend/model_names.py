@@ -136,7 +136,7 @@ class ModelNames:
         found: dict[str, NamedModel] = {}
         aliases: dict[str, NamedModel] = {}
         for identifier, entry in entries.items():
-            model = entry.latest
+            model = entry.default
             if model is None:
                 continue
             can = capability(model.spec)

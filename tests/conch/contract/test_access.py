@@ -141,6 +141,8 @@ ALLOWED = {
     "repository_index": "read control",
     "load_model": "control",
     "unload_model": "control",
+    "set_label": "control",
+    "remove_label": "control",
     "system_regions": "infer",
     "register_system": "infer",
     "unregister_system": "infer",
@@ -274,6 +276,7 @@ def request(web: httpx.Client, endpoint: Endpoint, path: str, name: str) -> str:
 
 def paths_of(endpoint: Endpoint) -> list[str]:
     fields = {"model": "simple", "version": "1", "region": "simple", "repository": "r", "page": "index.md"}
+    fields["label"] = "champion"
     paths = [path for template in endpoint.paths for path in path_variants(template)]
     return [re.sub(r"{(\w+)}", lambda field: fields[field[1]], path) for path in paths]
 
@@ -370,6 +373,7 @@ def test_the_control_port(place: Place, name: str) -> None:
         methods: dict[str, Callable[[], Any]] = {
             "Load": lambda: client.load("none", {}),
             "Unload": lambda: client.unload("none", False),
+            "SetLabel": lambda: client.set_label("none", "champion", 1),
             "Index": client.models,
             "Describe": lambda: client.describe("simple"),
             "Watch": watched,

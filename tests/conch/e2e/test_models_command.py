@@ -97,7 +97,7 @@ def model(name: str, phase: str, reason: str = "", memory: int | None = None) ->
         "staged_bytes": 0,
         "staging_bytes": 0,
     }
-    return {"name": name, "location": f"/models/{name}", "reason": "", "versions": [version]}
+    return {"name": name, "location": f"/models/{name}", "reason": "", "versions": [version], "labels": {}}
 
 
 READY = model("m", "READY", memory=3 << 20)
@@ -241,6 +241,17 @@ def test_unload(agent: FakeAgent, target: str) -> None:
     assert parsed("unload", "x", f"--target={target}") == {"model": None}
     assert models("unload", "x", f"--target={target}")[1] == "There is no model 'x'.\n"
     assert agent.unloads == [("m", False), ("m", True), ("x", False), ("x", False)]
+
+
+def test_label(agent: FakeAgent, target: str) -> None:
+    code, output, errors = models("label", "m", "champion=1", "stable=1", f"--target={target}")
+    assert (code, errors) == (0, "")
+    assert "| m     | 1 (champion, stable) | " in output
+    labelled = {**READY, "labels": {"stable": 1}}
+    assert parsed("label", "m", "--remove=champion", f"--target={target}") == {"model": labelled}
+    assert models("label", "x", "champion=1", f"--target={target}")[0] == 1
+    for wrong in ("champion", "champion=", "=1", "champion=one", f"champion={2**63}", ""):
+        assert models("label", "m", *filter(None, [wrong]), f"--target={target}")[0] == 2
 
 
 class DrainingAgent(FakeAgent):

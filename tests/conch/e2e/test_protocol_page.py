@@ -18,8 +18,9 @@ from conch.protocol import inference_pb2
 
 PAGE = ROOT / "docs" / "protocol.md"
 SECTIONS = curls.examples(PAGE, 3)
-OWN_SECTIONS = ("OpenAPI", "Load reports")
+OWN_SECTIONS = ("Labels", "OpenAPI", "Load reports")
 """What Triton does not have, or has for models of TensorRT-LLM only."""
+METHODS = {"get", "post", "put", "delete"}
 PYTHON_MODELS = ("add_sub_python", "strings", "word_chain")
 """Those of the examples that the Triton of the tests can serve, and the page's commands name."""
 
@@ -75,7 +76,7 @@ def test_all_routes_are_in_the_table_and_have_an_example(addresses: Mapping[str,
         f"http://{addresses['localhost:8000']}/openapi.json", timeout=WAIT_S
     ) as answer:
         paths = json.load(answer)["paths"]
-    described = {re.sub(r"\{\w+\}", "{}", path): {"get", "post"} & set(said) for path, said in paths.items()}
+    described = {re.sub(r"\{\w+\}", "{}", path): METHODS & set(said) for path, said in paths.items()}
     assert listed_routes() == described.keys() | {"/openapi.json"}
     used = [(call.method, call.path) for examples in SECTIONS.values() for call in calls(examples)]
     for path, methods in described.items():
@@ -107,8 +108,9 @@ def calls(examples: Sequence[curls.Example]) -> Iterator[Call]:
     """The calls of the REST port that commands make."""
     for example in examples:
         for path in re.findall(r"localhost:8000(/[^\s'\"]*)", example.command):
-            post = "--request POST" in example.command or "--data" in example.command
-            yield Call("post" if post else "get", re.sub("/versions/[0-9]+", "", path))
+            method = re.search(r"--request ([A-Z]+)", example.command)
+            default = "post" if "--data" in example.command else "get"
+            yield Call(default if method is None else method[1].lower(), re.sub("/versions/[0-9]+", "", path))
 
 
 def test_all_rpcs_are_in_the_table() -> None:

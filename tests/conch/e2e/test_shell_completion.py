@@ -63,7 +63,10 @@ def offered(*words: str) -> set[str]:
         (["conch", "serve", "--allow-http", "="], {"true", "false"}),
         (["conch", "serve", "--allow-http=f"], {"--allow-http=false"}),
         (["conch", "serve", "--log-file", ""], set()),
-        (["conch", "models", ""], {"list", "describe", "load", "unload", "watch", "drain", "--help"}),
+        (
+            ["conch", "models", ""],
+            {"list", "describe", "load", "unload", "label", "watch", "drain", "--help"},
+        ),
         (["conch", "models", "load", "list", "--co"], {"--config"}),
         (["conch", "control", "--model-control-mode", "w"], {"watch"}),
         (["conch", "check", "--str"], {"--strict"}),

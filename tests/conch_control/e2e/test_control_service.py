@@ -97,6 +97,10 @@ def test_the_methods(agent: FakeAgent, client: ModelControlClient) -> None:
     assert agent.unloads == [("m", True)]
     assert client.models() == agent.models()
     assert client.describe("m") == agent.describe("m")
+    client.set_label("m", "champion", 1)
+    assert client.describe("m").status.labels == {"champion": 1} == agent.labels["m"]
+    client.set_label("m", "champion", None)
+    assert not agent.labels["m"]
     client.drain()
     assert agent.drains == 1
 

@@ -17,6 +17,7 @@ from conch.core.model_version import Model
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.response_cache.cached_model import CachedModel
 from conch.core.response_cache.local_cache import LocalCache
+from conch.core.route import Route
 from conch_control.lifecycle.cache_identity import EnsembleCacheIdentity, content_digest
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 
@@ -187,6 +188,22 @@ def test_an_ensemble_with_sequences_somewhere_in_it_is_not_cached(
     )
     site.model("e", config=ensemble_of(part))
     agent.load("e", {})
+
+
+def test_an_ensemble_is_not_cached_while_a_part_has_a_route(site: Site, local: LocalCache) -> None:
+    """Its responses depend on the side that a request sees."""
+    site.model("m")
+    site.model("inner", config=ensemble_of("m"))
+    site.model("e", config=ensemble_of("inner", CACHED))
+    agent = site.agent(cache=CacheService(local))
+    agent.load("e", {})
+    identity = EnsembleCacheIdentity(site.serving("e")[1].spec, site.registry)
+    before = identity()
+    assert identity() == before
+    site.registry.set_route("m", Route(1))
+    assert len({before, identity(), identity()}) == 3
+    site.registry.set_route("m", None)
+    assert identity() == before
 
 
 @pytest.mark.parametrize("part", ["m", "inner"])

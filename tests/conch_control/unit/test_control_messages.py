@@ -34,7 +34,14 @@ PHASES = st.sampled_from(Phase)
 VERSIONS = st.builds(
     VersionStatus, INT64, PHASES, TEXTS, SECONDS, st.none() | INT64, done_bytes=INT64, total_bytes=INT64
 )
-MODELS = st.builds(ModelStatus, TEXTS, TEXTS, st.lists(VERSIONS, max_size=4).map(tuple), TEXTS)
+MODELS = st.builds(
+    ModelStatus,
+    TEXTS,
+    TEXTS,
+    st.lists(VERSIONS, max_size=4).map(tuple),
+    TEXTS,
+    st.dictionaries(TEXTS, INT64, max_size=4),
+)
 INSTANCES = st.builds(InstanceStatus, TEXTS, TEXTS, INT32, INT32)
 
 

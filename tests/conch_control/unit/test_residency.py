@@ -251,6 +251,17 @@ def test_a_loaded_model_is_pinned_until_it_is_unloaded(site: Site) -> None:
     assert ask(site, "b") is None
 
 
+def test_labels_stay_where_a_model_is_evicted(site: Site) -> None:
+    site.model("a", {1: "ok", 2: "ok"}, f"{CONFIG} version_policy {{ all {{ }} }}")
+    site.model("b")
+    on_demand(site, models=1)
+    assert ask(site, "a") is None
+    site.registry.set_label("a", "champion", 1)
+    assert ask(site, "b") is None
+    assert in_memory(site) == {"b"}
+    assert resident(lambda: site.registry.resolve("a", "champion")).spec.version == 1
+
+
 def test_pins_are_for_on_demand_mode(site: Site) -> None:
     site.model("a")
     agent = site.agent("explicit")

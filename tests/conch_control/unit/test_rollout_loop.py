@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from tests.support.clocks import Clock
 
-from conch.core.errors import NotFoundError, UnavailableError
+from conch.core.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from conch_control.canary.guards import Counts
 from conch_control.canary.rollout_file import Declaration, Rollout, parse_toml
 from conch_control.canary.rollout_loop import LOOK_NS, RolloutLoop
 from conch_control.canary.rollout_state import (
     Call,
-    FailedPreconditionError,
     Select,
     State,
     Traffic,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.support.machines import run_machine
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import FailedPreconditionError, InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.canary.guards import Result, Verdict
 from conch_control.canary.rollout_file import WHOLE, Declaration, parse_toml
@@ -24,7 +24,6 @@ from conch_control.canary.rollout_state import (
     RESTING,
     Action,
     Call,
-    FailedPreconditionError,
     Progress,
     Publish,
     PublishLabels,

@@ -27,6 +27,10 @@ class RpcCall(Caller, Protocol):
     """Metadata, client and deadline of a call, and what an access policy grants its client."""
 
     @property
+    def caller(self) -> Caller:
+        """Itself, as the context of a request; see `InferenceRequest.context`."""
+
+    @property
     def access(self) -> Grant | None:
         """What the access policy grants the client; None without a policy."""
 

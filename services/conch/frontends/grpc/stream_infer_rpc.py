@@ -57,12 +57,17 @@ class _Slot:
         self.messages: list[bytes] = []
         self.done = False
 
+    @property
+    def caller(self) -> StreamRpc:
+        """The call, for the context of a request."""
+        return self.stream.call
+
 
 class InferStream:
     """The requests of one ModelStreamInfer call; `deadline_ns` is monotonic, None without a deadline."""
 
     def __init__(self, call: StreamRpc, handler: StreamInferHandler, real_errors: bool) -> None:
-        self._call = call
+        self.call = call
         self._handler = handler
         self._real_errors = real_errors
         self._lock = threading.Lock()
@@ -88,7 +93,7 @@ class InferStream:
             if self._complete:
                 return  # draining: the stream closes with a status, and nothing more is read
             self._open.add(slot)
-        self._handler.submit(self._call, slot, message)
+        self._handler.submit(self.call, slot, message)
 
     def on_cancel(self) -> None:
         """Cancels all requests in flight: the client has gone."""
@@ -115,7 +120,7 @@ class InferStream:
             self._close(status, details)
 
     def _close(self, status: int, details: str, metadata: Metadata | None = None) -> None:
-        self._call.close(status, details, trailing(self._handler.reports, metadata))
+        self.call.close(status, details, trailing(self._handler.reports, metadata))
 
     def send(self, slot: _Slot, message: bytes | None, final: bool, error: ConchError | None = None) -> None:
         """Sends a serialised ModelStreamInferResponse, or holds it until earlier ordered requests are done.
@@ -132,7 +137,7 @@ class InferStream:
                 return
             if message is not None:
                 if not slot.ordered or self._ordered[0] is slot:
-                    self._call.write(message)
+                    self.call.write(message)
                 else:
                     slot.messages.append(message)
             if final:
@@ -156,7 +161,7 @@ class InferStream:
         ordered = self._ordered
         while ordered:
             for message in ordered[0].messages:
-                self._call.write(message)
+                self.call.write(message)
             ordered[0].messages = []
             if not ordered[0].done:
                 return

@@ -202,6 +202,11 @@ class HttpExchange:
         self.then: Callable[[], None] | None = None
         self.hooks: ExchangeHooks | None = None
 
+    @property
+    def caller(self) -> HttpExchange:
+        """Itself, as the context of a request."""
+        return self
+
     def header(self, name: str) -> str:
         """The last value of a header, by its name in lower case; empty without it."""
         return self.fields.get(name.encode(), b"").decode("latin-1")

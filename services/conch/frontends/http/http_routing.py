@@ -1,7 +1,8 @@
 """The table of routes: finds the handler of a request, after the checks that all requests pass.
 
 Checks, in order: known path, CORS, key of a restricted category, origin, method, access policy. Paths are
-matched as in Triton: raw, neither decoded nor normalised.
+matched as in Triton: raw, neither decoded nor normalised. The version in a path is a number, as in Triton; a
+path that matches nothing may have a label there, if the model has labels.
 
 Threads and locks: event loop only.
 """
@@ -21,6 +22,7 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
+from conch.core.version_text import LABEL_PATTERN
 from conch.frontends.http.cors import CrossOriginInference, cross_origin_reason
 from conch.frontends.http.http_connection import Handler
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
@@ -82,6 +84,8 @@ def route(pattern: str, methods: Sequence[str], category: str, handler: RouteHan
     return Route(re.compile(pattern), tuple(methods), category, handler)
 
 
+_LABELLED = re.compile(rf"(/v2/models/([^/]+)/versions/)({LABEL_PATTERN})(|/.*)")
+
 _ENDPOINTS = {
     (path_pattern(template), endpoint.http_method): endpoint
     for endpoint in ENDPOINTS
@@ -99,7 +103,8 @@ class RouteTable:
         cors: Opens inference to pages of other origins; None for none.
         unmatched: Response for unknown paths.
         reports: Adds load reports to the responses of inference requests that ask for them; None for none.
-        checks_origin: Whether a POST of a page of another origin is refused here; else its handler does it.
+        checks_origin: Whether a change by a page of another origin is refused here; else its handler does it.
+        labels: The labels of a model's versions; None where paths have none.
 
     Attributes:
         further: Answers unknown paths in place of `unmatched`; None for none.
@@ -114,7 +119,9 @@ class RouteTable:
         unmatched: Reply = NOT_FOUND,
         reports: LoadReports | None = None,
         checks_origin: bool = True,
+        labels: Callable[[str], Mapping[str, int]] | None = None,
     ) -> None:
+        self._labels = labels
         self._checks_origin = checks_origin
         self._routes = tuple(routes)
         self._guard = guard
@@ -137,13 +144,13 @@ class RouteTable:
         for target in self._routes:
             matched = target.pattern.fullmatch(path)
             if matched is not None:
+                groups = matched.groupdict("")
                 break
         else:
-            if self.further is not None:
-                return self.further(exchange)
-            exchange.respond(*self._unmatched)
-            return None
-        groups = matched.groupdict("")
+            labelled = self._match_label(path)
+            if labelled is None:
+                return self._answer_unmatched(exchange)
+            target, groups = labelled
         inference = target.category == "inference"
         if inference and self._cors is not None and self._cors.answer(exchange):
             return None
@@ -155,7 +162,7 @@ class RouteTable:
                 return None
         if inference and ASKED in exchange.fields and self._reports is not None:
             exchange.late_headers = partial(self._reports.header, exchange.fields[ASKED])
-        if exchange.method in ("POST", "DELETE") and not inference and self._checks_origin:
+        if exchange.method in ("POST", "PUT", "DELETE") and not inference and self._checks_origin:
             page = cross_origin_reason(exchange.fields)
             if page:
                 text = f"a web page of another origin may not ask for this: {page}"
@@ -178,6 +185,23 @@ class RouteTable:
             exchange.respond(*_unforeseen(exchange, error))
             return None
         return None if work is None else _answer(exchange, work)
+
+    def _answer_unmatched(self, exchange: HttpExchange) -> Coroutine[Any, Any, None] | None:
+        if self.further is not None:
+            return self.further(exchange)
+        exchange.respond(*self._unmatched)
+        return None
+
+    def _match_label(self, path: str) -> tuple[Route, dict[str, str]] | None:
+        """The route and the groups of a path with a label as its version; None if the model has no labels."""
+        found = None if self._labels is None else _LABELLED.fullmatch(path)
+        if found is None or self._labels is None or not self._labels(found[2]):
+            return None
+        for target in self._routes:
+            matched = target.pattern.fullmatch(f"{found[1]}0{found[4]}")
+            if matched is not None:
+                return target, {**matched.groupdict(""), "version": found[3]}
+        return None
 
     def _refuse(
         self, exchange: HttpExchange, target: Route, groups: Mapping[str, str], error: ConchError

@@ -78,7 +78,7 @@ class HttpFrontEnd:
         ]
         refusals = RefusalLog(core, clock)
         cors = CrossOriginInference(options.cors_origins) if options.cors_origins else None
-        table = RouteTable(routes, guard, refusals, cors, reports=reports)
+        table = RouteTable(routes, guard, refusals, cors, reports=reports, labels=core.registry.labels)
         self._handler: Handler = table
         api = RestApi(
             core,

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from conch.core.version_text import LABEL_PATTERN
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path_variants
 
 _PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "model": ("Name of the model, not percent-decoded.", {"type": "string", "pattern": "^[^/]+$"}),
-    "version": ("Number of the version.", {"type": "string", "pattern": "^[0-9]+$"}),
+    "version": (
+        "Number of the version, or a label of the model.",
+        {"type": "string", "pattern": f"^([0-9]+|{LABEL_PATTERN})$"},
+    ),
+    "label": ("The label.", {"type": "string", "pattern": f"^{LABEL_PATTERN}$"}),
     "page": ("Name of the page, such as index.md.", {"type": "string", "pattern": "^[^/]+$"}),
     "region": ("Name of the region.", {"type": "string", "pattern": "^[^/]+$"}),
     "repository": (
@@ -30,6 +35,7 @@ _MEANINGS = {
     "or the access policy gives the caller no role for this.",
     404: "There is no such model, version, region, page or path.",
     405: "The path has other methods.",
+    409: "A file declares the labels of the model.",
     429: "Too much waits already, or the caller is over a limit of the access policy; try again later.",
     500: "The server, or the model, has failed, or the JSON has a value of the wrong type, as Triton has it.",
     501: "The server does not do that.",
@@ -108,6 +114,8 @@ _CONTENTS: Mapping[Endpoint, _Contents] = {
     table.REPOSITORY_INDEX: _Contents(_named("Index"), "IndexRequest", (500,), required=False),
     table.LOAD_MODEL: _Contents(_EMPTY, "LoadRequest", (429, 500, 501), required=False),
     table.UNLOAD_MODEL: _Contents(_EMPTY, "UnloadRequest", (429, 500, 501), required=False),
+    table.SET_LABEL: _Contents(_EMPTY, "LabelChange", (409, 500, 501)),
+    table.REMOVE_LABEL: _Contents(_EMPTY, statuses=(409, 501)),
     table.SYSTEM_REGIONS: _Contents(_named("SystemRegions")),
     table.REGISTER_SYSTEM: _Contents(_EMPTY, "SystemRegistration", (500, 501)),
     table.UNREGISTER_SYSTEM: _Contents(_EMPTY, statuses=(501,)),
@@ -291,8 +299,11 @@ SCHEMAS: dict[str, _Schema] = {
             version=_STRING,
             state={"enum": ["UNKNOWN", "READY", "UNAVAILABLE", "LOADING", "UNLOADING"]},
             reason=_STRING,
+            labels=_array(_STRING),
+            traffic={"type": "number", "minimum": 0, "maximum": 100},
         )
     ),
+    "LabelChange": _object({"version": {"type": ["integer", "string"], "minimum": 1, "pattern": "^[0-9]+$"}}),
     "LoadRequest": _object(
         {},
         parameters={

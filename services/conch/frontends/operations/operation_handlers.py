@@ -12,7 +12,6 @@ from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnsupportedError
 from conch.core.model_control import ArchiveControl, IndexEntry, LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
-from conch.core.registry import parse_version
 from conch.core.servable import Servable
 from conch.core.server_state import EXTENSIONS, ServerState
 from conch.core.spec import ModelSpec, TensorSpec
@@ -77,6 +76,15 @@ class UnloadRequest:
 
     name: str
     unload_dependents: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LabelChange:
+    """A label of a model and the version that it names; None to remove it."""
+
+    name: str
+    label: str
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +225,11 @@ def unload_model(core: ServerState, services: Services, request: UnloadRequest) 
     core.agent.unload(request.name, request.unload_dependents)
 
 
+def set_label(core: ServerState, services: Services, request: LabelChange) -> None:
+    """Sets or removes a label of a model."""
+    core.agent.set_label(request.name, request.label, request.version)
+
+
 def trace_settings(core: ServerState, services: Services, model: str) -> dict[str, tuple[str, ...]]:
     """Returns the trace settings of a model, or the global ones for an empty name."""
     check_traced_model(core, model)
@@ -283,7 +296,7 @@ def models_with_statistics(core: ServerState, name: str, version: str) -> list[S
     core.check_started()
     registry = core.registry
     entries = registry.entries
-    number = parse_version(version)
+    number = registry.version_number(name, version)
     names = registry.identifiers(name) if name else sorted(entries)
     if name and not names:
         raise InvalidArgumentError(f"requested model '{name}' is not available")

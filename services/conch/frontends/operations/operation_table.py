@@ -104,6 +104,7 @@ _MODEL = "/v2/models/{model}[/versions/{version}]"
 _TRACE = ("/v2/models/{model}/trace/setting", "/v2/trace/setting")
 _LOGGING = ("/v2/logging",)
 _REPOSITORY = "/v2/repository[/{repository}]"
+_LABEL = _REPOSITORY + "/models/{model}/labels/{label}"
 _SYSTEM = "/v2/systemsharedmemory[/region/{region}]"
 _CUDA = "/v2/cudasharedmemory[/region/{region}]"
 
@@ -302,6 +303,30 @@ UNLOAD_MODEL = Operation(
     runs_on=RunsOn.UNLOAD,
     mutates=True,
 )
+SET_LABEL = Operation(
+    "set_label",
+    "model-repository",
+    "Have a label name a version of the model",
+    http_method="PUT",
+    paths=(_LABEL,),
+    roles=CONTROLS,
+    handler=handlers.set_label,
+    model_of=lambda request: request.name,
+    runs_on=RunsOn.UNLOAD,
+    mutates=True,
+)
+REMOVE_LABEL = Operation(
+    "remove_label",
+    "model-repository",
+    "Remove a label of the model",
+    http_method="DELETE",
+    paths=(_LABEL,),
+    roles=CONTROLS,
+    handler=handlers.set_label,
+    model_of=lambda request: request.name,
+    runs_on=RunsOn.UNLOAD,
+    mutates=True,
+)
 SYSTEM_REGIONS = Operation(
     "system_regions",
     "shared-memory",
@@ -395,6 +420,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     REPOSITORY_INDEX,
     LOAD_MODEL,
     UNLOAD_MODEL,
+    SET_LABEL,
+    REMOVE_LABEL,
     SYSTEM_REGIONS,
     REGISTER_SYSTEM,
     UNREGISTER_SYSTEM,

@@ -132,6 +132,7 @@ class BlsServer:
         request.sequence_end = flags & SEQUENCE_END != 0
         request.empty_final = flags & EMPTY_FINAL != 0
         request.reader = self._reader
+        request.context = parent
         request.deadline_ns = None if deadline == NO_DEADLINE else deadline
         with self._lock:
             if self._closed:

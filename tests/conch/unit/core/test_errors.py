@@ -25,6 +25,7 @@ from conch.core.errors import (
         ("UNAVAILABLE", "Unavailable", "UNAVAILABLE", 503),
         ("RESOURCE_EXHAUSTED", "Resource exhausted", "RESOURCE_EXHAUSTED", 429),
         ("UNSUPPORTED", "Unsupported", "UNIMPLEMENTED", 501),
+        ("FAILED_PRECONDITION", "Failed precondition", "FAILED_PRECONDITION", 409),
         ("ALREADY_EXISTS", "Already exists", "ALREADY_EXISTS", 400),
         ("DEADLINE_EXCEEDED", "Deadline exceeded", "DEADLINE_EXCEEDED", 504),
         ("CANCELLED", "Cancelled", "CANCELLED", 400),
@@ -43,7 +44,7 @@ def test_each_code(code: str, label: str, grpc_status: str, http_status: int) ->
 
 
 def test_there_are_no_other_codes() -> None:
-    assert len(ERRORS_BY_CODE) == 13
+    assert len(ERRORS_BY_CODE) == 14
     assert set(ConchError.__subclasses__()) == set(ERRORS_BY_CODE.values())
 
 

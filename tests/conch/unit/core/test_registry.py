@@ -7,18 +7,27 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
-from tests.support.core import WAIT_S
+from tests.support.core import WAIT_S, make_request, make_spec
 
-from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
+from conch.core.errors import (
+    ConchError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from conch.core.model_version import Model
-from conch.core.registry import Entry, Registry, VersionState, parse_version
+from conch.core.registry import Entry, Registry, VersionState
+from conch.core.route import WHOLE, Route
+from conch.core.version_text import parse_version
 
 
 class Named:
-    """Stands in for a model; the registry never looks inside."""
+    """Stands in for a model."""
 
     def __init__(self, version: int) -> None:
         self.version = version
+        self.spec = make_spec(version=version)
 
 
 def models(*versions: int) -> dict[int, Model]:
@@ -142,3 +151,143 @@ def test_readers_see_the_old_or_the_new_version_and_never_none() -> None:
         for reader in readers:
             seen = reader.result(WAIT_S)
             assert seen == sorted(seen), "went back to a version that had been replaced"
+
+
+def text_of(registry: Registry, name: str, version: str) -> tuple[type[ConchError], str]:
+    with pytest.raises(ConchError) as caught:
+        registry.resolve(name, version)
+    return type(caught.value), caught.value.message
+
+
+def test_a_label_is_looked_up_where_the_version_is_no_number(registry: Registry) -> None:
+    registry.set_labels("m", {"champion": 2, "stable": 10, "next": 11, "lost": 99}, "api")
+    ready = registry.entries["m"].ready
+    assert registry.resolve("m", "champion") is ready[2]
+    assert registry.version_number("m", "next") == 11
+    known = "; the labels of the model are 'champion' (2), 'lost' (99), 'next' (11), 'stable' (10)"
+    start = "failed to get model version from specified version string 'x' (details: stol), "
+    end = "version should be an integral value > 0"
+    assert text_of(registry, "m", "x") == (InvalidArgumentError, f"{start}{end}{known}")
+    assert text_of(registry, "off", "x") == (InvalidArgumentError, f"{start}{end}")
+    assert text_of(registry, "m", "next") == (
+        UnavailableError,
+        "Request for unknown model: 'm' version 11, which label 'next' names, is not at ready state",
+    )
+    assert text_of(registry, "m", "lost") == (
+        NotFoundError,
+        "Request for unknown model: 'm' version 99, which label 'lost' names, is not found",
+    )
+
+
+def test_stable_is_what_an_empty_version_means_even_if_it_is_not_ready(registry: Registry) -> None:
+    registry.set_label("m", "stable", 2)
+    assert registry.resolve("m") is registry.entries["m"].ready[2]
+    registry.publish("m", Entry(models(10), {2: GONE, 10: READY}))
+    assert text_of(registry, "m", "") == (
+        UnavailableError,
+        "Request for unknown model: 'm' version 2, which label 'stable' names, is not at ready state",
+    )
+    registry.set_label("m", "stable", None)
+    assert registry.resolve("m") is registry.entries["m"].ready[10]
+
+
+def test_labels_outlive_versions_but_not_models(registry: Registry) -> None:
+    registry.set_labels("m", {"old": 2}, "file")
+    registry.set_labels("new", {"first": 1}, "file")
+    registry.remove("m")
+    registry.publish("m", Entry(models(2)))
+    registry.publish("new", Entry(models(1, 2)))
+    assert registry.resolve("m", "old") is registry.entries["m"].ready[2]
+    assert registry.resolve("new", "first") is registry.entries["new"].ready[1]
+    registry.forget("m")
+    registry.publish("m", Entry(models(2)))
+    assert not registry.labels("m")
+
+
+@pytest.mark.parametrize(
+    ("label", "version", "kind", "text"),
+    [
+        ("8", 2, InvalidArgumentError, "label '8' must begin with a letter"),
+        ("a" * 65, 2, InvalidArgumentError, "at most 64 characters"),
+        ("a b", 2, InvalidArgumentError, "label 'a b' must begin with a letter"),
+        ("champion", 1, UnavailableError, "version 1 is not at ready state"),
+        ("champion", 99, NotFoundError, "version 99 is not found"),
+        ("champion", None, NotFoundError, "model 'm' has no label 'champion'"),
+    ],
+)
+def test_labels_that_are_refused(
+    registry: Registry, label: str, version: int | None, kind: type[ConchError], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        registry.set_label("m", label, version)
+    assert not registry.labels("m")
+
+
+def test_labels_of_a_file_are_changed_by_the_file(registry: Registry) -> None:
+    registry.set_labels("m", {"champion": 2}, "file")
+    with pytest.raises(FailedPreconditionError, match=r"are declared in rollout\.toml"):
+        registry.set_label("m", "champion", 10)
+    registry.set_labels("m", {}, "file")
+    registry.set_label("m", "champion", 10)
+    assert registry.labels("m") == {"champion": 10}
+
+
+def test_a_label_moves_in_one_step_for_readers() -> None:
+    registry = Registry()
+    registry.publish("m", Entry(models(1, 2)))
+    registry.set_label("m", "stable", 1)
+    ready = registry.entries["m"].ready
+    stop = threading.Event()
+
+    def read() -> bool:
+        while not stop.is_set():
+            if (
+                registry.resolve("m") not in ready.values()
+                or registry.resolve("m", "stable") not in ready.values()
+            ):
+                return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        readers = [pool.submit(read) for _ in range(2)]
+        for turn in range(200):
+            registry.set_label("m", "stable", turn % 2 + 1)
+        stop.set()
+        assert all(reader.result(WAIT_S) for reader in readers)
+
+
+def test_a_routed_name_is_resolved_with_its_request(registry: Registry) -> None:
+    ready = registry.entries["m"].ready
+    registry.set_route("m", Route(2, 10, ((10, WHOLE),), override=False))
+    request = make_request()
+    assert registry.resolve_request(request) is ready[10]
+    assert registry.resolve("m") is registry.entries["m"].default is ready[2]
+    assert registry.resolve_early("m", "") is None
+    assert (
+        registry.resolve_early("m", "10") is registry.resolve_request(make_request(version="10")) is ready[10]
+    )
+    registry.publish("m", Entry(models(2), {2: READY, 10: GONE}))
+    assert registry.resolve_request(request) is registry.entries["m"].ready[2]
+    registry.publish("m", Entry(models(10), {2: GONE, 10: READY}))
+    registry.set_route("m", Route(2, 10))
+    with pytest.raises(UnavailableError, match="'m' version 2 is not at ready state"):
+        registry.resolve_request(make_request())
+    registry.set_route("m", None)
+    assert registry.resolve_early("m", "") is registry.resolve_request(make_request()) is not None
+
+
+def test_the_only_ready_model_of_a_name_may_have_a_route() -> None:
+    registry = Registry()
+    registry.namespaces = ("/a", "/b")
+    registry.publish("/a::m", Entry(models(1, 2)))
+    registry.publish("/b::m", Entry({}, {1: GONE}))
+    registry.set_route("/a::m", Route(1, 2, ((2, WHOLE),)))
+    ready = registry.entries["/a::m"].ready
+    assert registry.resolve_request(make_request()) is ready[2]
+    assert registry.resolve("m") is ready[1]
+    registry.publish("/b::m", Entry(models(1)))
+    with pytest.raises(InvalidArgumentError, match="2 identifiers of model 'm'"):
+        registry.resolve_request(make_request())
+    registry.set_route("/a::m", None)
+    registry.publish("/b::m", Entry({}, {1: GONE}))
+    assert registry.resolve("m") is ready[2]

@@ -29,6 +29,9 @@ class NoAgent:
     def unload(self, name: str, unload_dependents: bool) -> None:
         raise AssertionError
 
+    def set_label(self, name: str, label: str, version: int | None) -> None:
+        raise AssertionError
+
 
 class Readiness:
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.tracing.trace_settings import TraceSettings
 
 DOCUMENT = document("1.2.3")
-METHODS = {"get", "post"}
+METHODS = ("get", "post", "put", "delete")
 
 
 INFER = route("/v2/models/[^/]+(?:/versions/[0-9]+)?/infer", ["POST"], "inference", lambda exchange: None)

@@ -20,7 +20,7 @@ from tests.support.log_defaults import LOG_SETTINGS
 from tests.support.raw_http import head
 from tests.support.rest import Agent, Rest, Wire, make_core, pools
 
-from conch.core.errors import ConchError, InternalError, UnavailableError
+from conch.core.errors import ConchError, FailedPreconditionError, InternalError, UnavailableError
 from conch.core.model_control import IndexEntry
 from conch.core.model_statistics import ModelStatistics
 from conch.core.server_state import ServerState
@@ -212,7 +212,7 @@ def test_statistics(site: Site) -> None:
 @pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/any/index"])
 def test_index(site: Site, path: str) -> None:
     site.agent.listing = [
-        IndexEntry("m", "1", "READY"),
+        IndexEntry("m", "1", "READY", labels=("champion", "stable"), traffic=99.5),
         IndexEntry("n", "2", "UNAVAILABLE", "why"),
         IndexEntry("o"),
     ]
@@ -221,7 +221,13 @@ def test_index(site: Site, path: str) -> None:
         assert site.rest("POST", path, body) == (
             200,
             [
-                {"name": "m", "version": "1", "state": "READY"},
+                {
+                    "name": "m",
+                    "version": "1",
+                    "state": "READY",
+                    "labels": ["champion", "stable"],
+                    "traffic": 99.5,
+                },
                 {"name": "n", "version": "2", "state": "UNAVAILABLE", "reason": "why"},
                 {"name": "o"},
             ],
@@ -270,6 +276,23 @@ def test_unload(site: Site) -> None:
     ):
         assert site.rest("POST", path, body) == (200, None)
     assert [given for *_, given in site.agent.asked] == [False, False, False, True]
+
+
+def test_labels(site: Site) -> None:
+    path = "/v2/repository/models/m/labels/champion"
+    for body in ({"version": 8}, {"version": "8"}):
+        assert site.rest("PUT", path, body) == (200, None)
+    assert site.rest("DELETE", path) == (200, None)
+    assert [each[1:] for each in site.agent.asked] == [("m", "champion", 8)] * 2 + [("m", "champion", None)]
+    site.agent.error = FailedPreconditionError("declared in a file")
+    assert site.rest("DELETE", path) == (409, {"error": "declared in a file"})
+
+
+@pytest.mark.parametrize("body", [None, {}, [], {"version": None}, {"version": ""}, {"version": True}])
+def test_a_label_needs_a_version(site: Site, body: Any) -> None:
+    text = 'a label needs a body with the version that it names: {"version": 8}'
+    assert site.rest("PUT", "/v2/repository/models/m/labels/x", body) == (400, {"error": text})
+    assert not site.agent.asked
 
 
 @pytest.mark.parametrize("action", ["load", "unload"])

@@ -134,3 +134,12 @@ def test_restricted_categories_need_their_header_before_all_else() -> None:
     assert restricted("DELETE", "/v2/models/a", headers={"key": "secret"}) == NOT_ALLOWED
     assert restricted("GET", "/v2/models/stats")[0] == 200
     assert restricted("GET", "/nowhere") == NOT_FOUND
+
+
+def test_a_path_may_have_a_label_where_the_model_has_some() -> None:
+    labelled = Rest(RouteTable(ROUTES, labels=lambda model: {"champion": 1} if model == "a" else {}))
+    assert labelled("GET", "/v2/models/a/versions/champion") == (200, {"model": "a", "version": "champion"})
+    assert labelled("GET", "/v2/models/a/versions/other") == (200, {"model": "a", "version": "other"})
+    assert labelled("GET", "/v2/models/a/versions/7") == (200, {"model": "a", "version": "7"})
+    for path in ("/v2/models/b/versions/champion", "/v2/models/a/versions/-x", "/v2/models/a/versions/x/y"):
+        assert labelled("GET", path) == NOT_FOUND

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.route import Route
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
@@ -38,8 +39,12 @@ class Caller:
     access = None
     client = "test"
 
+    def __init__(self, headers: Mapping[str, str] | None = None) -> None:
+        self._headers = headers or {}
+        self.caller = self
+
     def header(self, name: str) -> str:
-        return ""
+        return self._headers.get(name, "")
 
     def add_response_metadata(self, name: str, value: str) -> None:
         pass
@@ -101,6 +106,33 @@ def test_choices_of_prompts_are_merged() -> None:
     texts = ["".join(delta.text for delta in deltas if delta.index == index) for index in range(4)]
     assert texts == ["a5", "a6", "b5", "b6"]
     assert [delta.index for delta in deltas if delta.finish_reason == "stop"] == [0, 1, 2, 3]
+
+
+def test_a_call_of_a_routed_model_goes_where_its_headers_say() -> None:
+    """The front end has found the stable version before it makes the requests."""
+
+    def answering(version: int) -> Model:
+        def script(request: InferenceRequest) -> None:
+            respond(request, str(version).encode())
+            request.respond(None)
+
+        return decoupled(script, make_spec(inputs=TEXT, outputs=OUT, decoupled=True, version=version))
+
+    stable, candidate = answering(1), answering(2)
+    core = make_core(Agent(), stable, candidate)
+    core.registry.set_route("m", Route(1, 2))
+
+    async def use(headers: Mapping[str, str]) -> str:
+        calls = ModelCalls(core, core.admission("http"), monotonic_ns)
+        deltas = await all_of(calls.generate(stable, asked("a"), Caller(headers)))
+        return "".join(delta.text for delta in deltas)
+
+    try:
+        assert asyncio.run(use({"conch-version": "candidate"})) == "2"
+        assert asyncio.run(use({})) == "1"
+    finally:
+        stable.close()
+        candidate.close()
 
 
 def test_deltas_come_as_the_model_tells_them() -> None:

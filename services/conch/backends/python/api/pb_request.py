@@ -67,7 +67,7 @@ class InferenceRequest:
         inputs: Sequence[Tensor] | None = None,
         requested_output_names: Sequence[str] | None = None,
         model_name: str | None = None,
-        model_version: int = -1,
+        model_version: int | str = -1,
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
@@ -112,7 +112,9 @@ class InferenceRequest:
                 raise TypeError(f"the inputs of an InferenceRequest must be tensors, found {type(tensor)}")
         self._request_id = request_id
         self._correlation_id = correlation_id
-        self._model_version = whole_of(model_version, "model_version of an InferenceRequest")
+        if type(model_version) is not int and not isinstance(model_version, str):
+            model_version = whole_of(model_version, "model_version of an InferenceRequest")
+        self._model_version = model_version
         self._flags = whole_of(flags, "flags of an InferenceRequest")
         self._timeout = timeout
         self._memory = preferred_memory or _IN_HOST_MEMORY
@@ -276,7 +278,7 @@ class ReceivedRequest(InferenceRequest):
             self.inputs(),
             core.requested or (),
             core.model_name,
-            int(core.model_version or -1),
+            core.model_version or -1,
             self.flags(),
             core.timeout_us,
             trace=self.trace(),

@@ -151,6 +151,7 @@ class Call:
             ensemble_claim.release()
         core = self.core
         name = core.model_name
+        core.context = parent = self._logged_parent()
         try:
             model = self._find(name)
             if model.spec.decoupled and not self._decoupled:
@@ -159,7 +160,7 @@ class Call:
                     f"models using the decoupled transaction policy. Please use 'decoupled=True' argument to "
                     f"the 'exec' or 'async_exec' calls for decoupled models.'"
                 )
-            return server.submit(core, may_claim, model, parent=self._logged_parent())
+            return server.submit(core, may_claim, model, parent=parent)
         except ColdModelError as cold:
             self._start_later(cold)
             return None

@@ -60,6 +60,11 @@ class Call:
     path = ""
 
     @property
+    def caller(self) -> Call:
+        """Itself, as the context of a request."""
+        return self
+
+    @property
     def metadata(self) -> Metadata:
         """The client's metadata."""
         metadata: Metadata = self._event.invocation_metadata

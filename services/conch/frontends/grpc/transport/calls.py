@@ -125,6 +125,11 @@ class Call:
         self.withheld = self.counted = 0
 
     @property
+    def caller(self) -> Call:
+        """Itself, as the context of a request."""
+        return self
+
+    @property
     def metadata(self) -> Metadata:
         """The client's metadata."""
         return self._head.metadata

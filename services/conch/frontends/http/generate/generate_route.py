@@ -115,16 +115,18 @@ class GenerateCall:
         self._request: InferenceRequest | None = None
         self.responses: ResponseQueue[Item] = ResponseQueue(mailbox)
 
-    def begin(self, request: InferenceRequest) -> None:
+    def begin(self, request: InferenceRequest, exchange: HttpExchange) -> None:
         """Sets the request before it is submitted; any thread."""
         self._request = request
         request.reader = self.responses
+        request.context = exchange
 
     def end(self) -> None:
         """Closes the queue and cancels the request if it still runs."""
         self.responses.close()
-        if self._request is not None and not self._request.completed:
-            self._admission.cancel(self._request)
+        request, self._request = self._request, None  # breaks a reference cycle
+        if request is not None and not request.completed:
+            self._admission.cancel(request)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Encodes and queues a response, on the model's thread or the I/O loop."""
@@ -176,7 +178,7 @@ class Submission:
             self._admission.check_open()
             self._core.check_running()
             try:
-                model = self._core.model(name, version)
+                model = self._admission.resolve_name(name, version)
             except ColdModelError as cold:
                 model = await self._loaded(cold, exchange, received)
             if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
@@ -210,12 +212,16 @@ class Submission:
 
     async def _loaded(
         self, cold: ColdModelError, exchange: HttpExchange, received: _GenerateBody
-    ) -> Servable:
-        """The model of a request once it is in memory. Raises ConchError: it can't be loaded."""
+    ) -> Servable | None:
+        """The model of a request once it is in memory; see `Admission.resolve_name`.
+
+        Raises:
+            ConchError: It can't be loaded.
+        """
         while True:
             await loaded(exchange, cold)
             try:
-                return self._core.model(received.name, received.version)
+                return self._admission.resolve_name(received.name, received.version)
             except ColdModelError as again:
                 cold = again
 
@@ -229,11 +235,13 @@ class Submission:
         self,
         received: _GenerateBody,
         call: GenerateCall,
-        model: Servable,
+        model: Servable | None,
         exchange: HttpExchange,
         quick: bool,
     ) -> None:
-        mapped = map_request(parse_document(received.body, quick), model.spec, self._most_bytes)
+        # All versions of a route have the same inputs.
+        spec = (model or self._core.model(received.name, received.version)).spec
+        mapped = map_request(parse_document(received.body, quick), spec, self._most_bytes)
         request = received.request = InferenceRequest(
             received.name,
             received.version,
@@ -243,7 +251,7 @@ class Submission:
             mapped.id,
             parameters=mapped.parameters or None,
         )
-        call.begin(request)
+        call.begin(request, exchange)
         self._admission.admit(request, False, model, exchange, len(received.body))
 
 

@@ -103,6 +103,11 @@ class InferCall:
         self.encoding: bytes | None = None
         self.request: InferenceRequest | None = None
 
+    @property
+    def caller(self) -> HttpExchange:
+        """The HTTP request, for the context of the core request."""
+        return self.exchange
+
     def send(self, reply: Reply) -> None:
         """Sends the reply; event loop."""
         # Breaks a reference cycle that would keep the tensors until garbage collection.
@@ -282,6 +287,7 @@ class InferRoute:
                 check_head(head, len(body), self._most_bytes)
             if head == 0 or not body:
                 request = InferenceRequest(*names, {}, self._respond, call.received_ns)
+                request.context = call
                 tensor = raw_tensor(request, (call.model or self._admission.resolve(request)).spec, body)
                 request.inputs[tensor.name] = tensor
                 call.wanted = BinaryOutputs(True)

@@ -48,6 +48,7 @@ from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.checked_operations import audit_failure, checked
 from conch.frontends.operations.operation_handlers import (
     CudaRegistration,
+    LabelChange,
     LoadRequest,
     ModelRequest,
     Services,
@@ -187,6 +188,10 @@ def _forms(
     async def unload_model(exchange: HttpExchange, path: Path) -> UnloadRequest:
         return UnloadRequest(path["model"], json.unload_dependents(await body_of(exchange)))
 
+    async def label_change(exchange: HttpExchange, path: Path) -> LabelChange:
+        version = json.label_version(await body_of(exchange))
+        return LabelChange(path["model"], path["label"], version)
+
     async def log_changes(exchange: HttpExchange, path: Path) -> Any:
         return json.log_changes(await body_of(exchange))
 
@@ -229,6 +234,8 @@ def _forms(
         _Form(table.REPOSITORY_INDEX, index, _list_of(json.entry_object)),
         _Form(table.LOAD_MODEL, load_model, _done, check_change),
         _Form(table.UNLOAD_MODEL, unload_model, _done, check_change),
+        _Form(table.SET_LABEL, label_change, _done, check_change),
+        _Form(table.REMOVE_LABEL, _label, _done, check_change),
         _Form(table.SYSTEM_REGIONS, _region, _list_of(json.system_region_object)),
         _Form(table.REGISTER_SYSTEM, system_registration, _done, partial(check_registration, kind="system")),
         _Form(table.UNREGISTER_SYSTEM, _region, _done),
@@ -244,6 +251,10 @@ async def _nothing(exchange: HttpExchange, path: Path) -> None:
 
 async def _model(exchange: HttpExchange, path: Path) -> ModelRequest:
     return ModelRequest(path.get("model", ""), path.get("version", ""))
+
+
+async def _label(exchange: HttpExchange, path: Path) -> LabelChange:
+    return LabelChange(path["model"], path["label"])
 
 
 async def _traced_model(exchange: HttpExchange, path: Path) -> str:

@@ -11,6 +11,7 @@ from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.statistics_snapshot import Duration
+from conch.core.version_text import parse_version
 from conch.frontends.http.json_body import member, members
 from conch.frontends.http.jsontext.json_values import (
     BulkArray,
@@ -102,10 +103,30 @@ def _durations(**durations: Duration) -> Mapping[str, dict[str, int]]:
     return {name: {"count": each.count, "ns": each.ns} for name, each in durations.items()}
 
 
-def entry_object(entry: IndexEntry) -> dict[str, str]:
+def entry_object(entry: IndexEntry) -> dict[str, Any]:
     """Converts a line of the index, without empty fields."""
-    fields = {"version": entry.version, "state": entry.state, "reason": entry.reason}
-    return {"name": entry.name} | {key: value for key, value in fields.items() if value}
+    fields = {
+        "version": entry.version,
+        "state": entry.state,
+        "reason": entry.reason,
+        "labels": list(entry.labels),
+    }
+    found: dict[str, Any] = {"name": entry.name} | {key: value for key, value in fields.items() if value}
+    return found if entry.traffic is None else found | {"traffic": entry.traffic}
+
+
+def label_version(body: Any) -> int:
+    """Reads the version that a label is to name, a number or its text.
+
+    Raises:
+        InvalidArgumentError: There is none, or it is no version.
+    """
+    version = member(body, "version")
+    if type(version) is int:
+        version = str(version)
+    if not isinstance(version, str) or not version:
+        raise InvalidArgumentError('a label needs a body with the version that it names: {"version": 8}')
+    return parse_version(version)
 
 
 def system_region_object(region: SystemRegion) -> dict[str, Any]:
