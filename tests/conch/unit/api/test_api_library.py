@@ -52,6 +52,7 @@ ROUTES = tuple(flag.name for flag in SETTINGS if flag.name.endswith("-route"))
 # Where 1 is refused.
 VALUES = dict.fromkeys(ROUTES, "/1")
 VALUES |= {"grpc-max-metadata-bytes": "2048", "sagemaker-safe-port-range": "1-65535"}
+VALUES["model-repository"] = "mlflow://1"  # without one, some have no effect
 VALUES["openai-restricted-api"] = "inference:a=b"
 
 
