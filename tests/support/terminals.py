@@ -46,7 +46,7 @@ class Terminal:
         )
 
     def resize(self, columns: int, lines: int) -> None:
-        """Gives the terminal another size, which its process is told."""
+        """Gives the terminal another size, and signals its process."""
         fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def press(self, keys: str) -> None:

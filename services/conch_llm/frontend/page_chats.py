@@ -67,7 +67,7 @@ class PageChats(ChatRoute):
         await self._inference.answer(call, CHAT, self._find(name, model), body)
 
     def _find(self, name: str, model: str) -> NamedModel:
-        """The model by one of its names; of others nothing is told."""
+        """The model, by one of its names; raises for any other name."""
         self._names.find(model, lambda each: each == model)
         for each in self._names.all():
             if each.name == name and each.own_name == model:

@@ -139,7 +139,7 @@ class Row:
     """One request of a file.
 
     Attributes:
-        expected: Outputs that its response must have, by name; None if nothing is said of them.
+        expected: Outputs that its response must have, by name; None if any will do.
     """
 
     tensors: Sequence[InputTensor]
