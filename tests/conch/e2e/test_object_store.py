@@ -107,7 +107,10 @@ def test_a_start_with_a_filled_cache_fetches_nothing(
     [
         ("{s3}nowhere/models", "repository path is not a valid directory"),
         ("s3://host:99999/bucket", "99999 is not a port"),
-        ("hdfs://host/models", "scheme 'hdfs' is not known; known are s3://, gs://, as://"),
+        (
+            "hdfs://host/models",
+            "scheme 'hdfs' is not known; known are s3://, mlflow+http://, mlflow://, gs://, as://",
+        ),
         ("s3://127.0.0.1:1/bucket/models", "model repository 's3://127.0.0.1:1/bucket/models': "),
     ],
 )

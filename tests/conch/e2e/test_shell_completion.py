@@ -58,7 +58,7 @@ def offered(*words: str) -> set[str]:
         (["conch", "mo"], {"models"}),
         (["conch", "completion", ""], {"bash", "zsh", "--help"}),
         (["conch", "serve", "--model-control"], {"--model-control-mode"}),
-        (["conch", "serve", "--model-control-mode", ""], {"none", "explicit", "poll", "watch"}),
+        (["conch", "serve", "--model-control-mode", ""], {"none", "explicit", "on-demand", "poll", "watch"}),
         (["conch", "serve", "--model-control-mode", "=", "ex"], {"explicit"}),
         (["conch", "serve", "--allow-http", "="], {"true", "false"}),
         (["conch", "serve", "--allow-http=f"], {"--allow-http=false"}),

@@ -232,7 +232,7 @@ def test_a_loaded_model_is_pinned_until_it_is_unloaded(site: Site) -> None:
     for name in "ab":
         site.model(name)
     site.model("c", config=parameter("CONCH_PINNED", "true"))
-    agent = on_demand(site, models=1, cold_start_timeout_s=0.2)
+    agent = on_demand(site, models=1, cold_start_timeout_s=2)
     agent.load("a", {})
     with pytest.raises(ResourceExhaustedError, match="no memory for model 'b'"):
         ask(site, "b")

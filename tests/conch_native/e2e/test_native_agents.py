@@ -122,4 +122,6 @@ def test_agents_that_are_not_there(
     assert "repository agent 'recorder' is not run" in capsys.readouterr().out
     config.write_text(config.read_text().replace('"recorder"', '"missing"'))
     assert main(["check", str(repository), f"--repoagent-directory={agents}"]) == 1
-    assert "unable to find 'libtritonrepoagent_missing.so' for repo agent 'missing'" in capsys.readouterr().out
+    assert (
+        "unable to find 'libtritonrepoagent_missing.so' for repo agent 'missing'" in capsys.readouterr().out
+    )

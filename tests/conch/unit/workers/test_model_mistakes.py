@@ -28,7 +28,7 @@ MISTAKES = [
     "pb_utils.InferenceRequest('b', ['OUT'], [])",
     "pb_utils.InferenceRequest()",
     "pb_utils.InferenceRequest(5, 0, [], ['OUT'], 'b')",
-    "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b', model_version='1')",
+    "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b', model_version=[1])",
     "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b', flags='1')",
     "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b', priority=1.5)",
     "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b', priority='high')",
