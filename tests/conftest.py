@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,6 +19,10 @@ if (_root := str(Path(__file__).resolve().parents[1])) not in sys.path:
 
 from tests.support import budgets, profiles, sets
 from tests.support.leaks import no_leaks
+
+# A shell has programs that it starts in the background ignore SIGINT, and so would what tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # From its first loop on libuv keeps a pipe for signals, which is no leak of the test that has that loop.
 uvloop.new_event_loop().close()
