@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from conch.cli.command_parser import CommandParser
 from conch_tools.connection import Endpoint, UrlError, add_connection_flags, endpoint_of
+from conch_tools.flag_values import FlagsError, parameter_of, shape_of
 
 if TYPE_CHECKING:
     from conch_tools.infer.client import InferRequest, InferResponse
@@ -42,10 +43,6 @@ _SINGLE = (
     ("image_scaling", "--image-scaling"),
 )
 _BULK = (("out", "-o"), ("workers", "--workers"), ("retries", "--retries"))
-
-
-class FlagsError(Exception):
-    """Flags that are wrong, or do not go together."""
 
 
 def make_parser() -> CommandParser:
@@ -191,16 +188,7 @@ def _endpoint(options: argparse.Namespace) -> Endpoint:
 
 def _parameters(options: argparse.Namespace) -> dict[str, Any]:
     """Request parameters, the time limit among them."""
-    found: dict[str, Any] = {}
-    for text in options.parameter:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise FlagsError(f"--parameter takes NAME=VALUE, not '{text}'")
-        try:
-            given = json.loads(value)
-        except ValueError:
-            given = value
-        found[name] = given if isinstance(given, (bool, int, float, str)) else value
+    found: dict[str, Any] = dict(parameter_of(text) for text in options.parameter)
     if options.timeout is not None:
         found["timeout"] = round(options.timeout * 1e6)
     return found
@@ -223,7 +211,7 @@ def _single(model: RemoteModel, parameters: Mapping[str, Any], options: argparse
         raise FlagsError(f"give {flags}; model '{signature.name}' has {signature.inputs_text}")
     request = model.request(
         values,
-        shapes=dict(_shape(text) for text in options.shape),
+        shapes=dict(shape_of(text) for text in options.shape),
         outputs=outputs,
         classes=options.top or 0,
         parameters=parameters,
@@ -379,19 +367,6 @@ def _bulk(model: RemoteModel, parameters: Mapping[str, Any], options: argparse.N
             return _failed(error, REFUSED)
     print(f"{result.requests} requests, {result.failed} failed, {result.seconds:.1f} s", file=sys.stderr)
     return INTERRUPTED if interrupted else REFUSED if result.failed else DONE
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, colon, dims = text.rpartition(":")
-    try:
-        if not colon or not name:
-            raise ValueError
-        found = tuple(int(dim) for dim in dims.split(",")) if dims else ()
-        if any(dim < 0 for dim in found):
-            raise ValueError
-    except ValueError:
-        raise FlagsError(f"--shape takes INPUT:DIM,DIM, such as IN:3,224, not '{text}'") from None
-    return name, found
 
 
 def _count(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import threading
@@ -11,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from conch import __version__
 from conch.cli import main
 from conch_tools.connection import UrlError, add_connection_flags, endpoint_of
+from conch_tools.flag_values import FlagsError, parameter_of, shape_of
 
 if TYPE_CHECKING:
     from conch_tools.perf.measure.comparison import Comparison
@@ -33,10 +33,6 @@ DONE, REFUSED, USAGE, UNREACHED, INTERRUPTED = 0, 1, 2, 3, 130
 _END_OF_IDS = 2**63
 _TEXT_LENGTH = 128
 _WRITTEN = (".html", ".json", ".md", ".csv")
-
-
-class FlagsError(Exception):
-    """Flags that are wrong, or do not go together."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -311,14 +307,14 @@ def _settings(options: argparse.Namespace, arguments: Sequence[str]) -> PerfSett
         seconds=max(options.duration, 1),
         warm_up=options.warmup,
         batch=options.batch,
-        shapes=dict(_shape(text) for text in options.shape),
+        shapes=dict(shape_of(text) for text in options.shape),
         data=[each if each in ("random", "zero") else Path(each) for each in options.data or ["random"]],
         reuse_data=options.reuse_data,
         text_length=options.string_length,
         streams=options.stream,
         shared_memory=options.shm == "system",
         output_size=options.shm_output_size or 102_400,
-        parameters=dict(_parameter(text) for text in options.parameter),
+        parameters=dict(parameter_of(text) for text in options.parameter),
         tensors=options.tensors,
         path=options.endpoint,
         connections=options.connections,
@@ -416,30 +412,6 @@ def _numbers(flag: str, text: str) -> list[float]:
     except ValueError:
         raise FlagsError(f"{flag} takes numbers above 0 with commas, or FROM:TO:STEP, not '{text}'") from None
     return found
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, colon, dims = text.rpartition(":")
-    try:
-        if not colon or not name:
-            raise ValueError
-        found = tuple(int(dim) for dim in dims.split(",")) if dims else ()
-        if any(dim < 0 for dim in found):
-            raise ValueError
-    except ValueError:
-        raise FlagsError(f"--shape takes INPUT:DIM,DIM, such as IN:3,224, not '{text}'") from None
-    return name, found
-
-
-def _parameter(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise FlagsError(f"--parameter takes NAME=VALUE, not '{text}'")
-    try:
-        found = json.loads(value)
-    except ValueError:
-        found = value
-    return name, found if isinstance(found, (bool, int, float, str)) else value
 
 
 def _count(text: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conch_tools.durations import seconds_of
+from conch_tools.flag_values import FlagsError, seconds_of
 
 if TYPE_CHECKING:
     from conch_tools.tune.measurement import Measurement
@@ -21,10 +21,6 @@ DONE, REFUSED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _VERBS = ("apply", "show")
 _LEAST_WINDOW_S, _LEAST_PAIRS = 2, 3
-
-
-class FlagsError(Exception):
-    """Flags that are wrong, or do not go together."""
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from conch.cli.command_parser import CommandParser
 from conch.core.errors import ConchError
-from conch_tools.durations import seconds_of
+from conch_tools.flag_values import seconds_of
 
 if TYPE_CHECKING:
     from conch_tools.optimize.options import OptimizeOptions

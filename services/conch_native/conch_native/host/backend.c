@@ -166,20 +166,19 @@ int32_t conch_ready(conch_host* host, uint32_t index) {
   return conch_take_error(host->ready(host->instances[index]));
 }
 
-static void finalize(conch_host* host, const char* what, entry_t entry, void* object) {
+static void finalize(const char* what, entry_t entry, void* object) {
   if (entry == NULL) return;
   TRITONSERVER_Error* error = entry(object);
   if (error == NULL) return;
   TRITONSERVER_LogMessage(TRITONSERVER_LOG_ERROR, what, 0, TRITONSERVER_ErrorMessage(error));
   TRITONSERVER_ErrorDelete(error);
-  (void)host;
 }
 
 void conch_close(conch_host* host) {
   for (uint32_t i = 0; i < host->instance_count; i++)
-    finalize(host, "TRITONBACKEND_ModelInstanceFinalize", host->instance_finalize, host->instances[i]);
-  finalize(host, "TRITONBACKEND_ModelFinalize", host->model_finalize, &host->model);
-  finalize(host, "TRITONBACKEND_Finalize", host->finalize, &host->backend);
+    finalize("TRITONBACKEND_ModelInstanceFinalize", host->instance_finalize, host->instances[i]);
+  finalize("TRITONBACKEND_ModelFinalize", host->model_finalize, &host->model);
+  finalize("TRITONBACKEND_Finalize", host->finalize, &host->backend);
 }
 
 /* --- Backend ----------------------------------------------------------------------------------------------- */

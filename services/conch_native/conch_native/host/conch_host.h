@@ -127,7 +127,7 @@ enum conch_event {
   /* A call that waits for `conch_answer`: call, operation (conch_query), version (int64), model's name, text. */
   CONCH_QUERY = 9,
   /* A request to another model: call, model's name, version (int64), flags, correlation id, priority, timeout in
-   * us, rarities as of a request, count of inputs, each: TRITONSERVER_DataType, rank, dims..., name, address,
+   * us, id, correlation text, trace context, count of parameters, each as above, count of inputs, each: TRITONSERVER_DataType, rank, dims..., name, address,
    * size; count of requested outputs, names. `conch_call_taken` once the inputs were copied. */
   CONCH_CALL = 10,
   /* The backend cancels a call: call. */
@@ -142,8 +142,8 @@ enum conch_query {
   CONCH_MODEL_PROPERTIES, CONCH_SERVER_LIVE,
 };
 
-/* Waits up to `timeout_ms` for events that no `conch_execute` returns, and writes whole ones to `out`; an event
- * larger than `out` is dropped with a note unless `out_words` is at least 2^20. Returns the number of words; 0
+/* Waits up to `timeout_ms` for events that no `conch_execute` returns, and writes whole ones to `out`. With
+ * room for 2^20 words or more an event that is larger is dropped with a note. Returns the number of words; 0
  * on a timeout and after `conch_wake`. One thread at a time. */
 CONCH_API uint64_t conch_wait(conch_host* host, uint64_t* out, uint64_t out_words, uint32_t timeout_ms);
 CONCH_API void conch_wake(conch_host* host);
@@ -151,12 +151,14 @@ CONCH_API void conch_wake(conch_host* host);
 /* Frees what a response or a state holds. */
 CONCH_API void conch_free_result(conch_result* result);
 
-/* The least level that `LogIsEnabled` answers with true: bit N for TRITONSERVER_LogLevel N. */
+/* The levels that `LogIsEnabled` answers with true: bit N for TRITONSERVER_LogLevel N. */
 CONCH_API void conch_set_log_levels(uint32_t levels);
 
 /* --- Answers ----------------------------------------------------------------------------------------------- */
 
-/* Ends a query: `code` is CONCH_OK and `text` the answer, or an error. */
+/* Ends a query: `code` is CONCH_OK and `text` the answer, or an error. READY and LIVE are answered by 0 or 1,
+ * PROPERTIES by a number: bit 0 says that the model is decoupled, bit 1 that it batches; what asks for a message
+ * by its JSON. */
 CONCH_API void conch_answer(conch_host* host, uint64_t call, int32_t code, const char* text);
 
 /* The server has the inputs of a call: its release callback runs. */
