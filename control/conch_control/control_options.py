@@ -217,6 +217,7 @@ class ControlOptions:
             limits.
         max_queue_size: Default queue limit of a model version; 0 for none.
         residency: Which models are in memory in on-demand mode.
+        state_directory: Keeps what a restart must know; None for nothing.
         namespacing: Allow models of the same name in several repositories.
         model_name: Name of the model of a local path that is one model instead of a repository; empty to take
             all paths for repositories.
@@ -277,6 +278,14 @@ class ControlOptions:
         unit="seconds",
     )
     residency: ResidencyOptions = nested(ResidencyOptions)
+    state_directory: Path | None = option(
+        "--state-directory",
+        DIRECTORY,
+        None,
+        "directory for what a restart must know, one for each server: progress of rollouts, labels, and which "
+        "models were resident; without it a restart begins anew",
+        group=_CONTROL,
+    )
     namespacing: bool = option(
         "--model-namespacing",
         BOOL,
