@@ -282,7 +282,7 @@ class ControlOptions:
         "--state-directory",
         DIRECTORY,
         None,
-        "directory for what a restart must know, one for each server: progress of rollouts, labels, and which "
+        "directory for what a restart must know, one for each server: progress of rollouts, labels, which "
         "models were resident; without it a restart begins anew",
         group=_CONTROL,
     )
