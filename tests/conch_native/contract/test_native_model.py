@@ -55,7 +55,7 @@ class Answered:
         self.responses: list[InferenceResponse] = []
         self.ended = threading.Event()
         self.request = HostedRequest("m", "1", {"IN": tensor}, self._respond, 0)
-        self.request.number = number
+        self.request.number, self.request.area = number, None
         self.request.granted, self.request.spent = granted, 0
         self.request.gone, self.request.waiting = False, None
 
