@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,7 @@ from conch.core.custom_metrics import CustomFamilies
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
 from conch.workers.host.host_reader import HostReader
@@ -46,7 +47,7 @@ _BATCHES = 1000
 class Echo:
     """An instance whose outputs are its inputs."""
 
-    readiness = None
+    readiness: Readiness | None = None
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None]:
         """Returns each input as the output."""
@@ -70,7 +71,7 @@ class Worker:
             for end, in_worker in zip(ends, (False, True), strict=True)
         )
         self._instance = instance
-        reader = HostReader(lambda: None, lambda: False)
+        reader = HostReader(lambda: None, self._stream.channel.ready)
         by_address = isinstance(instance, NativeInstance)
         self._writer = ResponseWriter(spec, self._stream, reader, by_address)
         self._number = 0
@@ -105,11 +106,12 @@ class Worker:
 def batch_of(count: int, floats: int) -> list[InferenceRequest]:
     """Requests as the server sends them."""
     array = np.arange(floats, dtype=np.float32)[None]
-    respond: Callable[..., None] = lambda *_: None  # noqa: E731
-    return [
-        InferenceRequest("m", "1", {"IN": Tensor("IN", "FP32", array.shape, array.tobytes())}, respond, 1)
-        for _ in range(count)
-    ]
+    tensor = Tensor("IN", "FP32", array.shape, array.tobytes())
+    return [InferenceRequest("m", "1", {"IN": tensor}, _drop, 1) for _ in range(count)]
+
+
+def _drop(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """The server's requests are never answered."""
 
 
 def main() -> None:

@@ -527,10 +527,10 @@ class NativeInstance:
             else:
                 if self._padder is not None:
                     inputs = self._padded(request, batch)
-                places = [word for tensor in inputs.values() for word in _memory_of(tensor, batch)]
-                layout = self._layout(
-                    request, tuple([(each.name, each.datatype, each.shape) for each in inputs.values()])
-                )
+                tensors = inputs.values()
+                places = tuple([word for tensor in tensors for word in _memory_of(tensor, batch)])
+                key = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
+                layout = self._layout(request, key)
             begin(request, inputs, batch, index)
             rarities = pack_rarities(request)
             correlation = request.correlation_id
@@ -563,14 +563,16 @@ class NativeInstance:
         known = self._layouts.get(key)
         if known is not None:
             return known[1]
-        names = inputs
+        described: LayoutKey
         if isinstance(inputs, Layout):
-            names = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs.tensors])
+            described = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs.tensors])
+        else:
+            described = inputs
         if len(self._layouts) >= _MOST_LAYOUTS:  # the table empties itself
             self._dropped += [layout for _, layout in self._layouts.values()]
-        return self._layouts.keep(key, (inputs, self._model.host.new_layout(pack_layout(names, requested))))[
-            1
-        ]
+        layout = self._model.host.new_layout(pack_layout(described, requested))
+        self._layouts.keep(key, (inputs, layout))
+        return layout
 
     def _padded(self, request: HostedRequest, batch: Batch) -> dict[str, Tensor]:
         """Inputs of variable dims in the padded lengths, and those with the real lengths."""

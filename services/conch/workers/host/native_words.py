@@ -326,9 +326,9 @@ def read_small_responses(data: memoryview, words: int, first: int, count: int) -
     None unless each request has one small response, a final one, and is released, and nothing else has
     happened: `read_events` reads that, and all this reads, too. Five words behind the events are readable.
     """
-    outputs: list[memoryview] = [data] * count
+    outputs = [data] * count
     described = b""
-    released = answered = 0
+    released = answered = 0  # a bit for each request
     at, end = 0, 8 * words
     while at < end:
         size, kind, number, final, length = _BEGIN.unpack_from(data, at)
@@ -337,8 +337,8 @@ def read_small_responses(data: memoryview, words: int, first: int, count: int) -
         if not 0 <= index < count:
             return None
         if kind == _RELEASED:
-            released += 1
-        elif kind != _SMALL_RESPONSE or not final or outputs[index] is not data:
+            released |= 1 << index
+        elif kind != _SMALL_RESPONSE or not final or answered >> index & 1:
             return None
         else:
             start = at + _BEGIN.size + 8 * length
@@ -348,9 +348,9 @@ def read_small_responses(data: memoryview, words: int, first: int, count: int) -
                     return None
                 described = own
             outputs[index] = data[start:next_at]
-            answered += 1
+            answered |= 1 << index
         at = next_at
-    if answered != count or released != count:
+    if not answered == released == (1 << count) - 1:
         return None
     return SmallResponses(described, b"".join(outputs))
 
@@ -391,16 +391,13 @@ class _Words:
         value: float = struct.unpack_from("=d", self.data, 8 * at)[0]
         return value
 
-    def bytes(self) -> bytes:
-        return self.raw(self.word())
-
     def raw(self, length: int) -> bytes:
         start = 8 * self.at
         self.at += (length + 7) // 8
         return bytes(self.data[start : start + length])
 
     def text(self) -> str:
-        return self.bytes().decode("utf-8", "replace")
+        return self.raw(self.word()).decode("utf-8", "replace")
 
     def texts(self) -> list[str]:
         return [self.text() for _ in range(self.word())]
