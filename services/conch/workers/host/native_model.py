@@ -217,7 +217,7 @@ class NativeModel:
         buffer = waiting_buffer()
         while True:
             closing = self._closing
-            count = self.host.wait(buffer, _WAIT_MS)
+            count = self.host.wait(buffer, 0 if closing else _WAIT_MS)
             for event in read_events(buffer.data, count):
                 try:
                     self.handle(event)
