@@ -202,6 +202,15 @@ def test_joined_responses_are_those_that_are_handled_one_by_one(
             side.close()
 
 
+def test_layouts_that_are_dropped_stay_until_their_batch_has_run(native_backends: NativeBackends) -> None:
+    with opened(native_backends, "copy", TensorSpec("OUT", "UINT8", (-1,))) as model:
+        for first in range(1, 1500, 7):  # all shapes differ, and their table is emptied within batches
+            arrays = [np.full((1, first + index), index, np.uint8) for index in range(7)]
+            answered = [Answered(first + index, array, "UINT8", 1) for index, array in enumerate(arrays)]
+            outputs = [response.outputs[0].numpy() for response in responses_of(model, *answered)]
+            assert [each.tolist() for each in outputs] == [each.tolist() for each in arrays]
+
+
 def test_a_failed_batch_leaves_the_model_as_it_was(native_backends: NativeBackends) -> None:
     with opened(native_backends, "probe", *PROBED) as model:
         (instance,) = model.instances

@@ -452,11 +452,13 @@ class NativeInstance:
         self._model = model
         self._index = index
         self._buffers = ExecuteBuffers()
-        self._layouts: Table[tuple[int | LayoutKey, tuple[str, ...]], tuple[object, int]] = Table(
-            _MOST_LAYOUTS
-        )
-        self._dropped: list[int] = []  # to be freed once the batch that may still name them has begun
-        self._answers: Table[tuple[bytes, tuple[str, ...] | None], Description | None] = Table(_MOST_LAYOUTS)
+        # By inputs and wanted outputs: the host's layout, and what keeps the identity of a received one.
+        self._layouts: Table[tuple[int | LayoutKey, tuple[str, ...]], tuple[object, int]]
+        self._layouts = Table(_MOST_LAYOUTS)
+        self._dropped: list[int] = []  # freed after the batch that they were dropped for: it may name them
+        # By the description of small responses and what is requested; None if they can't be joined.
+        self._small_layouts: Table[tuple[bytes, tuple[str, ...] | None], Description | None]
+        self._small_layouts = Table(_MOST_LAYOUTS)
         padding = model.spec.padding
         self._padder = None if padding is None else Padder(padding)
         self.readiness: Readiness | None = _Readiness(model) if model.has_readiness else None
@@ -509,9 +511,9 @@ class NativeInstance:
                 return None
         key = found.described, requested
         try:
-            layout = self._answers[key]
+            layout = self._small_layouts[key]
         except KeyError:
-            layout = self._answers.keep(key, self._model.small_layout(*key))
+            layout = self._small_layouts.keep(key, self._model.small_layout(*key))
         return None if layout is None else JoinedResponses(layout, found.data)
 
     def _pack(self, batch: Batch, requests: Sequence[HostedRequest]) -> bytes:
@@ -548,8 +550,6 @@ class NativeInstance:
                 parts += (pack_words(words), rarities)
                 words = []
             words += places
-        if not parts:
-            return pack_words(words)
         parts.append(pack_words(words))
         return b"".join(parts)
 

@@ -323,8 +323,8 @@ class SmallResponses(NamedTuple):
 def read_small_responses(data: memoryview, words: int, first: int, count: int) -> SmallResponses | None:
     """Reads the events of a batch of requests with numbers from `first`, in any order.
 
-    None unless each request has one small response, a final one, and is released, and nothing else has
-    happened: `read_events` reads that, and all this reads, too. Five words behind the events are readable.
+    None unless each request has got one small response, a final one, and is released, and nothing else has
+    happened. `read_events` reads these events too, and all others. Readable are five words more than `words`.
     """
     outputs = [data] * count
     described = b""
