@@ -14,8 +14,9 @@ from typing import Any
 from conch.core.errors import ConchError, UnavailableError
 from conch.workers.host.native_words import OK, code_of, error_of
 
-_INTERFACE = 1
+_INTERFACE = 2
 _OUT_WORDS = 1 << 14
+_MORE_WORDS = 5
 _WAIT_WORDS = 1 << 20
 """The host drops no event for a buffer of this size."""
 
@@ -64,7 +65,7 @@ class Buffer:
     """Memory that the host writes words to.
 
     Attributes:
-        words: Its size.
+        words: Its size; `data` has a few more, for readers of events.
         address: Where it begins.
         data: Its bytes.
     """
@@ -72,7 +73,7 @@ class Buffer:
     __slots__ = ("_memory", "address", "data", "words")
 
     def __init__(self, words: int = _OUT_WORDS) -> None:
-        self._memory = (_U64 * words)()
+        self._memory = (_U64 * (words + _MORE_WORDS))()
         self.words = words
         self.address = ctypes.addressof(self._memory)
         self.data = memoryview(self._memory).cast("B")
