@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tests.support.leaks import local_server
 from tests.support.servers import WAIT_S, eventually, tensor, write_model
 from tests.support.sharing import shared_object
 
@@ -176,19 +177,13 @@ def module_site(
             http=HttpOptions(address=address, port=0),
         )
     )
-    server.start()
-    try:
-        with closing(triton.InferenceServerClient(f"{address}:{server.port('gRPC')}")) as client:
-            site = Site(server, repository, f"{address}:{server.port('HTTP')}", client)
-            for version in "12":  # threads and descriptors that are kept from the first request on
-                site.by_grpc(1.0, model_version=version)
-                site.by_grpc(1.0, "sums", model_version=version, sequence_id=1, sequence_start=True,
-                             sequence_end=True)  # fmt: skip
-            site.by_http(1.0)
-            site.stream(1500)
-            yield site
-    finally:
-        assert server.stop()
+    with local_server():
+        server.start()
+        try:
+            with closing(triton.InferenceServerClient(f"{address}:{server.port('gRPC')}")) as client:
+                yield Site(server, repository, f"{address}:{server.port('HTTP')}", client)
+        finally:
+            assert server.stop()
 
 
 @pytest.fixture
