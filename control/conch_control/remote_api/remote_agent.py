@@ -42,7 +42,14 @@ class EventMirror(EventLog):
         with self._changed:
             return self.epoch, self._revision
 
-    def append(self, model: str, version: int, phase: Phase, reason: str = "") -> NoReturn:
+    def append(
+        self,
+        model: str,
+        version: int,
+        phase: Phase,
+        reason: str = "",
+        rollout: RolloutTransition | None = None,
+    ) -> NoReturn:
         """Not supported: events come only from the other process."""
         raise TypeError("a mirror takes its events from the log that it mirrors")
 

@@ -472,7 +472,9 @@ def test_a_restart_begins_the_step_again_at_its_weight() -> None:
     driven.pass_step()
     driven.wait(9)
     restored = Driven(progress=driven.saved)
-    assert restored.selection == driven.selection  # before anything is loaded
+    assert restored.selection == Select(
+        frozenset({7}), frozenset({8})
+    )  # stable first, so that it has the route
     restored.look(v7="a", v8="b")
     assert (restored.state, restored.traffic) == (State.STEP, None)
     restored.look(v7="a ready")
@@ -652,7 +654,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.directory.write("m", SavedRollout(before.saved))
         self.driven = Driven(self.text, self.directory.read()["m"].progress)
         assert self.driven.plan.progress == before.plan.progress
-        assert self.driven.hold >= before.selection.hold
+        assert self.driven.hold | self.driven.out >= before.selection.hold
         self.driven.versions = before.versions
         self.driven.now = before.now
         self.driven.look()
