@@ -97,7 +97,14 @@ def build_components(
     cache = open_cache_service(server.cache) if server.cache else None
     try:
         agent = Agent(
-            control, registry, get_backend, cache, drain, repositories=repositories, families=families
+            control,
+            registry,
+            get_backend,
+            cache,
+            drain,
+            repositories=repositories,
+            families=families,
+            shadows=shadows,
         )
     except BaseException:
         if cache is not None:

@@ -26,6 +26,7 @@ from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
+from conch.core.shadows.shadow_service import Shadows
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -76,6 +77,7 @@ class Agent:
         *,
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
+        shadows: Shadows | None = None,
     ) -> None:
         check_startup_options(options)
         self._registry = registry
@@ -110,6 +112,7 @@ class Agent:
             self._load_selected,
             self._source,
             lambda name, held: None if self.residency is None else self.residency.hold(name, held),
+            Shadows() if shadows is None else shadows,
             options.state_directory,
         )
         self._index = ModelIndex(

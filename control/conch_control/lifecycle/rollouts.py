@@ -41,6 +41,8 @@ from conch.core.rollouts import (
 )
 from conch.core.route import Attribute, MatchRule, Route
 from conch.core.servable import Servable
+from conch.core.shadows.shadow import Shadow
+from conch.core.shadows.shadow_service import Shadows
 from conch.core.version_text import check_label
 from conch_control.canary.guards import Counts, p99_ns
 from conch_control.canary.interface_check import interface_differences
@@ -54,6 +56,7 @@ from conch_control.canary.rollout_file import (
     parse_toml,
 )
 from conch_control.canary.rollout_loop import RolloutLoop, RolloutStatus
+from conch_control.canary.rollout_shadows import RolloutShadows
 from conch_control.canary.rollout_state import (
     RESTING,
     Call,
@@ -133,6 +136,7 @@ class Rollouts:
         load: Loads a model as it is selected now.
         source: Finds a model in the repositories as they are now.
         hold: Keeps a model in memory, or no longer; for on-demand mode.
+        shadows: Shadows of the server.
         state_directory: Of the server; None to forget progress with the process.
 
     Attributes:
@@ -150,6 +154,7 @@ class Rollouts:
         load: Callable[[str], None],
         source: Callable[[str], ModelSource | None],
         hold: Callable[[str, bool], None],
+        shadows: Shadows,
         state_directory: Path | None,
     ) -> None:
         self._registry = registry
@@ -159,6 +164,7 @@ class Rollouts:
         self._load = load
         self._source = source
         self._hold = hold
+        self._shadows = RolloutShadows(shadows)
         self._lock = threading.Lock()
         self._files: dict[str, _Files] = {}
         self._served: dict[str, _Files] = {}
@@ -255,14 +261,20 @@ class Rollouts:
 
     def publish(self, model: str, traffic: Traffic | None, rollout: Rollout | None) -> None:
         """See `CanaryServer.publish`."""
+        shadow = self._shadows.of(model, traffic, rollout)
+        self._registry.set_route(model, self._route(model, traffic, rollout, shadow))
+        self._shadows.settle(model, shadow)
+
+    def _route(
+        self, model: str, traffic: Traffic | None, rollout: Rollout | None, shadow: Shadow | None
+    ) -> Route | None:
         if traffic is None:
-            self._registry.set_route(model, None)
-            return
+            return None
         declared = Rollout() if rollout is None else rollout
         if declared.guard.slower is not None or declared.guard.p99_ms is not None:
             self._keep_latencies(model, traffic)
         shares = () if traffic.candidate is None else ((traffic.candidate, traffic.weight),)
-        route = Route(
+        return Route(
             traffic.stable,
             traffic.candidate,
             shares,
@@ -270,8 +282,8 @@ class Rollouts:
             tuple(map(Attribute.parse, declared.sticky)),
             tuple(map(MatchRule.parse, declared.match)),
             declared.override,
+            shadow,
         )
-        self._registry.set_route(model, route)
 
     def _keep_latencies(self, model: str, traffic: Traffic) -> None:
         ready = self._registry.entries.get(model, _NO_ENTRY).ready
@@ -329,11 +341,11 @@ class Rollouts:
 
     def shadows(self, model: str, version: int) -> Counts:
         """See `Counters.shadows`."""
-        return Counts()
+        return self._shadows.shadows(model, version)
 
     def pairs(self, model: str, version: int) -> tuple[int, int]:
         """See `Counters.pairs`."""
-        return 0, 0
+        return self._shadows.pairs(model, version)
 
     # --- calls: RolloutControl
 
