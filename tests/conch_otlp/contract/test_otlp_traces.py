@@ -347,3 +347,25 @@ def test_answers_name_the_root_spans_that_are_exported(tmp_path: Path, more: tup
         exported = [f"00-{root.trace_id.hex()}-{root.span_id.hex()}-01" for root in roots(collector.spans)]
     assert sorted(told[:half]) == sorted(exported)
     assert not any(told[half:])
+
+
+def test_spans_of_a_shadow_are_linked_to_those_of_the_request(tmp_path: Path) -> None:
+    config = _ODD_CONFIG + "version_policy { all { } }"
+    directory = write_model(tmp_path, "odd", config, {"model.py": _ODD}, (1, 2))
+    steps = '[labels]\nstable = 1\n[rollout]\nsteps = ["shadow 100% 1h"]\n'
+    (directory / "rollout.toml").write_text(steps)
+    with exporting(tmp_path) as (server, collector):
+        call(server, "odd", request_id="mine")
+        spans = collector.wait_spans(6)
+    by_id = {
+        attribute.value.string_value: span
+        for span in spans
+        for attribute in span.attributes
+        if attribute.key == "triton.request_id"
+    }
+    own, copied = by_id["mine"], by_id["shadow-mine"]
+    root = next(span for span in roots(spans) if span.trace_id == copied.trace_id)
+    assert [(link.trace_id, link.span_id) for link in root.links] == [(own.trace_id, own.span_id)]
+    assert copied.parent_span_id == root.span_id
+    assert not root.parent_span_id
+    assert own.trace_id != copied.trace_id

@@ -354,6 +354,8 @@ class Shadow:
         refused = not self.active or (sequence is not None and sequence.broken)
         if not refused:
             try:
+                if pair.trace_copy is not None:
+                    pair.trace_copy(copy, pair.candidate)
                 pair.candidate.submit(copy)
             except (ClosedError, ResourceExhaustedError, UnavailableError):
                 refused = True

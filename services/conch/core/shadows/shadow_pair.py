@@ -119,6 +119,7 @@ class ShadowPair:
         request_id: Id of the client's request.
         copy: The copy.
         sequence: The sequence of both; None for none.
+        trace_copy: Traces the copy; None if the request is not traced.
         compares: As given; False once an answer can't be kept.
         answered: Whether the client's request has had its last response.
         refused: Whether stable did not run the request, or its client left.
@@ -143,6 +144,7 @@ class ShadowPair:
         "responder",
         "sequence",
         "theirs",
+        "trace_copy",
     )
 
     responder: Responder
@@ -162,6 +164,7 @@ class ShadowPair:
         self.candidate = candidate
         self.request_id = request.id
         self.compares = compares
+        self.trace_copy = None if request.watch is None else request.watch.copy_trace()
         self.sequence: MirroredSequence | None = None
         self.answered = self.refused = False
         self.ours, self.theirs = Answer(), Answer()
