@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.leaks import local_server
+from tests.support.loading import write_ensemble
 from tests.support.servers import WAIT_S, eventually, tensor, write_model
 from tests.support.sharing import shared_object
 
+from conch.core.clock import monotonic_ns
 from conch.core.registry import Registry
 from conch.core.route import WHOLE, Route
 from conch.core.shadows.comparison import CompareRules
@@ -110,6 +112,32 @@ SEQUENCES = (
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
+class Manual:
+    """The threads of a shadow, by hand."""
+
+    def __init__(self, compares: bool = True) -> None:
+        self.copies: list[Callable[[], None]] = []
+        self.pairs: list[Callable[[], None]] = []
+        self.compares = compares
+
+    def submit_soon(self, work: Callable[[], None]) -> None:
+        self.copies.append(work)
+
+    def compare_soon(self, work: Callable[[], None]) -> None:
+        self.pairs.append(work)
+
+    def run(self) -> None:
+        """Submits what waits, and compares it when it has ended."""
+        while self.copies:
+            self.copies.pop(0)()
+
+    def compare(self, number: int) -> None:
+        """Compares so many pairs once they have ended."""
+        eventually(lambda: len(self.pairs) == number, "copies end")
+        while self.pairs:
+            self.pairs.pop(0)()
+
+
 class Site(NamedTuple):
     """A server with its models' directory, and a client."""
 
@@ -166,6 +194,10 @@ def module_site(
         ("sums", SUMS, SEQUENCES),
     ):
         write_model(repository, name, CONFIG.format(extra=extra), {"model.py": text}, (1, 2))
+    ensemble = write_ensemble(repository, "around", "m")
+    (ensemble / "2").mkdir()
+    with (ensemble / "config.pbtxt").open("a") as config:
+        config.write("version_policy { all { } }")
     control = ControlOptions(
         repositories=(repository,), backend_options={"python": {"placement": request.param}}
     )
@@ -189,7 +221,7 @@ def module_site(
 @pytest.fixture
 def site(module_site: Site) -> Iterator[Site]:
     yield module_site
-    for name in ("m", "stream", "sums"):
+    for name in ("m", "stream", "sums", "around"):
         module_site.registry.set_route(name, None)
     (module_site.repository / "m" / "gate").unlink(missing_ok=True)
 
@@ -283,6 +315,7 @@ def test_a_slow_shadow_delays_nothing_and_is_bounded(site: Site, shadows: Shadow
     assert settled(shadow, 3)["dropped"] == report["dropped"], "there is room again"
 
 
+@pytest.mark.slow
 def test_a_busy_version_suspends_copies(site: Site) -> None:
     busy: dict[object, float] = {object(): MOST_SATURATION + 0.1}
     shadows = Shadows(lambda: busy)
@@ -409,6 +442,71 @@ def test_tensors_are_captured_for_the_user_only(site: Site, tmp_path: Path) -> N
             assert arrays["input/IN"] == arrays["stable/0/OUT"]
     finally:
         assert shadows.stop(WAIT_S)
+
+
+def by_hand(site: Site, threads: Manual, model: str = "m", route: tuple[int, int] = (1, 2)) -> Shadow:
+    """A shadow whose threads are run by hand."""
+    shadow = Shadow(model, route[1], ShadowPolicy(), threads, monotonic_ns)
+    site.registry.set_route(model, Route(*route, shadow=shadow))
+    return shadow
+
+
+def test_inputs_and_answers_that_wait_are_bounded(site: Site) -> None:
+    threads = Manual()
+    shadow = by_hand(site, threads)
+    large = [tensor("IN", np.full(24 << 18, 60.0, np.float32))]  # 24 MB, more than is kept of an answer
+    for _ in range(3):
+        site.grpc.infer("m", large, client_timeout=WAIT_S)
+    assert shadow.counts().dropped == {"bytes": 1}
+    threads.run()
+    threads.compare(2)
+    assert (shadow.counts().compared, shadow.counts().mismatches) == (2, 0), "cut before the first response"
+    site.grpc.infer("m", large, client_timeout=WAIT_S)
+    assert shadow.counts().dropped == {"bytes": 1}, "there is room again"
+    threads.run()
+    threads.compare(1)
+
+
+def test_without_time_for_comparisons_requests_are_copied_all_the_same(site: Site) -> None:
+    threads = Manual(compares=False)
+    shadow = by_hand(site, threads)
+    site.by_grpc(1.0)
+    threads.run()
+    eventually(lambda: shadow.counts().ended == 1, "the copy ends")
+    assert (threads.pairs, shadow.counts().compared) == ([], 0)
+
+
+def test_a_request_that_its_client_gives_up_is_not_copied(site: Site) -> None:
+    threads = Manual()
+    shadow = by_hand(site, threads, route=(2, 1))
+    first = threading.Thread(target=site.by_http, args=(100.0,))
+    first.start()
+    running = site.registry.entries["m"].ready[2].statistics.gauges
+    eventually(lambda: running().running == 1, "the first one runs")
+    with pytest.raises(triton.InferenceServerException, match="Deadline"):
+        site.grpc.infer("m", [tensor("IN", np.ones(1, np.float32))], client_timeout=0.2)
+    (site.repository / "m" / "gate").touch()
+    first.join()
+    assert site.by_grpc(1.0) == 1.25
+    threads.run()
+    threads.compare(2)
+    assert (shadow.counts().requests, shadow.counts().dropped) == (2, {})
+
+
+def test_steps_of_ensembles_are_copied_once(site: Site) -> None:
+    """A step of the ensemble is mirrored; those of the ensemble's copy are not."""
+    threads, outer = Manual(), Manual()
+    shadow = by_hand(site, threads)
+    around = Shadow("around", 2, ShadowPolicy(), outer, monotonic_ns)
+    site.registry.set_route("around", Route(1, 2, shadow=around))
+    assert site.by_grpc(1.0, "around") == 1
+    assert (len(threads.copies), len(outer.copies)) == (1, 1)
+    outer.run()
+    outer.compare(1)
+    assert len(threads.copies) == 1
+    threads.run()
+    threads.compare(1)
+    assert (around.counts().mismatches, shadow.counts().mismatches) == (0, 1)
 
 
 def test_no_answer_changes_while_shadows_come_and_go(site: Site, shadows: Shadows) -> None:

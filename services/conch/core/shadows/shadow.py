@@ -35,6 +35,8 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
+import numpy as np
+
 from conch.core.clock import Clock, wall_seconds
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError, as_conch_error
 from conch.core.latencies import PLACES
@@ -445,10 +447,12 @@ class Shadow:
 
 
 def _kept_input(tensor: Tensor) -> Tensor:
-    """An input of a copy: the same bytes, or a copy if others may write to them."""
-    if tensor.shared or not tensor.has_data:
-        return tensor.detached(tensor.name)
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+    """An input of a copy: the same bytes, or a copy if others may write to them, as to an array's."""
+    if not tensor.shared and tensor.has_data:
+        data = tensor.data
+        if not isinstance(data, memoryview) or not isinstance(data.obj, np.ndarray):
+            return Tensor(tensor.name, tensor.datatype, tensor.shape, data)
+    return tensor.detached(tensor.name)
 
 
 class MirroredModel(ServableWrapper):
