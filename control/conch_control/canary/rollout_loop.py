@@ -240,6 +240,11 @@ class RolloutLoop:
             raise _no_rollout(model)
         return self._command(partial(self._status, model))
 
+    def progress(self, model: str) -> Progress | None:
+        """A model's progress as it is at this moment; None without a declaration."""
+        found = self._models.get(model)
+        return None if found is None else found.plan.progress
+
     def stop(self, timeout_s: float) -> bool:
         """Ends the thread and leaves routes and states as they are; returns True if it ended in time."""
         with self._lock:

@@ -754,17 +754,16 @@ class RolloutPlan:
         return frozenset(version for label, version in self.declaration.labels.items() if label != STABLE)
 
     def _wanted_labels(self) -> dict[str, int]:
-        """Labels of ready versions; one whose version is not ready stays where it was."""
+        """Labels with their versions; one whose version is not ready stays with a former one that is."""
         wanted = dict(self.declaration.labels)
         wanted.pop(STABLE, None)
         if self.progress.stable is not None:
             wanted[STABLE] = self.progress.stable
         labels = {}
         for label, version in wanted.items():
-            for each in (version, self._labels.get(label, 0)):
-                if self._sight(each).serves:
-                    labels[label] = each
-                    break
+            ready = [each for each in (version, self._labels.get(label, 0)) if self._sight(each).serves]
+            if ready or label in self.declaration.labels:
+                labels[label] = ready[0] if ready else version
         return labels
 
     def _wanted_selection(self) -> Select:

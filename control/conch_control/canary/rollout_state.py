@@ -189,7 +189,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class PublishLabels:
-    """Publishes all labels of the model, each with a ready version."""
+    """Publishes all labels of the model; requests for one whose version is not ready fail."""
 
     labels: Mapping[str, int]
 

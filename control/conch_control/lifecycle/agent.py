@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from conch.core.backend import FindBackend
 from conch.core.bls import Calls
@@ -26,6 +27,7 @@ from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
+from conch.core.rollouts import RolloutReport
 from conch.core.shadows.shadow_service import Shadows
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
@@ -59,6 +61,7 @@ class Agent:
     Attributes:
         loads: Load times and failure counts.
         archives: Directories that are registered while the server runs.
+        canary: Labels and rollouts.
         residency: Which models are in memory; None but in on-demand mode.
         draining: The server drains or stops.
 
@@ -104,7 +107,7 @@ class Agent:
         if on_demand:
             loads = ResidentLoads(self._dependencies, self._states)
             self.residency = Residency(options, registry, self.repositories, loads)
-        self.rollouts = Rollouts(
+        self.canary = Rollouts(
             registry,
             self.lifecycle,
             self._states,
@@ -116,7 +119,12 @@ class Agent:
             options.state_directory,
         )
         self._index = ModelIndex(
-            registry, self._states, self.events, self.lifecycle, NOT_RESIDENT if on_demand else ""
+            registry,
+            self._states,
+            self.events,
+            self.lifecycle,
+            NOT_RESIDENT if on_demand else "",
+            self.canary.summary,
         )
         self._last_scan = Scan({})
 
@@ -128,7 +136,7 @@ class Agent:
         """
         self.repositories.check()
         remove_abandoned()
-        self.rollouts.loop.restore()
+        self.canary.loop.restore()
         scan = self._remember(self.repositories.scan())
         if self.residency is not None:
             self.residency.start(scan)
@@ -191,7 +199,7 @@ class Agent:
             if error is not None:
                 raise error
             if overrides.config is not None or overrides.files:
-                self.rollouts.loop.end(each, "the model was loaded with another config")
+                self.canary.loop.end(each, "the model was loaded with another config")
 
     def _load_selected(self, name: str) -> None:
         """Loads and unloads versions of a model as its rollout selects them now."""
@@ -224,15 +232,31 @@ class Agent:
             for identifier in known or (name,):
                 self._dependencies.unload(identifier, unload_dependents)
         for identifier in known or (name,):
-            self.rollouts.loop.end(identifier, "the model was unloaded")
+            self.canary.loop.end(identifier, "the model was unloaded")
 
     def set_label(self, name: str, label: str, version: int | None) -> None:
         """Has a label of a model name a ready version, or removes it with None; see `Rollouts.set_label`."""
-        identifier = self.rollouts.set_label(name, label, version)
+        identifier = self.canary.set_label(name, label, version)
         if version is None:
             log.info("label '%s' of '%s' removed", label, identifier)
         else:
             log.info("label '%s' of '%s' names version %d", label, identifier, version)
+
+    def rollout(self, name: str) -> RolloutReport:
+        """A model's labels and rollout. Raises NotFoundError: it has neither."""
+        return self.canary.rollout(name)
+
+    def rollouts(self) -> list[RolloutReport]:
+        """Labels and rollouts of all models that have some, by name."""
+        return self.canary.rollouts()
+
+    def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
+        """Declares and starts a rollout; see `RolloutControl.start_rollout`."""
+        return self.canary.start_rollout(name, declaration, again)
+
+    def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
+        """Changes a rollout; see `RolloutControl.update_rollout`."""
+        return self.canary.update_rollout(name, action, weight)
 
     def models(self) -> Index:
         """All models with their states, by name."""
@@ -279,12 +303,12 @@ class Agent:
         """Stops all loads and refuses new ones."""
         if self.residency is not None:
             self.residency.stop()
-        self.rollouts.stop()
+        self.canary.stop()
         self.lifecycle.stop_loads()
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; returns True if all requests finished in time."""
-        self.rollouts.stop()
+        self.canary.stop()
         try:
             return self.lifecycle.close(timeout_s)
         finally:

@@ -414,7 +414,7 @@ class ModelLifecycle:
             raise
 
     def _fingerprint(self, name: str, source: ModelSource) -> Fingerprint:
-        """Current state of a model's files. Raises PollError: the storage, or the declaration, is at fault."""
+        """Current state of a model's files. Raises PollError: storage or declaration is at fault."""
         try:
             state = source.fingerprint()
             if self.observer is not None:

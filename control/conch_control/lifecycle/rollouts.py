@@ -1,12 +1,12 @@
 """Rollouts of one server: connects `RolloutLoop` with repositories, registry and loads.
 
-| what                          | by                                                                          |
-|-------------------------------|-----------------------------------------------------------------------------|
-| files of a model, declaration | `begins`, at each load of the model and before a rollout is started         |
-| which versions a load selects | `versions`, from `RolloutLoop.selections`                                   |
-| route and labels              | `publish`, `publish_labels`; up to date when a load returns, by `ended`     |
-| loads of a rollout            | `select`, on a thread `conch-rollout-load` for each model                   |
-| transitions                   | `changed`: events, counters, and pins in on-demand mode                     |
+| what                          | by |
+|-------------------------------|---|
+| files of a model, declaration | `begins`, at each load of the model and before a rollout is started |
+| which versions a load selects | `versions_of`, from `RolloutLoop.selections` |
+| route and labels              | `publish`, `publish_labels`; up to date when a load returns, by `ended` |
+| loads of a rollout            | `select`, on a thread `conch-rollout-load` for each model |
+| transitions                   | `changed`: events, counters, and pins in on-demand mode |
 
 Threads: storage is read on the threads of loads and calls, never on the loop's. Locks: `_lock` guards which
 models are being followed; the load queue's is taken to read versions with what they were loaded from.
@@ -34,7 +34,6 @@ from conch.core.model_statistics import QUEUE_FULL
 from conch.core.registry import Entry, Registry
 from conch.core.rollouts import (
     ROLLOUT_ACTIONS,
-    RolloutAction,
     RolloutReport,
     RolloutSide,
     RolloutTransition,
@@ -268,10 +267,9 @@ class Rollouts:
     def _route(
         self, model: str, traffic: Traffic | None, rollout: Rollout | None, shadow: Shadow | None
     ) -> Route | None:
-        if traffic is None:
+        if traffic is None or rollout is None:  # the label does it, without a choice for each request
             return None
-        declared = Rollout() if rollout is None else rollout
-        if declared.guard.slower is not None or declared.guard.p99_ms is not None:
+        if rollout.guard.slower is not None or rollout.guard.p99_ms is not None:
             self._keep_latencies(model, traffic)
         shares = () if traffic.candidate is None else ((traffic.candidate, traffic.weight),)
         return Route(
@@ -279,9 +277,9 @@ class Rollouts:
             traffic.candidate,
             shares,
             traffic.salt,
-            tuple(map(Attribute.parse, declared.sticky)),
-            tuple(map(MatchRule.parse, declared.match)),
-            declared.override,
+            tuple(map(Attribute.parse, rollout.sticky)),
+            tuple(map(MatchRule.parse, rollout.match)),
+            rollout.override,
             shadow,
         )
 
@@ -354,6 +352,25 @@ class Rollouts:
         identifier = self._identifier(name)
         return self._report(identifier, self.loop.status(identifier))
 
+    def summary(self, model: str) -> RolloutReport | None:
+        """A model's rollout without counters and history, from any thread at once; None for none."""
+        progress = self.loop.progress(model)
+        if progress is None or not progress.number:
+            return None
+        return RolloutReport(
+            model,
+            "",
+            progress.number,
+            progress.state.value,
+            progress.step,
+            weight=_percent(progress.weight),
+            shadow=_percent(progress.shadow),
+            stable=progress.stable,
+            candidate=progress.candidate,
+            previous=progress.previous,
+            reason=progress.reason,
+        )
+
     def rollouts(self) -> list[RolloutReport]:
         """See `RolloutControl.rollouts`."""
         found = []
@@ -384,7 +401,7 @@ class Rollouts:
             self.loop.start(identifier, declared, again)
         return self._report(identifier, self.loop.status(identifier))
 
-    def update_rollout(self, name: str, action: RolloutAction, weight: float | None = None) -> RolloutReport:
+    def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
         """See `RolloutControl.update_rollout`."""
         identifier = self._identifier(name)
         if action not in ROLLOUT_ACTIONS:
@@ -416,7 +433,7 @@ class Rollouts:
         check_label(label)
         if label in _OWN_LABELS:
             raise InvalidArgumentError(f"label '{label}': this name is the rollout's own; choose another one")
-        identifier, entry = self._registry.find(name)
+        identifier, _ = self._registry.find(name)
         if version is not None:
             self._registry.resolve(identifier, str(version))
         if identifier not in self._files:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
-RolloutAction = Literal["pause", "resume", "advance", "weight", "promote", "abort", "rollback", "delete"]
-ROLLOUT_ACTIONS: tuple[str, ...] = get_args(RolloutAction)
+ROLLOUT_ACTIONS = ("pause", "resume", "advance", "weight", "promote", "abort", "rollback", "delete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +143,8 @@ class RolloutControl(Protocol):
             FailedPreconditionError: One runs, a file declares it, or the candidate is missing or held out.
         """
 
-    def update_rollout(self, name: str, action: RolloutAction, weight: float | None = None) -> RolloutReport:
-        """Changes a rollout; `weight` is a percentage, for that action.
+    def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
+        """Changes a rollout by one of `ROLLOUT_ACTIONS`; `weight` is a percentage, for that action.
 
         ``delete`` ends a rollout that a call has declared, and forgets it.
 
