@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from conch.core.shadows.comparison import CompareRules
 from conch.core.shadows.shadow import Shadow, ShadowPolicy
 from conch.core.shadows.shadow_service import Shadows
@@ -36,6 +39,11 @@ class RolloutShadows:
         """Ends the shadow that the model's route had before, if `shadow` is None."""
         if shadow is None:
             self._shadows.close(model)
+
+    def report(self, model: str) -> Mapping[str, Any]:
+        """The report of a model's newest shadow; empty without one."""
+        shadow = self._shadows.find(model)
+        return {} if shadow is None else shadow.as_json()
 
     def shadows(self, model: str, version: int) -> Counts:
         """See `Counters.shadows`."""

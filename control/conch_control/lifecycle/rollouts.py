@@ -498,6 +498,7 @@ class Rollouts:
             dict(status.declaration.labels),
             fields.get("rollout", {}),
             tuple(map(_transition, status.history)),
+            self._shadows.report(model),
         )
 
     def _sides(self, model: str, status: RolloutStatus) -> list[RolloutSide]:

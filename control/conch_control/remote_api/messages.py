@@ -140,6 +140,7 @@ def rollout_message(report: RolloutReport) -> pb.Rollout:
         labels=report.labels,
         declaration_json=json.dumps(report.declaration) if report.declaration else "",
         history=map(_transition_message, report.history),
+        shadow_json=json.dumps(report.shadow_report) if report.shadow_report else "",
     )
 
 
@@ -180,6 +181,7 @@ def rollout_of(message: pb.Rollout) -> RolloutReport:
         dict(message.labels),
         json.loads(message.declaration_json) if message.declaration_json else {},
         tuple(map(_transition_of, message.history)),
+        json.loads(message.shadow_json) if message.shadow_json else {},
     )
 
 

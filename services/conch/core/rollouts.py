@@ -80,6 +80,7 @@ class RolloutReport:
         labels: Versions by label, as declared.
         declaration: The table ``rollout`` as JSON; empty for labels alone.
         history: Transitions, oldest first.
+        shadow_report: Of the newest shadow, see `Shadow.as_json`; empty without one.
     """
 
     model: str
@@ -106,6 +107,7 @@ class RolloutReport:
     labels: Mapping[str, int] = field(default_factory=dict)
     declaration: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[RolloutTransition, ...] = ()
+    shadow_report: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rolls(self) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from tests.support.loading import model_text, write_number
@@ -30,7 +33,13 @@ def test_a_shadow_step_aborts_or_passes(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     directory = write_number(repository, "m", extra="version_policy { all { } }", versions=(1,))
     (directory / "rollout.toml").write_text(DECLARATION)
-    flags = ["--model-control-mode=explicit", "--load-model=m", f"--rollout-capture-directory={captured}"]
+    access = tmp_path / "access"
+    flags = [
+        f"--access-log={access}",
+        "--model-control-mode=explicit",
+        "--load-model=m",
+        f"--rollout-capture-directory={captured}",
+    ]
     answers: Counter[tuple[str, float]] = Counter()
     stop = threading.Event()
 
@@ -53,6 +62,9 @@ def test_a_shadow_step_aborts_or_passes(tmp_path: Path) -> None:
             labels = frozenset({("model", "m"), ("version", version)})
             return scrape(server.metrics_url).get((name, labels), 0.0)
 
+        def rollout() -> Any:
+            return httpx.get(f"http://{server.http_address}/v2/repository/models/m/rollout").json()
+
         asking = threading.Thread(target=ask)
         asking.start()
         try:
@@ -61,8 +73,16 @@ def test_a_shadow_step_aborts_or_passes(tmp_path: Path) -> None:
             eventually(lambda: states().get("2") == "READY", "the candidate loads")
             eventually(lambda: counted("conch_shadow_mismatches_total", "2") > 20, "pairs differ")
             assert len(list(captured.iterdir())) <= 32
-            eventually(lambda: states()["2"] != "READY", "the rollout is aborted", 60)
+            eventually(lambda: rollout()["state"] == "ABORTED", "the rollout is aborted", 60)
             assert set(answers) == {("1", 1.0)}
+            assert states()["2"] == "UNAVAILABLE"
+            report = rollout()["shadow_report"]
+            assert (report["version"], report["active"], report["failures"]) == (2, False, 0)
+            assert report["mismatches"] == report["compared"] > 20
+            assert report["worst"][0]["outputs"][0] == {
+                **{"output": "OUT", "difference": "values", "max_abs": 4.0},
+                **{"within": 0.0, "cosine": pytest.approx(1.0)},
+            }
             add(3, 1)
             client.load_model("m")
             eventually(lambda: counted("conch_shadow_compared_total", "3") > 20, "pairs are compared")
@@ -72,3 +92,6 @@ def test_a_shadow_step_aborts_or_passes(tmp_path: Path) -> None:
             stop.set()
             asking.join()
     assert set(answers) == {("1", 1.0), ("3", 1.0)}
+    lines = [json.loads(line) for line in access.read_text().splitlines()]
+    assert len(lines) == answers.total(), "copies have no lines"
+    assert {line["version"] for line in lines} == {"1", "3"}
