@@ -64,5 +64,5 @@ class RolloutShadows:
 
 def compare_rules(declared: Compare) -> CompareRules:
     """The rules that a declaration gives."""
-    top = dict.fromkeys(declared.top1, 1)
+    top = dict.fromkeys(declared.top1, 1) | dict(declared.topk)
     return CompareRules(declared.atol, declared.rtol, frozenset(declared.ignore), top)
