@@ -92,8 +92,9 @@ def build_components(
         options.control_port.check()
     control = options.control_with_counts()
     registry = Registry()
-    meter = LoadMeter(registry)
-    shadows = Shadows(lambda: meter.read().saturation, capture=control.rollout_capture_directory)
+    # Each meter measures since it was read last.
+    meter, shadow_meter = LoadMeter(registry), LoadMeter(registry)
+    shadows = Shadows(lambda: shadow_meter.read().saturation, capture=control.rollout_capture_directory)
     cache = open_cache_service(server.cache) if server.cache else None
     try:
         agent = Agent(

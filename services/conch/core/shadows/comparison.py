@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, message_of
 from conch.core.tensor import Array, Tensor, decode_bytes, float_array
 
 _PART = 1 << 18
 """Elements that are compared at once, which bounds the memory for that."""
+
+_MOST_TEXT = 200
 
 _Floats = npt.NDArray[np.float64]
 
@@ -158,6 +160,14 @@ def compare_tensors(rules: CompareRules, stable: Tensor, candidate: Tensor) -> F
     if tuple(stable.shape) != tuple(candidate.shape):
         note = f"{list(stable.shape)} against {list(candidate.shape)}"
         return Figures(name, Difference.SHAPE, 0.0, note=note)
+    try:
+        return _compare_elements(rules, stable, candidate)
+    except (ConchError, ValueError) as error:  # its bytes do not fill its shape
+        return Figures(name, Difference.SHAPE, 0.0, note=message_of(error)[:_MOST_TEXT])
+
+
+def _compare_elements(rules: CompareRules, stable: Tensor, candidate: Tensor) -> Figures:
+    name = stable.name
     if stable.datatype == "BYTES":
         return _compare_strings(stable, candidate)
     most = rules.top.get(name)
@@ -175,7 +185,7 @@ def compare_tensors(rules: CompareRules, stable: Tensor, candidate: Tensor) -> F
 def _outcome(answer: Answer) -> str:
     if answer.error is None:
         return "an answer"
-    return f"{answer.error.code}, {answer.error.message[:200]}"
+    return f"{answer.error.code}, {answer.error.message[:_MOST_TEXT]}"
 
 
 def _same_bytes(first: Tensor, second: Tensor) -> bool:

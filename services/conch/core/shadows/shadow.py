@@ -47,7 +47,7 @@ from conch.core.servable import ClosedError, InlineClaim, Servable
 from conch.core.servable_wrapper import ServableWrapper
 from conch.core.shadows.comparison import CompareRules, compare_answers
 from conch.core.shadows.pair_files import PairFiles
-from conch.core.shadows.shadow_pair import UNRUN, MirroredSequence, ShadowPair, ShadowRequest
+from conch.core.shadows.shadow_pair import MirroredSequence, ShadowPair, ShadowRequest
 from conch.core.shadows.shadow_report import ShadowReport
 from conch.core.tensor import Tensor
 
@@ -59,6 +59,7 @@ MOST_SATURATION = 0.8
 """Saturation of another version than the candidate above which nothing is copied."""
 
 _MOST_SEQUENCES = 10_000
+_IDLE_NS = 600 * 10**9  # of a sequence of an ensemble
 _SUMMARY_NS = 60 * 10**9
 _OF_CLIENTS = frozenset(("INVALID_ARG", "NOT_FOUND", "CANCELLED", "RESOURCE_EXHAUSTED"))
 # Codes that are no failures of the server.
@@ -324,7 +325,7 @@ class Shadow:
         if pair.refused and sequence is not None:
             self._break(pair.copy.correlation_id, sequence)
         if pair.refused or not self.active or (sequence is not None and sequence.broken):
-            self._leave(pair)
+            self._pairs -= 1
             self._free(pair)
         else:
             self._threads.submit_soon(partial(self._submit, pair))
@@ -339,14 +340,14 @@ class Shadow:
             sequence.broken = True
             self._threads.submit_soon(partial(self._end_sequence, key, sequence))
 
-    def _leave(self, pair: ShadowPair) -> None:
-        self._pairs -= 1
-        self._input_bytes -= pair.input_bytes
-        pair.input_bytes = 0
-
     def _free(self, pair: ShadowPair) -> None:
+        self._free_inputs(pair)
         self._answer_bytes -= pair.answer_bytes
         pair.answer_bytes = 0
+
+    def _free_inputs(self, pair: ShadowPair) -> None:
+        self._input_bytes -= pair.input_bytes
+        pair.input_bytes = 0
 
     # --- the thread that submits
 
@@ -372,7 +373,7 @@ class Shadow:
                 return
             if self.active:
                 self._drop("refused", copy.correlation_id, sequence)
-            self._leave(pair)
+            self._pairs -= 1
             self._free(pair)
 
     def _end_sequence(self, key: int | str, sequence: MirroredSequence) -> None:
@@ -392,7 +393,8 @@ class Shadow:
             sequences = list(self._sequences.items())
         for key, sequence in sequences:
             spec = sequence.candidate.spec.sequence
-            if spec is not None and now_ns - sequence.used_ns > spec.max_idle_ns and not sequence.waiting:
+            most_ns = _IDLE_NS if spec is None else spec.max_idle_ns
+            if now_ns - sequence.used_ns > most_ns and not sequence.waiting:
                 self._forget(key, sequence)  # so has the candidate
         if now_ns - self._told_ns >= _SUMMARY_NS:
             self._tell()
@@ -415,17 +417,17 @@ class Shadow:
         copy, answer = pair.copy, pair.theirs
         if answer.cut:
             answer.error = None  # it was cancelled
-        error = answer.error
-        compares = pair.compares and (error is None or error.code not in UNRUN)
+        compares = pair.comparable
         with self._lock:
             self._ended += 1
-            if error is None:
+            if answer.error is None:
                 self._latencies[(self._clock() - copy.received_ns).bit_length()] += 1
             else:
-                self._failures += error.code not in _OF_CLIENTS
-            self._leave(pair)
+                self._failures += answer.error.code not in _OF_CLIENTS
+            self._pairs -= 1
             if not self._captures:
                 copy.inputs = {}
+                self._free_inputs(pair)
             if compares and self.active:
                 self._threads.compare_soon(partial(self._compare, pair))
             else:

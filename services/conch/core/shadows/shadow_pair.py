@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, QueueTimeoutError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter, Responder
 from conch.core.response_cache.cache_key import ORDER
 from conch.core.response_cache.cached_model import Use
@@ -26,8 +26,13 @@ MOST_ANSWER_BYTES = 16 << 20
 
 _number = count(1)  # of copies whose requests have no id
 
-UNRUN = frozenset(("CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"))
-"""Codes of errors that tell of load, a stop or a client that has left, and nothing about outputs."""
+_UNRUN = frozenset(("CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"))
+# Codes of errors that tell of load or of a client that has left, and nothing about the model.
+
+
+def _ran(error: ConchError | None) -> bool:
+    """Whether an error, or none, tells that the model has run."""
+    return error is None or not (error.code in _UNRUN or isinstance(error, QueueTimeoutError))
 
 
 class ShadowRequest(InferenceRequest):
@@ -188,7 +193,7 @@ class ShadowPair:
             # Its memory is the model's until this returns.
             self._keep(self.ours, outputs, error)
             if final:
-                self.refused = request.cancelled or (error is not None and error.code in UNRUN)
+                self.refused = request.cancelled or isinstance(error, UnavailableError) or not _ran(error)
                 self._owner.answered(self)
 
     # --- the copy
@@ -239,6 +244,12 @@ class ShadowPair:
             return ()
         answer.nbytes += nbytes
         return [tensor.detached(tensor.name) for tensor in wanted]
+
+    @property
+    def comparable(self) -> bool:
+        """Whether there is something to compare, once both have had their last response."""
+        empty = any(answer.cut and not answer.responses for answer in (self.ours, self.theirs))
+        return self.compares and not empty and _ran(self.theirs.error)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """All that it holds, by names such as ``candidate/0/OUT``, for a file."""

@@ -144,6 +144,13 @@ def test_bfloat16() -> None:
     assert (figures.difference, figures.max_abs, figures.within) == (Difference.VALUES, 0.5, 0.5)
 
 
+@pytest.mark.parametrize("datatype", ["FP32", "BF16", "BYTES"])
+def test_bytes_that_do_not_fill_the_shape(datatype: str) -> None:
+    first = Tensor("T", datatype, (2,), b"\1\0\0\0x\0\0\0")
+    second = Tensor("T", datatype, (2,), b"\1\0\0\0xx")
+    assert compare_tensors(RULES, first, second).difference is Difference.SHAPE
+
+
 def test_outputs_that_only_one_side_has() -> None:
     first, second, third = (Tensor.from_array(name, np.zeros(1)) for name in "abc")
     found = compare_outputs(RULES, [first, second], [second, third], frozenset())
