@@ -10,6 +10,7 @@ Threads and locks: any thread; one lock.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,8 +25,9 @@ log = logging.getLogger(__name__)
 
 COMPARE_SHARE = 0.05
 """Most share of a core for comparisons."""
+BURST_NS = 500_000_000
+"""Processor time that they may take at once, after a pause."""
 
-_BURST_NS = 500_000_000  # of processor time
 _MOST_WAITING = 64
 _LOOK_S = 1.0
 
@@ -121,6 +123,21 @@ class Shadows:
                 shadow.look(now, saturation)
 
 
+class Allowance:
+    """Processor time that comparisons may take, from `now_ns` on."""
+
+    def __init__(self, now_ns: int) -> None:
+        self._left_ns = float(BURST_NS)
+        self._since_ns = now_ns
+
+    def spend(self, cost_ns: int, now_ns: int) -> int:
+        """Takes the time of a comparison that ends now; returns how long to wait before the next one."""
+        earned = (now_ns - self._since_ns) * COMPARE_SHARE
+        self._left_ns = min(self._left_ns + earned, BURST_NS) - cost_ns
+        self._since_ns = now_ns
+        return math.ceil(max(-self._left_ns, 0) / COMPARE_SHARE)
+
+
 class _Threads:
     """The threads of shadows; `look` is called once a second."""
 
@@ -179,16 +196,13 @@ class _Threads:
             _run(work)
 
     def _compare(self) -> None:
-        allowance, since = float(_BURST_NS), time.monotonic_ns()
+        allowance = Allowance(time.monotonic_ns())
         while (work := self._pairs.get()) is not None:
             begun = time.thread_time_ns()
             _run(work)
-            now = time.monotonic_ns()
-            allowance = min(allowance + (now - since) * COMPARE_SHARE, _BURST_NS)
-            allowance -= time.thread_time_ns() - begun
-            since = now
-            if allowance < 0:
-                self._ended.wait(-allowance / COMPARE_SHARE / 1e9)
+            wait_ns = allowance.spend(time.thread_time_ns() - begun, time.monotonic_ns())
+            if wait_ns:
+                self._ended.wait(wait_ns / 1e9)
 
 
 def _run(work: Work) -> None:

@@ -1,0 +1,71 @@
+"""Shadows from their opening to their end, and the processor time of comparisons."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.servers import WAIT_S, eventually
+
+from conch.core.shadows.shadow import ShadowPolicy
+from conch.core.shadows.shadow_service import BURST_NS, COMPARE_SHARE, Allowance, Shadows
+
+
+@pytest.fixture
+def shadows() -> Iterator[Shadows]:
+    made = Shadows()
+    yield made
+    assert made.stop(WAIT_S)
+
+
+def running() -> set[str]:
+    return {thread.name for thread in threading.enumerate()} & {"conch-shadow", "conch-compare"}
+
+
+def test_a_rollout_has_one_shadow(shadows: Shadows) -> None:
+    first = shadows.open("m", 2, b"1", ShadowPolicy())
+    assert first is not None
+    other = ShadowPolicy(inflight=3)
+    assert shadows.open("m", 2, b"1", other) is first
+    assert first.policy is other
+    again = shadows.open("m", 2, b"2", other)
+    assert again is not None
+    assert (first.active, again.active) == (False, True)
+    assert (shadows.find("m"), shadows.find("n"), shadows.all()) == (again, None, [again])
+
+
+def test_the_threads_end_with_the_last_shadow(shadows: Shadows) -> None:
+    assert not running()
+    for name in "mn":
+        shadows.open(name, 2, b"1", ShadowPolicy())
+    assert running() == {"conch-shadow", "conch-compare"}
+    for name in "mmx":
+        shadows.close(name)
+    assert len(running()) == 2
+    shadows.close("n")
+    eventually(lambda: not running(), "the threads end")
+    assert len(shadows.all()) == 2, "reports stay"
+    assert shadows.open("m", 2, b"1", ShadowPolicy()) is not None
+    assert len(running()) == 2
+
+
+def test_nothing_opens_after_the_stop(shadows: Shadows) -> None:
+    assert shadows.stop(WAIT_S)
+    assert shadows.open("m", 2, b"1", ShadowPolicy()) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**10)), min_size=1, max_size=50))
+def test_comparisons_take_their_share_at_most(work: list[tuple[int, int]]) -> None:
+    """Each comparison costs some time, after the time to wait and a pause."""
+    now, spent = 0, 0
+    allowance = Allowance(now)
+    for cost, pause in work:
+        now += cost
+        spent += cost
+        wait = allowance.spend(cost, now)
+        assert spent <= (now + wait) * COMPARE_SHARE + BURST_NS + 1
+        assert wait <= cost / COMPARE_SHARE + 1
+        now += wait + pause
