@@ -197,9 +197,7 @@ class RolloutLoop:
         """
         self._command(partial(self._edit, model, edit))
 
-    def start(
-        self, model: str, declaration: Declaration, again: bool = False, begun: bool = False
-    ) -> None:
+    def start(self, model: str, declaration: Declaration, again: bool = False, begun: bool = False) -> None:
         """Declares and starts a rollout by a call; other labels stay. See `RolloutPlan.start_by_call`.
 
         Raises:

@@ -391,7 +391,8 @@ class Rollouts:
                 raise UnavailableError(f"{source.location} can't be read: {error}") from error
         now = self.loop.progress(identifier)
         # A version that was held out until its files change has begun by itself.
-        begun = None not in (before, now) and before.state in RESTING and now.state is State.LOADING
+        rested = before is not None and before.state in RESTING
+        begun = rested and now is not None and now.state is State.LOADING
         if declared.rollout is not None:
             self.loop.start(identifier, declared, again, begun)
         elif not begun:

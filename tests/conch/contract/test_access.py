@@ -280,7 +280,7 @@ def request(web: httpx.Client, endpoint: Endpoint, path: str, name: str) -> str:
 
 def paths_of(endpoint: Endpoint) -> list[str]:
     fields = {"model": "simple", "version": "1", "region": "simple", "repository": "r", "page": "index.md"}
-    fields["label"] = "champion"
+    fields["label"], fields["action"] = "champion", "pause"
     paths = [path for template in endpoint.paths for path in path_variants(template)]
     return [re.sub(r"{(\w+)}", lambda field: fields[field[1]], path) for path in paths]
 

@@ -112,7 +112,7 @@ def test_a_new_version_becomes_the_candidate_of_rollout_toml(make_site: Any, rep
     report = eventually(lambda: (found := site.wait("STEP")).weight == 40.0 and found, "40 %")
     assert report.id == 2
     assert site.http.get("/v2/models/m/versions/1/stats").json()["model_stats"][0]["inference_count"] >= loads
-    with pytest.raises(FailedPreconditionError, match="is declared in rollout.toml; change it there"):
+    with pytest.raises(FailedPreconditionError, match=r"is declared in rollout\.toml; change it"):
         site.control.start_rollout("m", {"rollout": {"candidate": 2}})
     site.control.update_rollout("m", "promote")
     assert site.shares(20) == {2: 1.0}
