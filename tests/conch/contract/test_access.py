@@ -143,7 +143,7 @@ ALLOWED = {
     "unload_model": "control",
     "set_label": "control",
     "remove_label": "control",
-    "get_rollout": "read",
+    "get_rollout": "read control",
     "start_rollout": "control",
     "update_rollout": "control",
     "delete_rollout": "control",
