@@ -35,8 +35,6 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-import numpy as np
-
 from conch.core.clock import Clock, wall_seconds
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError, as_conch_error
 from conch.core.latencies import PLACES
@@ -275,7 +273,7 @@ class Shadow:
                 self._drop(reason, key, sequence)
                 return None
         try:
-            inputs = {name: _kept_input(tensor) for name, tensor in given.items()}
+            inputs = {name: kept_input(tensor) for name, tensor in given.items()}
             compares = request.classes is None and self._threads.compares
             pair = ShadowPair(self, request, inputs, stable, candidate, policy.rules.ignore, compares)
         except BaseException:
@@ -448,12 +446,10 @@ class Shadow:
                 self._free(pair)
 
 
-def _kept_input(tensor: Tensor) -> Tensor:
+def kept_input(tensor: Tensor) -> Tensor:
     """An input of a copy: the same bytes, or a copy if others may write to them, as to an array's."""
-    if not tensor.shared and tensor.has_data:
-        data = tensor.data
-        if not isinstance(data, memoryview) or not isinstance(data.obj, np.ndarray):
-            return Tensor(tensor.name, tensor.datatype, tensor.shape, data)
+    if tensor.has_data and not tensor.shared and (tensor.datatype == "BYTES" or not tensor.has_array):
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
     return tensor.detached(tensor.name)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.servers import WAIT_S, eventually
 
-from conch.core.shadows.shadow import ShadowPolicy
+from conch.core.shadows.shadow import ShadowPolicy, kept_input
 from conch.core.shadows.shadow_service import BURST_NS, COMPARE_SHARE, Allowance, Shadows
+from conch.core.tensor import Tensor
 
 
 @pytest.fixture
@@ -69,3 +71,21 @@ def test_comparisons_take_their_share_at_most(work: list[tuple[int, int]]) -> No
         assert spent <= (now + wait) * COMPARE_SHARE + BURST_NS + 1
         assert wait <= cost / COMPARE_SHARE + 1
         now += wait + pause
+
+
+@pytest.mark.parametrize("kind", ["message", "array", "array read before", "strings"])
+def test_inputs_are_the_same_bytes_unless_others_may_write_to_them(kind: str) -> None:
+    array = np.zeros(4, np.float32)
+    made = {
+        "message": Tensor("IN", "FP32", (4,), np.zeros(16, np.uint8).data.toreadonly()),
+        "array": Tensor.from_array("IN", array),
+        "array read before": Tensor.from_array("IN", array),
+        "strings": Tensor.from_array("IN", np.array([b"a"], object)),
+    }[kind]
+    data = None if kind == "array" else made.data
+    kept = kept_input(made)
+    array[:] = 1
+    if kind in ("message", "strings"):
+        assert kept.data is data
+    else:
+        assert not kept.numpy().any()
