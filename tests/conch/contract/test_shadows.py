@@ -109,6 +109,7 @@ SEEN = 'output { name: "SEEN" data_type: TYPE_INT64 dims: [ 1 ] }'
 SEQUENCES = (
     "sequence_batching { max_sequence_idle_microseconds: 600000000 oldest { max_candidate_sequences: 4 } }"
 )
+WORKER = [pytest.mark.process, pytest.mark.slow]
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -183,7 +184,7 @@ class Site(NamedTuple):
         return [float(each.as_numpy("OUT")[0]) for each in answers[:-1]]
 
 
-@pytest.fixture(scope="module", params=["in_process", pytest.param("worker", marks=pytest.mark.process)])
+@pytest.fixture(scope="module", params=["in_process", pytest.param("worker", marks=WORKER)])
 def module_site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None
 ) -> Iterator[Site]:

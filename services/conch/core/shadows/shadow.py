@@ -59,8 +59,8 @@ MOST_SATURATION = 0.8
 _MOST_SEQUENCES = 10_000
 _IDLE_NS = 600 * 10**9  # of a sequence of an ensemble
 _SUMMARY_NS = 60 * 10**9
+# Codes of errors that are no failures of the server.
 _OF_CLIENTS = frozenset(("INVALID_ARG", "NOT_FOUND", "CANCELLED", "RESOURCE_EXHAUSTED"))
-# Codes that are no failures of the server.
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,9 @@ MOST_RESPONSES = 1024
 MOST_ANSWER_BYTES = 16 << 20
 """Bytes of one answer that are kept."""
 
-
 _number = count(1)  # of copies whose requests have no id
-
-_UNRUN = frozenset(("CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"))
 # Codes of errors that tell of load or of a client that has left, and nothing about the model.
+_UNRUN = frozenset(("CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"))
 
 
 def _ran(error: ConchError | None) -> bool:
@@ -36,7 +34,7 @@ def _ran(error: ConchError | None) -> bool:
 
 
 class ShadowRequest(InferenceRequest):
-    """A copy of a request, or what an ensemble or a model makes of it."""
+    """A copy of a request."""
 
     __slots__ = ()
 

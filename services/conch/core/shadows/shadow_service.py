@@ -81,7 +81,8 @@ class Shadows:
                 shadow.close()
             if self._threads is None:
                 self._threads = _Threads(self._look)
-            files = None if self._capture is None else PairFiles(self._capture, f"{model}-{version}")
+            prefix = f"{model}-{version}-{rollout.hex()[:8]}"
+            files = None if self._capture is None else PairFiles(self._capture, prefix)
             shadow = Shadow(model, version, policy, self._threads, self._clock, files)
             self._shadows[model] = rollout, shadow
             return shadow

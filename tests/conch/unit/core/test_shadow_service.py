@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.servers import WAIT_S, eventually
 
+from conch.core.shadows.pair_files import PairFiles
 from conch.core.shadows.shadow import ShadowPolicy, kept_input
 from conch.core.shadows.shadow_service import BURST_NS, COMPARE_SHARE, Allowance, Shadows
 from conch.core.tensor import Tensor
@@ -89,3 +91,26 @@ def test_inputs_are_the_same_bytes_unless_others_may_write_to_them(kind: str) ->
         assert kept.data is data
     else:
         assert not kept.numpy().any()
+
+
+def test_files_of_pairs_stay_in_their_directory(tmp_path: Path) -> None:
+    """Whatever the model is called, and whatever its tensors hold."""
+    files = PairFiles(tmp_path / "captured", "/models::../m-2")
+    strings, short = Tensor("S", "BYTES", (1,), b"\1\0\0\0a"), Tensor("X", "FP32", (2,), b"\0\0\0\0")
+    name = files.write({"stable/0/S": strings, "candidate/0/X": short})
+    assert [path.name for path in (tmp_path / "captured").iterdir()] == [name]
+    with np.load(tmp_path / "captured" / name) as arrays:
+        assert {key: arrays[key].tobytes() for key in arrays} == {
+            "stable/0/S": strings.data,
+            "candidate/0/X": short.data,
+        }
+    files.remove(name)
+    assert not list((tmp_path / "captured").iterdir())
+
+
+def test_a_directory_that_can_not_be_written_to_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    assert PairFiles(tmp_path / "file", "m").write({}) == ""
+    assert "can't be written" in caplog.text
