@@ -127,8 +127,9 @@ class Manual:
     def compare_soon(self, work: Callable[[], None]) -> None:
         self.pairs.append(work)
 
-    def run(self) -> None:
-        """Submits what waits, and compares it when it has ended."""
+    def run(self, number: int) -> None:
+        """Submits so many copies once their requests are answered; clients have the answers before."""
+        eventually(lambda: len(self.copies) == number, "requests are answered")
         while self.copies:
             self.copies.pop(0)()
 
@@ -459,12 +460,12 @@ def test_inputs_and_answers_that_wait_are_bounded(site: Site) -> None:
     for _ in range(3):
         site.grpc.infer("m", large, client_timeout=WAIT_S)
     assert shadow.counts().dropped == {"bytes": 1}
-    threads.run()
+    threads.run(2)
     eventually(lambda: shadow.counts().ended == 2, "copies end")
     assert not threads.pairs, "such answers are not kept"
     site.grpc.infer("m", large, client_timeout=WAIT_S)
     assert shadow.counts().dropped == {"bytes": 1}, "there is room again"
-    threads.run()
+    threads.run(1)
     eventually(lambda: shadow.counts().ended == 3, "the copy ends")
 
 
@@ -472,7 +473,7 @@ def test_without_time_for_comparisons_requests_are_copied_all_the_same(site: Sit
     threads = Manual(compares=False)
     shadow = by_hand(site, threads)
     site.by_grpc(1.0)
-    threads.run()
+    threads.run(1)
     eventually(lambda: shadow.counts().ended == 1, "the copy ends")
     assert (threads.pairs, shadow.counts().compared) == ([], 0)
 
@@ -489,7 +490,7 @@ def test_a_request_that_its_client_gives_up_is_not_copied(site: Site) -> None:
     (site.repository / "m" / "gate").touch()
     first.join()
     assert site.by_grpc(1.0) == 1.25
-    threads.run()
+    threads.run(2)
     threads.compare(2)
     assert (shadow.counts().requests, shadow.counts().dropped) == (2, {})
 
@@ -501,11 +502,9 @@ def test_steps_of_ensembles_are_copied_once(site: Site) -> None:
     around = Shadow("around", 2, ShadowPolicy(), outer, monotonic_ns)
     site.registry.set_route("around", Route(1, 2, shadow=around))
     assert site.by_grpc(1.0, "around") == 1
-    assert (len(threads.copies), len(outer.copies)) == (1, 1)
-    outer.run()
+    outer.run(1)
     outer.compare(1)
-    assert len(threads.copies) == 1
-    threads.run()
+    threads.run(1)
     threads.compare(1)
     assert (around.counts().mismatches, shadow.counts().mismatches) == (0, 1)
 

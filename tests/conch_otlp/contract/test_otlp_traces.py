@@ -355,17 +355,23 @@ def test_spans_of_a_shadow_are_linked_to_those_of_the_request(tmp_path: Path) ->
     steps = '[labels]\nstable = 1\n[rollout]\nsteps = ["shadow 100% 1h"]\n'
     (directory / "rollout.toml").write_text(steps)
     with exporting(tmp_path) as (server, collector):
-        call(server, "odd", request_id="mine")
-        spans = collector.wait_spans(6)
-    by_id = {
-        attribute.value.string_value: span
-        for span in spans
-        for attribute in span.attributes
-        if attribute.key == "triton.request_id"
-    }
-    own, copied = by_id["mine"], by_id["shadow-mine"]
-    root = next(span for span in roots(spans) if span.trace_id == copied.trace_id)
-    assert [(link.trace_id, link.span_id) for link in root.links] == [(own.trace_id, own.span_id)]
-    assert copied.parent_span_id == root.span_id
+
+        def copied() -> dict[str, Span]:
+            call(server, "odd", request_id="mine")  # again, until the candidate is there
+            by_id = {request_id(span): span for span in collector.spans}
+            return by_id if "shadow-mine" in by_id else {}
+
+        copy = eventually(copied, "a copy is traced")["shadow-mine"]
+    spans = collector.spans
+    root = next(span for span in roots(spans) if span.trace_id == copy.trace_id)
+    assert copy.parent_span_id == root.span_id
     assert not root.parent_span_id
-    assert own.trace_id != copied.trace_id
+    (link,) = root.links
+    (own,) = [span for span in spans if span.span_id == link.span_id]
+    assert (own.trace_id, request_id(own)) == (link.trace_id, "mine")
+    assert own.trace_id != copy.trace_id
+
+
+def request_id(span: Span) -> str:
+    found = [each for each in span.attributes if each.key == "triton.request_id"]
+    return found[0].value.string_value if found else ""
