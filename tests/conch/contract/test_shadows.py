@@ -34,7 +34,8 @@ from conch.server_options import PartOptions
 from conch_control.control_options import ControlOptions
 
 MODEL = '''
-"""Version 2 adds 0.25. Fails for minus its version, and waits for a file for 100, as version 2 only."""
+"""Version 2 adds 0.25. Fails for minus its version. Version 2 waits for a file for 100, and dies of -99."""
+import os
 import time
 from pathlib import Path
 
@@ -54,6 +55,8 @@ class TritonPythonModel:
         value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
         if value[0] == -self.version:
             return pb_utils.InferenceResponse([], pb_utils.TritonError("told to"))
+        if value[0] == -99 and self.version == 2:
+            os._exit(1)
         while value[0] == 100 and self.version == 2 and not self.gate.exists():
             time.sleep(0.01)
         value += 0.25 * (self.version - 1)
@@ -541,3 +544,14 @@ def test_no_answer_changes_while_shadows_come_and_go(site: Site, shadows: Shadow
         for thread in threads:
             thread.join()
     assert answers == {"grpc": {1.0}, "http": {1.0}}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("module_site", ["worker"], indirect=True)
+def test_a_candidate_that_dies_differs(site: Site, shadows: Shadows) -> None:
+    shadow = opened(site, shadows)
+    assert site.by_grpc(-99.0) == -99
+    report = settled(shadow, 1)
+    assert (report["kinds"], report["failures"]) == ({"error": 1}, 1)
+    assert "candidate: UNAVAILABLE, " in report["worst"][0]["outputs"][0]["note"]
