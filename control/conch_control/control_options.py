@@ -218,6 +218,7 @@ class ControlOptions:
         max_queue_size: Default queue limit of a model version; 0 for none.
         residency: Which models are in memory in on-demand mode.
         state_directory: Keeps what a restart must know; None for nothing.
+        rollout_capture_directory: Keeps tensors of shadow pairs that differ; None for none.
         namespacing: Allow models of the same name in several repositories.
         model_name: Name of the model of a local path that is one model instead of a repository; empty to take
             all paths for repositories.
@@ -284,6 +285,14 @@ class ControlOptions:
         None,
         "directory for what a restart must know, one for each server: progress of rollouts, labels, which "
         "models were resident; without it a restart begins anew",
+        group=_CONTROL,
+    )
+    rollout_capture_directory: Path | None = option(
+        "--rollout-capture-directory",
+        DIRECTORY,
+        None,
+        "directory for inputs and outputs of the 32 worst shadow pairs of each rollout, which are data of "
+        "clients, in files that only the server's user can read",
         group=_CONTROL,
     )
     namespacing: bool = option(

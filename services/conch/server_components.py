@@ -25,6 +25,7 @@ from conch.core.backend import FindBackend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.registry import Registry
 from conch.core.server_state import ServerState
+from conch.core.shadows.shadow_service import Shadows
 from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
@@ -43,6 +44,7 @@ from conch.parts.grpc_part import GrpcPart
 from conch.parts.http_part import HttpPart
 from conch.parts.metrics_part import MetricsPart
 from conch.parts.server_part import PartContext, ServerPart, in_order
+from conch.parts.shadow_part import ShadowPart
 from conch.process.forked_sockets import ListeningAddresses
 from conch.server_options import PartOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -90,10 +92,20 @@ def build_components(
         options.control_port.check()
     control = options.control_with_counts()
     registry = Registry()
+    # Each meter measures since it was read last.
+    meter, shadow_meter = LoadMeter(registry), LoadMeter(registry)
+    shadows = Shadows(lambda: shadow_meter.read().saturation, capture=control.rollout_capture_directory)
     cache = open_cache_service(server.cache) if server.cache else None
     try:
         agent = Agent(
-            control, registry, get_backend, cache, drain, repositories=repositories, families=families
+            control,
+            registry,
+            get_backend,
+            cache,
+            drain,
+            repositories=repositories,
+            families=families,
+            shadows=shadows,
         )
     except BaseException:
         if cache is not None:
@@ -123,9 +135,9 @@ def build_components(
         tracing.settings,
         guarded.check_changes,
         agent.archives,
+        agent,
         console_url=lambda: context.url("Console"),
     )
-    meter = LoadMeter(registry)
     parts: list[ServerPart] = []
     context = PartContext(
         core=core,
@@ -138,6 +150,7 @@ def build_components(
         parts=parts,
         reports=LoadReports(meter, CustomMetrics(families).snapshot),
         meter=meter,
+        shadows=shadows,
         families=families,
         tracing=tracing,
         exemplars=exemplars,
@@ -163,5 +176,6 @@ def _open_parts(options: PartOptions, context: PartContext) -> Iterable[ServerPa
         from conch.parts.control_part import ControlPart  # imports grpcio
 
         yield ControlPart(options.control_port, context)
+    yield ShadowPart(context.shadows)
     for name, add_on in options.add_ons.items():
         yield from load_add_on("conch.parts", name)(add_on, context)

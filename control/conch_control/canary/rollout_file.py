@@ -21,8 +21,6 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.version_text import LABEL_PATTERN
 from conch_control.config.problems import Problem, nearest
 
-ROLLOUT_FILE = "rollout.toml"
-"""Name of the file in a model's directory."""
 STABLE = "stable"
 """Label of the version that an empty version means."""
 NEWEST = "newest"
@@ -48,7 +46,7 @@ _AMOUNT = re.compile(r"(\d+)(ms|s|m|h|d)")
 _UNITS_NS = {"ms": _S // 1000, "s": _S, "m": 60 * _S, "h": 3600 * _S, "d": 86_400 * _S}
 _HEADER = r"[A-Za-z0-9_.\-]{1,128}"
 _STICKY = re.compile(rf"sequence|principal|header:{_HEADER}")
-_MATCH = re.compile(rf"principal:.+|header:{_HEADER}=.*")
+_MATCH = re.compile(rf"principal:.+|header:{_HEADER}=.+")
 
 T = TypeVar("T")
 
@@ -103,12 +101,21 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """How outputs of a shadow pair are compared; `ignore` and `top1` are names of outputs."""
+    """How outputs of a shadow pair are compared.
+
+    Attributes:
+        atol: Absolute tolerance of floats.
+        rtol: Tolerance relative to stable's value.
+        ignore: Names of outputs that are not compared.
+        top1: Names of outputs of which only the place of the largest element counts.
+        topk: Names of outputs of which only the places of the k largest elements count, each with k.
+    """
 
     atol: float = 1e-3
     rtol: float = 1e-3
     ignore: tuple[str, ...] = ()
     top1: tuple[str, ...] = ()
+    topk: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,10 +529,14 @@ def _shadow(table: _Table) -> Shadow:
         rtol=inner.read("rtol", Compare().rtol, _real(0, math.inf), "must be a number from 0"),
         ignore=inner.texts("ignore", re.compile(".+"), "must be the name of an output", 1000),
         top1=inner.texts("top1", re.compile(".+"), "must be the name of an output", 1000),
+        topk=_topk(inner.table("topk")) if inner.has("topk") else (),
     )
-    for name in compare.top1:
-        if name in compare.ignore:
-            inner.refuse("ignore", f"output '{name}' is in top1 too; remove it from one of them")
+    kinds = {"ignore": compare.ignore, "top1": compare.top1, "topk": [name for name, _ in compare.topk]}
+    seen: dict[str, str] = {}
+    for kind, names in kinds.items():
+        for name in names:
+            if seen.setdefault(name, kind) != kind:
+                inner.refuse(kind, f"output '{name}' is in {seen[name]} too; remove it from one of them")
     inner.refuse_others()
     shadow = Shadow(
         inflight=table.read(
@@ -536,6 +547,12 @@ def _shadow(table: _Table) -> Shadow:
     )
     table.refuse_others()
     return shadow
+
+
+def _topk(table: _Table) -> tuple[tuple[str, int], ...]:
+    valid = _whole(1, 10**6)
+    names = [name for name, _ in table.given()]
+    return tuple((name, table.read(name, 1, valid, "must be a number from 1")) for name in names)
 
 
 def _whole(least: int, most: int) -> Callable[[Any], int | None]:
@@ -639,6 +656,7 @@ def _rollout_fields(rollout: Rollout) -> dict[str, Any]:
                 "rtol": compare.rtol,
                 "ignore": list(compare.ignore),
                 "top1": list(compare.top1),
+                "topk": dict(compare.topk),
             },
         }
     return fields

@@ -23,6 +23,7 @@ class ServerKeywords(TypedDict, total=False):
     load_model: str | Sequence[str] | None
     reload: bool | str | None
     state_directory: Path | str | None
+    rollout_capture_directory: Path | str | None
     repository_poll_secs: float | str | None
     repository_settle_secs: float | str | None
     allow_model_control: bool | str | None

@@ -93,6 +93,10 @@ class QueueFullError(UnavailableError):
     """A model's queue has its largest size; Triton's code is that of any unavailable model."""
 
 
+class QueueTimeoutError(UnavailableError):
+    """A request was in a model's queue for too long; Triton's code is that of any unavailable model."""
+
+
 class ResourceExhaustedError(ConchError):
     """A queue or limit is full; a retry may succeed. Not one of Triton's codes."""
 

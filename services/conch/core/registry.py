@@ -341,6 +341,8 @@ class Registry:
         if model is None:
             self._miss(request.model_name, entry)
             raise self._not_ready(request.model_name, number, entry)
+        if route.shadow is not None and number == route.stable:
+            return route.shadow.before(model, entry.ready)
         return model
 
     def version_number(self, name: str, version: str) -> int:

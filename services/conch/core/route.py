@@ -5,7 +5,7 @@ these rules that names a version decides:
 
 1. A choice that the request has been given: it may be resolved several times, with one outcome.
 2. The header or metadata `OVERRIDE`: a version number, ``candidate``, ``stable`` or a label.
-3. The version that has the sequence of the request, whatever its share.
+3. The version that has the sequence of the request, whatever its share; not one that has its copy only.
 4. A match rule: the candidate.
 5. The share that the request's key falls into by a salted hash; without a key, by chance.
 
@@ -26,11 +26,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest
 from conch.core.version_text import STABLE, parse_version
+
+if TYPE_CHECKING:
+    from conch.core.servable import Servable
 
 WHOLE = 10_000
 """All requests, in the unit of shares: 1 is 0.01 %."""
@@ -62,6 +65,18 @@ class Chosen(Protocol):
 
     def continues(self, request: InferenceRequest) -> bool:
         """Whether a request belongs to a live sequence of this version."""
+
+
+class Mirror(Protocol):
+    """Copies of stable's requests for another version; see `conch.core.shadows.shadow.Shadow`."""
+
+    version: int
+
+    def before(self, stable: Servable, ready: Mapping[int, Servable]) -> Servable:
+        """What takes a request in place of the stable version, which serves it."""
+
+    def mirrors(self, correlation_id: int | str) -> bool:
+        """Whether a sequence of the other version is a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +162,7 @@ class Route:
         sticky: The first of these that a request has is its key; a sequence is the last resort.
         match: Requests that get the candidate while it is ready.
         override: Whether `OVERRIDE` counts.
+        shadow: Gets copies of requests that the stable version serves; None for none.
     """
 
     stable: int
@@ -156,6 +172,7 @@ class Route:
     sticky: tuple[Attribute, ...] = ()
     match: tuple[MatchRule, ...] = ()
     override: bool = True
+    shadow: Mirror | None = None
 
     def __post_init__(self) -> None:
         shares = [share for _, share in self.shares]
@@ -200,7 +217,7 @@ class Route:
                     return version
         if request.correlation_id and not request.sequence_start:
             for version, model in ready.items():
-                if model.continues(request):
+                if model.continues(request) and not self._is_copied(request, version):
                     return version
         candidate = self.candidate
         for rule in self.match:
@@ -212,6 +229,10 @@ class Route:
             if place < bound:
                 return version if version in ready else self.stable
         return self.stable
+
+    def _is_copied(self, request: InferenceRequest, version: int) -> bool:
+        shadow = self.shadow
+        return shadow is not None and shadow.version == version and shadow.mirrors(request.correlation_id)
 
     def _named(self, wanted: str, labels: Mapping[str, int]) -> int:
         if wanted == CANDIDATE and self.candidate is not None:

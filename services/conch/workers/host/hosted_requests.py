@@ -8,7 +8,15 @@ from itertools import repeat
 from typing import ClassVar
 
 from conch.core.errors import ConchError
-from conch.core.request import Fact, InferenceRequest, RequestModel, Responder, RunTimes, SpanRecord
+from conch.core.request import (
+    Fact,
+    InferenceRequest,
+    RequestModel,
+    Responder,
+    RunTimes,
+    SpanRecord,
+    TraceCopy,
+)
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -239,3 +247,7 @@ class _HostedWatch:
 
     def describe(self, facts: Mapping[str, Fact]) -> None:
         """Likewise."""
+
+    def copy_trace(self) -> TraceCopy | None:
+        """Likewise: the server copies requests."""
+        return None
