@@ -36,7 +36,7 @@ from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOAD
 from conch_control.native_agents import NativeAgents
 from conch_control.repository.layout import Fingerprint, select_versions
 from conch_control.repository.namespaces import Namespaced, namespace_of, unwrapped
-from conch_control.repository.source import ModelSource, Renamed
+from conch_control.repository.source import Labelled, ModelSource, Renamed
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,8 @@ class ModelLifecycle:
                 self.load(source, override, ticket)
             return
         name = source.name
+        labelled = unwrapped(source)
+        self._registry.follow_labels(name, labelled.labels() if isinstance(labelled, Labelled) else {})
         self._statistics.begun(name)
         while True:
             self.queue.check_open()

@@ -6,15 +6,17 @@ Owns: the last state of each model, to avoid reading configs twice. Threads: the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import replace
 
 from conch.core.errors import ConchError
 from conch_control.control_options import ControlOptions
 from conch_control.planner.plan import FoundModel, Snapshot
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.layout import INCOMPLETE, is_incomplete, split_markers, without_editor_files
+from conch_control.repository.namespaces import unwrapped
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import Listed, ModelSource, Scan
+from conch_control.repository.source import Declared, Labelled, Listed, ModelSource, Scan
 
 log = logging.getLogger(__name__)
 
@@ -95,12 +97,10 @@ class SnapshotReader:
             state = without_editor_files(state)
         known = self._known.get(name)
         if known is not None and known.fingerprint == state and known.location == source.location:
-            if known.markers == markers:
-                found = known
-            else:
-                found = FoundModel(known.fingerprint, markers, known.location, known.parts)
+            found = replace(known, markers=markers, beside=_beside(source))
         else:
-            found = FoundModel(state, markers, source.location, read_composing_models(source, self._options))
+            parts = read_composing_models(source, self._options)
+            found = FoundModel(state, markers, source.location, parts, _beside(source))
         self._known[name] = found
         self._report(
             name,
@@ -116,3 +116,11 @@ class SnapshotReader:
         elif (name, text) not in self._reported:
             self._reported.add((name, text))
             log.warning(text, name)
+
+
+def _beside(source: ModelSource) -> Hashable:
+    """Labels and declaration of a model whose repository has them."""
+    model = unwrapped(source)
+    labels = tuple(sorted(model.labels().items())) if isinstance(model, Labelled) else ()
+    rollout = model.rollout_declaration() if isinstance(model, Declared) else None
+    return (labels, rollout) if labels or rollout is not None else ()

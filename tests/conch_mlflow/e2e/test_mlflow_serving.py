@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -46,6 +47,12 @@ def answer(client: triton.InferenceServerClient, model: str = "probe") -> tuple[
     given.set_data_from_numpy(np.ones(1, np.float32))
     found = client.infer(model, [given])
     return found.get_response().model_version, float(found.as_numpy("OUT")[0])
+
+
+def labels_of(server: ServerProcess) -> dict[str, list[str]]:
+    """Labels by version, of the models together."""
+    index = httpx.post(f"http://{server.http_address}/v2/repository/index").json()
+    return {each["version"]: each["labels"] for each in index if "labels" in each}
 
 
 @pytest.mark.slow
@@ -119,6 +126,10 @@ def test_all_aliases_are_loaded_and_code_is_refused(registry: FakeRegistry, tmp_
         eventually(lambda: not client.is_model_ready("graph", "2"), "unloaded")
         assert client.is_model_ready("graph", "1")
         assert server.errors.count('loading: graph:1"') == 1
+        # An alias can move to a version that is served already.
+        assert labels_of(server) == {"1": ["champion", "stable"], "3": ["challenger"]}
+        registry.models["graph"].aliases = {"champion": 3, "challenger": 1}
+        eventually(lambda: labels_of(server) == {"1": ["challenger"], "3": ["champion", "stable"]}, "moved")
         assert server.stop() == 0
 
 
