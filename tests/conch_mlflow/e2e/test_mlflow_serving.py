@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.support.metrics import scrape, value
 from tests.support.mlflow_registry import FakeRegistry, mlmodel, onnx_files, triton_files
 from tests.support.servers import ServerProcess, client_of, eventually, started
 
+from conch import __version__
+
 CONFIG = b"""
 backend: "python"
 input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
@@ -24,6 +27,7 @@ output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 parameters { key: "CONCH_PLACEMENT" value { string_value: "in_process" } }
 """
 
+KEY = "a-key-that-is-long-enough"
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.1", "--repository-settle-secs=0.05")
 
 
@@ -131,6 +135,55 @@ def test_all_aliases_are_loaded_and_code_is_refused(registry: FakeRegistry, tmp_
         registry.models["graph"].aliases = {"champion": 3, "challenger": 1}
         eventually(lambda: labels_of(server) == {"1": ["challenger"], "3": ["champion", "stable"]}, "moved")
         assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_models_are_run_by_the_scoring_protocol(registry: FakeRegistry, tmp_path: Path) -> None:
+    graph = pytest.importorskip("tests.support.onnx_graphs").ADD_SUB
+    tensor = {"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 2]}}
+    inputs = json.dumps([{**tensor, "name": name} for name in "AB"])
+    outputs = json.dumps([{**tensor, "name": "SUM"}])
+    files = onnx_files(graph)
+    files["MLmodel"] = mlmodel(
+        {"onnx": {"data": "model.onnx"}}, signature={"inputs": inputs, "outputs": outputs}
+    )
+    files["serving_input_example.json"] = b'{"inputs": {"A": [[1, 2]], "B": [[1, 2]]}}'
+    registry.register("scored", files, "champion")
+    registry.register("scored", files, "challenger")
+    registry.register("plain", onnx_files(graph))
+    (tmp_path / "key").write_text(KEY)
+    policy = tmp_path / "access.toml"
+    policy.write_text('[[principal]]\nname = "web"\nkey_file = "key"\ninfer = ["*"]\n')
+    flags = (f"--access-policy={policy}", "--allow-openai=false", "--log-verbose=1")
+    with serving(registry.port, tmp_path / "cache", *flags) as server:
+        url = f"http://{server.http_address}"
+        models = f"{url}/v2/models"
+        body = {"instances": [{"A": [1, 2], "B": [3, 5]}]}
+        assert httpx.post(f"{models}/scored/invocations", json=body).status_code == 401
+        with httpx.Client(headers={"authorization": f"Bearer {KEY}"}) as client:
+            for path in ("scored", "scored/versions/1", "scored/versions/challenger"):
+                found = client.post(f"{models}/{path}/invocations", json=body)
+                assert (found.status_code, found.json()) == (200, {"predictions": [[4, 7]]}), found.text
+            for path, given, status, reason in (
+                ("scored", {"inputs": [1]}, 400, "several inputs"),
+                ("plain", body, 400, "no signature of MLflow"),
+                ("missing", body, 404, "unknown model"),
+                ("scored/versions/other", body, 400, "'challenger' (2)"),
+            ):
+                refused = client.post(f"{models}/{path}/invocations", json=given)
+                assert refused.status_code == status and reason in refused.json()["error"], refused.text
+            text = client.post(
+                f"{models}/scored/invocations", content=b"", headers={"content-type": "text/x"}
+            )
+            assert text.status_code == 415
+            assert client.get(f"{models}/scored/invocations").status_code == 405
+            assert client.get(f"{url}/ping").status_code == 200
+            assert client.get(f"{url}/version").text == __version__
+            assert client.get(f"{url}/other").status_code == 404
+        assert "running warmup sample 'input example'" in server.errors
+        assert "failed to run warmup sample" not in server.errors
+        assert server.stop() == 0
+        assert "Traceback" not in server.errors
 
 
 def test_the_flag_for_code_needs_a_registry(tmp_path: Path) -> None:

@@ -1,0 +1,211 @@
+"""The routes of MLflow's scoring protocol: ``/v2/models/M/invocations``, ``/ping`` and ``/version``.
+
+A request is one request to the model; what comes back is encoded on the model's thread.
+
+Threads and locks: event loop, but for `_Call.respond`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import orjson
+
+from conch.access.principals import ANY, INFERS, OPEN
+from conch.core.cold_models import ColdModelError
+from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.response_errors import unsendable
+from conch.core.servable import Servable
+from conch.core.spec import ModelSpec
+from conch.frontends.http.flow_control import body_size
+from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
+from conch.frontends.http.http_pools import loaded
+from conch.frontends.http.http_routing import Route, RouteHandler, RouteTable, route
+from conch.frontends.http.json_body import JSON, error_reply, parsed, read_body
+from conch.frontends.http.route_provider import Answering, RestApi
+from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.operation_table import Endpoint, path_pattern
+from conch_mlflow.scoring.scoring_body import Scored
+from conch_mlflow.scoring.scoring_body import read_body as read_scored
+from conch_mlflow.scoring.scoring_tensors import predictions, request_tensors, wanted_outputs
+from conch_mlflow.served_files import SIGNATURE_FILE
+from conch_mlflow.signature import Signature, SignatureError, parse_signature
+
+INVOCATIONS = Endpoint(
+    "invocations",
+    "inference",
+    "Run the model by MLflow's scoring protocol",
+    http_method="POST",
+    paths=("/v2/models/{model}[/versions/{version}]/invocations",),
+    roles=INFERS,
+)
+PING = Endpoint("mlflow_ping", "health", "Whether the server is ready", paths=("/ping",), roles=OPEN)
+VERSION = Endpoint("mlflow_version", "metadata", "The server's version", paths=("/version",), roles=ANY)
+ENDPOINTS: Final = (INVOCATIONS, PING, VERSION)
+"""MLflow's calls, as entries like those of the table of operations."""
+
+_QUICK_BYTES = 64 << 10  # of a body that is read on the event loop
+_ONE = "MLflow's scoring protocol has one response, and the model may have any number"
+
+
+def scoring_table(api: RestApi) -> RouteTable:
+    """The table of the routes; paths that it does not have go on to the next provider."""
+    scoring = _Scoring(api)
+    routes = [
+        _route(INVOCATIONS, scoring.invocations),
+        _route(PING, scoring.ping),
+        _route(VERSION, scoring.version),
+    ]
+    made = RouteTable(
+        routes, api.guard, api.refusals, api.cors, labels=api.core.registry.labels, endpoints=ENDPOINTS
+    )
+    made.further = api.unmatched
+    return made
+
+
+def _route(endpoint: Endpoint, handler: RouteHandler) -> Route:
+    return route(path_pattern(endpoint.paths[0]), [endpoint.http_method], endpoint.access, handler)
+
+
+class _Scoring:
+    def __init__(self, api: RestApi) -> None:
+        self._api = api
+        self._signatures: dict[tuple[str, int], tuple[ModelSpec, Signature]] = {}
+
+    def ping(self, exchange: HttpExchange) -> Answering:
+        """Answers a probe."""
+        return self._api.alias(exchange, table.SERVER_READY.paths[0])
+
+    async def version(self, exchange: HttpExchange) -> Reply:
+        """Answers with a text, as MLflow's server does."""
+        return Reply(200, [(b"content-type", b"text/plain")], self._api.core.version.encode())
+
+    async def invocations(self, exchange: HttpExchange, model: str, version: str) -> Reply:
+        """Runs a model."""
+        api, received_ns = self._api, self._api.clock()
+        body: memoryview | bytes = b""
+        call: _Call | None = None
+        try:
+            api.admission.check_open()
+            api.core.check_running()
+            found = await self._model(exchange, model, version)
+            if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
+                raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
+            body = await read_body(exchange, api.most_bytes)
+            kind = exchange.header("content-type")
+            if len(body) <= _QUICK_BYTES:
+                scored = read_scored(bytes(body), kind)
+            else:
+                scored = await parsed(exchange, api.pools, read_scored, bytes(body), kind)
+            while True:
+                try:
+                    call = self._submit(exchange, (model, version), found, scored, received_ns)
+                    break
+                except ColdModelError as cold:  # evicted since the headers came
+                    await loaded(exchange, cold)
+                    found = await self._model(exchange, model, version)
+        except ConchError as error:
+            refused = InferenceRequest(model, version, {}, _ignore, received_ns)
+            api.admission.refuse(refused, error, exchange, len(body), received_ns)
+            raise
+        return await call.answer
+
+    async def _model(self, exchange: HttpExchange, name: str, version: str) -> Servable | None:
+        """The model of a path, once it is in memory; see `Admission.resolve_name`."""
+        while True:
+            try:
+                return self._api.admission.resolve_name(name, version)
+            except ColdModelError as error:
+                cold = error
+            await loaded(exchange, cold)
+
+    def _submit(
+        self,
+        exchange: HttpExchange,
+        names: tuple[str, str],
+        model: Servable | None,
+        scored: Scored,
+        received_ns: int,
+    ) -> _Call:
+        # All versions of a route have the same inputs.
+        spec = (model or self._api.core.model(*names)).spec
+        signature = self._signature(spec)
+        call = _Call(self._api, exchange, signature)
+        request = call.request = InferenceRequest(
+            *names,
+            request_tensors(scored, spec, signature),
+            call.respond,
+            received_ns,
+            requested=wanted_outputs(spec, signature),
+        )
+        request.context = exchange
+        exchange.on_disconnect = call.abandon
+        self._api.admission.admit(request, False, model, exchange, exchange.size, single=_ONE)
+        return call
+
+    def _signature(self, spec: ModelSpec) -> Signature:
+        """The signature of a version. Raises InvalidArgumentError: it has none."""
+        key = (spec.identifier, spec.version)
+        known, signature = self._signatures.get(key, (None, None))
+        if known is not spec or signature is None:
+            try:
+                text = (spec.version_directory / SIGNATURE_FILE).read_bytes()
+                signature = parse_signature(orjson.loads(text))
+            except (OSError, ValueError, SignatureError):
+                signature = None
+            if signature is None:
+                raise InvalidArgumentError(
+                    f"model '{spec.name}' has no signature of MLflow, which this route needs; use "
+                    f"/v2/models/{spec.name}/infer"
+                )
+            self._signatures[key] = (spec, signature)
+        return signature
+
+
+class _Call:
+    """A request to a model, and its response."""
+
+    def __init__(self, api: RestApi, exchange: HttpExchange, signature: Signature) -> None:
+        self._admission = api.admission
+        self._exchange = exchange
+        self._signature = signature
+        self._loop = asyncio.get_running_loop()
+        self.request: InferenceRequest | None = None
+        self.answer: asyncio.Future[Reply] = self._loop.create_future()
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        """Encodes the response; any thread."""
+        try:
+            if response is None:
+                raise InvalidArgumentError(_ONE)
+            if response.error is not None:
+                reply = error_reply(response.error)
+            else:
+                reply = Reply(200, [JSON], predictions(response.outputs, self._signature))
+        except Exception as error:  # boundary: outputs that user code has made
+            reply = error_reply(unsendable(request.model_name, response, error))
+        if request.watch is not None:
+            request.watch.bytes_out += body_size(reply.body)
+        try:
+            self._loop.call_soon_threadsafe(self._done, reply)
+        except RuntimeError:
+            pass  # the loop is closed
+
+    def abandon(self) -> None:
+        """Cancels the request after a disconnect."""
+        request, self.request = self.request, None
+        if request is not None:
+            self._admission.cancel(request)
+        if not self.answer.done():
+            self.answer.set_exception(ClientDisconnectError())
+
+    def _done(self, reply: Reply) -> None:
+        self.request = None  # breaks a reference cycle
+        if not self.answer.done():
+            self.answer.set_result(reply)
+
+
+def _ignore(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """Responder of a request that is not submitted."""
