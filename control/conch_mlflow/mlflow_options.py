@@ -36,11 +36,11 @@ class MlflowSettings(AddOnSettings):
             raise FlagError("--mlflow-allow-code has no effect without a --model-repository=mlflow://...")
 
     def add_to(self, options: PartOptions, settings: Settings) -> PartOptions:
-        """Hands them to the kind of repository; with a registry, REST gets the scoring routes."""
+        """Hands them to the kind of repository, and adds the scoring routes to REST."""
         control = options.control
         kinds = {**control.storage.kinds, NAME: settings.build(MlflowSettings)}
         options = replace(options, control=replace(control, storage=replace(control.storage, kinds=kinds)))
-        if options.http is None or not _has_registry(settings):
+        if options.http is None:
             return options
         return replace(options, http=replace(options.http, further=(*options.http.further, ScoringRoutes())))
 

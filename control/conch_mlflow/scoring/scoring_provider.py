@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ScoringRoutes(RouteProvider):
-    """MLflow's scoring protocol behind REST, for models of MLflow registries."""
+    """MLflow's scoring protocol behind REST, for models that have a signature of MLflow."""
 
     title: ClassVar[str] = "MLflow"
 
