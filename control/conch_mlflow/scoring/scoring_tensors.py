@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
@@ -78,19 +78,25 @@ def wanted_outputs(spec: ModelSpec, signature: Signature) -> tuple[str, ...]:
 
 def predictions(outputs: Sequence[Tensor], signature: Signature) -> bytes:
     """The body of the response: a list of records for columns, an array, or arrays by name."""
-    kinds = {each.name: each for each in signature.outputs}
-    listed = {each.name: _listed(each, kinds.get(each.name)) for each in outputs}
-    columns = [each for each in signature.outputs if each.column and each.named]
-    found: Any
-    if columns and {each.name for each in columns} == set(listed):
-        names = list(listed)
-        rows = zip(*(_flat(listed[name]) for name in names), strict=True)
-        found = [dict(zip(names, row, strict=True)) for row in rows]
+    entries = _entries(outputs, signature)
+    listed = {each.name: _listed(each, entries.get(each.name)) for each in outputs}
+    found: Any = listed
+    if entries and all(each.column and each.named for each in entries.values()):
+        columns = [entries[name].name for name in listed]
+        rows = zip(*(map(_plain, values) for values in listed.values()), strict=True)
+        found = [dict(zip(columns, row, strict=True)) for row in rows]
     elif len(listed) == 1:
         (found,) = listed.values()
-    else:
-        found = listed
     return orjson.dumps({"predictions": found}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _entries(outputs: Sequence[Tensor], signature: Signature) -> dict[str, Entry]:
+    """What the signature says of outputs, by their names; those of an engine may have others."""
+    declared = {each.name: each for each in signature.outputs}
+    names = [each.name for each in outputs]
+    if declared.keys() == set(names):
+        return declared
+    return dict(zip(names, signature.outputs, strict=True)) if len(names) == len(declared) else {}
 
 
 def _by_name(data: Any) -> Mapping[str, Any] | None:
@@ -211,8 +217,10 @@ def _decoded(text: str, name: str) -> bytes:
 
 
 def _listed(tensor: Tensor, entry: Entry | None) -> Any:
-    """An output as JSON has it."""
+    """An output as JSON has it, in the rank of the signature."""
     array = tensor.numpy()
+    if entry is not None and array.ndim == len(entry.dims) + 1 and array.shape[-1] == 1:
+        array = array[..., 0]
     if tensor.datatype != "BYTES":
         return np.ascontiguousarray(array if array.dtype.kind != "f" else array.astype(np.float64))
     binary = entry is not None and entry.kind == _BINARY
@@ -223,7 +231,6 @@ def _listed(tensor: Tensor, entry: Entry | None) -> Any:
     return np.array(texts, object).reshape(array.shape).tolist()
 
 
-def _flat(values: Any) -> Iterable[Any]:
-    """The rows of an output column, of shape [n] or [n, 1]."""
-    listed = values.tolist() if isinstance(values, np.ndarray) else values
-    return [each[0] if isinstance(each, list) and len(each) == 1 else each for each in listed]
+def _plain(value: Any) -> Any:
+    """A value of a record."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

@@ -68,12 +68,17 @@ class ConchServer:
             self._session.headers["authorization"] = f"Bearer {token}"
 
     def index(self) -> list[dict[str, Any]]:
-        """The models and versions of the server, with their states and labels."""
-        found = self._ask("POST", "/v2/repository/index", {})
-        return found if isinstance(found, list) else []
+        """The versions of all models, with their states and labels."""
+        found = [each for each in self._ask("POST", "/v2/repository/index", {}) if "version" in each]
+        known = {(each["name"], each["version"]) for each in found}
+        # Models that came with files are in no repository.
+        for each in self._ask("GET", "/v2/models/stats")["model_stats"]:
+            if (each["name"], each["version"]) not in known:
+                found.append({"name": each["name"], "version": each["version"], "state": "READY"})
+        return found
 
     def versions(self, model: str) -> list[dict[str, Any]]:
-        """The entries of a model in the index."""
+        """The versions of a model."""
         return [each for each in self.index() if each.get("name") == model]
 
     def load(self, model: str, parameters: Mapping[str, str], timeout_s: float) -> None:
@@ -128,7 +133,7 @@ class ConchServer:
                 )
             pause.wait(_PAUSE_S)
 
-    def _ask(self, method: str, path: str, body: Any, timeout_s: float = _ANSWER_S) -> Any:
+    def _ask(self, method: str, path: str, body: Any = None, timeout_s: float = _ANSWER_S) -> Any:
         with self._send(method, path, body, timeout_s) as response:
             return response.json() if response.content else None
 
@@ -139,8 +144,7 @@ class ConchServer:
             response = self._session.request(
                 method,
                 self.url + path,
-                data=json.dumps(body),
-                headers={"content-type": "application/json"},
+                json=body,
                 timeout=(_CONNECT_S, timeout_s),
                 stream=stream,
             )

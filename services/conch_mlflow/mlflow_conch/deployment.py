@@ -147,8 +147,7 @@ class ConchDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]
         _refuse_endpoint(endpoint)
         entries: dict[str, list[dict[str, Any]]] = {}
         for each in self._server.index():
-            if "version" in each:
-                entries.setdefault(each["name"], []).append(each)
+            entries.setdefault(each["name"], []).append(each)
         return [self._described(name, found) for name, found in entries.items()]
 
     def get_deployment(self, name: str, endpoint: str | None = None) -> dict[str, Any]:
@@ -198,7 +197,7 @@ class ConchDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]
         return {"name": name, "flavor": _REGISTRY, "version": version, "alias": alias}
 
     def _found(self, name: str) -> list[dict[str, Any]]:
-        entries = [each for each in self._server.versions(name) if "version" in each]
+        entries = self._server.versions(name)
         if not entries:
             raise MlflowException(
                 f"there is no deployment '{name}' at {self.target_uri}", RESOURCE_DOES_NOT_EXIST
@@ -207,7 +206,7 @@ class ConchDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]
 
     def _described(self, name: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
         kept = ("version", "state", "reason", "labels", "traffic")
-        versions = [{key: each[key] for key in kept if key in each} for each in entries if "version" in each]
+        versions = [{key: each[key] for key in kept if key in each} for each in entries]
         return {"name": name, "url": f"{self._server.url}/v2/models/{name}", "versions": versions}
 
 

@@ -26,7 +26,10 @@ COLUMNS: list[dict[str, Any]] = [
     {"type": "string", "name": "s"},
     {"type": "boolean", "name": "b"},
 ]
-FRAME = {"columns": ["n", "a", "b", "s"], "data": [[1, 2.5, True, "x"], [-3, None, False, "ü"]]}
+FRAME: dict[str, list[Any]] = {
+    "columns": ["n", "a", "b", "s"],
+    "data": [[1, 2.5, True, "x"], [-3, None, False, "ü"]],
+}
 
 
 def signature(inputs: list[dict[str, Any]], outputs: Any = None, params: Any = None) -> Signature:
@@ -176,7 +179,8 @@ def test_predictions_are_records_arrays_or_arrays_by_name() -> None:
 
     tensor = {"type": "tensor", "tensor-spec": {"dtype": "float64", "shape": [-1, 1]}}
     assert answered([numbers], [tensor]) == [[1.5], [2.5]]
-    assert answered([numbers], [{"type": "double"}]) == [[1.5], [2.5]]
+    assert answered([numbers], [{"type": "double"}]) == [1.5, 2.5]
+    assert answered([numbers], [{"type": "double", "name": "other"}]) == [{"other": 1.5}, {"other": 2.5}]
     columns = [{"type": "double", "name": "y"}, {"type": "binary", "name": "t"}]
     assert answered([numbers, texts], columns) == [
         {"y": 1.5, "t": base64.b64encode(b"x").decode()},
