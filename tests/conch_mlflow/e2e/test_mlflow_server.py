@@ -31,6 +31,7 @@ output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 """
 
 pytestmark = [
+    pytest.mark.mlflow,
     pytest.mark.process,
     pytest.mark.slow,
     pytest.mark.skipif(
