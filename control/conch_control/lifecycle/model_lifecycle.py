@@ -44,7 +44,7 @@ from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOAD
 from conch_control.native_agents import NativeAgents
 from conch_control.repository.layout import Fingerprint, select_versions, without_rollout
 from conch_control.repository.namespaces import Namespaced, namespace_of, unwrapped
-from conch_control.repository.source import Labelled, ModelSource, Renamed
+from conch_control.repository.source import ModelSource, Renamed
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
@@ -147,8 +147,6 @@ class ModelLifecycle:
 
     def _load(self, source: ModelSource, override: str | None, requested_ticket: int) -> None:
         name = source.name
-        labelled = unwrapped(source)
-        self._registry.follow_labels(name, labelled.labels() if isinstance(labelled, Labelled) else {})
         self._statistics.begun(name)
         while True:
             self.queue.check_open()

@@ -179,12 +179,8 @@ class Registry:
             entry = self._entries.get(name)
             if entry is None:
                 raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-            known = self._labels.get(name, _NO_LABELS)
-            if known.source in _DECLARED:
-                raise FailedPreconditionError(
-                    f"the labels of '{self.name_of(name)}' {_DECLARED[known.source]}"
-                )
-            numbers = dict(known.numbers)
+            self.refuse_label_change(name)
+            numbers = dict(self._labels.get(name, _NO_LABELS).numbers)
             if version is not None:
                 if version not in entry.ready:
                     raise self._not_ready(self.name_of(name), version, entry)
@@ -192,6 +188,12 @@ class Registry:
             elif numbers.pop(label, None) is None:
                 raise NotFoundError(f"model '{self.name_of(name)}' has no label '{label}'{_listed(numbers)}")
             self._set_labels(name, _Labels(MappingProxyType(numbers), "api"))
+
+    def refuse_label_change(self, name: str) -> None:
+        """Raises FailedPreconditionError: a file or the repository declares an identifier's labels."""
+        source = self._labels.get(name, _NO_LABELS).source
+        if source in _DECLARED:
+            raise FailedPreconditionError(f"the labels of '{self.name_of(name)}' {_DECLARED[source]}")
 
     def _set_labels(self, name: str, labels: _Labels) -> None:
         if labels.numbers:

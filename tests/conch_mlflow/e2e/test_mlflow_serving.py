@@ -137,6 +137,74 @@ def test_all_aliases_are_loaded_and_code_is_refused(registry: FakeRegistry, tmp_
         assert server.stop() == 0
 
 
+def traffic_of(server: ServerProcess, model: str = "probe") -> dict[str, float]:
+    """Percent of the requests without a version, by the versions that get any."""
+    index = httpx.post(f"http://{server.http_address}/v2/repository/index").json()
+    return {
+        each["version"]: each["traffic"] for each in index if each["name"] == model and each.get("traffic")
+    }
+
+
+@pytest.mark.slow
+def test_a_challenger_is_brought_by_the_rollout_of_a_tag(registry: FakeRegistry, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        registry.register("probe", number_files(number))
+    model = registry.models["probe"]
+    model.aliases = {"champion": 1, "best": 3}
+    model.tags["conch.rollout"] = json.dumps({"rollout": {"steps": ["50% 1h"]}})
+    flags = (*POLL, "--mlflow-allow-code")
+    with (
+        serving(registry.port, tmp_path / "cache", *flags) as server,
+        client_of(server) as client,
+    ):
+        assert answer(client) == ("1", 1.0) and traffic_of(server) == {}
+        load = Load(server.address, "probe", polite=False, http_address=server.http_address)
+        try:
+            model.aliases = {"champion": 1, "challenger": 2}
+            eventually(lambda: traffic_of(server) == {"1": 50.0, "2": 50.0}, "the rollout has begun")
+            assert labels_of(server) == {"1": ["champion", "stable"], "2": ["challenger"]}
+            model.tags["conch.rollout"] = '[rollout]\nsteps = ["20% 1h"]'
+            eventually(lambda: traffic_of(server) == {"1": 80.0, "2": 20.0}, "the tag is followed")
+            model.aliases = {"champion": 1}
+            eventually(lambda: labels_of(server) == {"1": ["champion", "stable"]}, "the challenger has left")
+            model.aliases = {"champion": 3}
+            eventually(lambda: answer(client) == ("3", 3.0), "moved without a rollout")
+        finally:
+            load.enough.set()
+            load.join()
+        assert load.failures == []
+        model.tags["conch.rollout"] = "[rollout]\nstep = 1"
+        model.aliases = {"champion": 3, "challenger": 2}
+        eventually(lambda: "rollout.step: unknown field" in server.errors, "the tag is wrong")
+        assert answer(client) == ("3", 3.0)
+        assert server.stop() == 0
+        assert "Traceback" not in server.errors
+
+
+@pytest.mark.slow
+def test_calls_start_rollouts_and_leave_the_labels(registry: FakeRegistry, tmp_path: Path) -> None:
+    for number in (1, 2):
+        registry.register("probe", number_files(number))
+    registry.models["probe"].aliases = {"champion": 1, "challenger": 2}
+    flags = ("--model-control-mode=explicit", "--load-model=probe", "--mlflow-allow-code")
+    with serving(registry.port, tmp_path / "cache", *flags) as server, client_of(server) as client:
+        assert answer(client) == ("1", 1.0)
+        url = f"http://{server.http_address}/v2/repository/models/probe"
+        refused = httpx.put(f"{url}/labels/champion", json={"version": 2})
+        assert refused.status_code == 409 and "such as an alias in MLflow" in refused.text
+        steps = {"candidate": 2, "steps": ["20% 1h"]}
+        refused = httpx.post(f"{url}/rollout", json={"rollout": steps, "labels": {"x": 1}})
+        assert refused.status_code == 409
+        started_ = httpx.post(f"{url}/rollout", json={"rollout": steps})
+        assert started_.status_code == 200, started_.text
+        eventually(lambda: traffic_of(server) == {"1": 80.0, "2": 20.0}, "the rollout has begun")
+        httpx.post(f"{url}/rollout/promote").raise_for_status()
+        eventually(lambda: answer(client) == ("2", 2.0), "promoted")
+        assert labels_of(server) == {"1": ["champion"], "2": ["challenger", "stable"]}
+        assert server.stop() == 0
+        assert "Traceback" not in server.errors
+
+
 @pytest.mark.slow
 def test_models_are_run_by_the_scoring_protocol(registry: FakeRegistry, tmp_path: Path) -> None:
     graph = pytest.importorskip("tests.support.onnx_graphs").ADD_SUB
