@@ -30,7 +30,7 @@ def main(target: str) -> None:
     told = {
         "again": error_of(lambda: client.create_deployment("flowers", "models:/estimator/1")),
         "updated": client.update_deployment("flowers", "models:/estimator/2"),
-        "listed": [each["name"] for each in client.list_deployments()],
+        "listed": [each["name"] for each in client.list_deployments() if each["name"] != "probe"],
         "got": client.get_deployment("flowers")["versions"],
         "frame": client.predict("flowers", pd.DataFrame(ROWS)).get_predictions("ndarray").tolist(),
         "array": client.predict("flowers", ROWS)["predictions"],
@@ -42,7 +42,7 @@ def main(target: str) -> None:
     }
     client.delete_deployment("flowers")
     client.delete_deployment("flowers")
-    told["left"] = client.list_deployments()
+    told["left"] = [each["name"] for each in client.list_deployments()]
     sys.stdout.write(f"{json.dumps(told)}\n")
 
 

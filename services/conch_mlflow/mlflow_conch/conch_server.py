@@ -19,6 +19,7 @@ from mlflow.protos.databricks_pb2 import (
     PERMISSION_DENIED,
     RESOURCE_DOES_NOT_EXIST,
     TEMPORARILY_UNAVAILABLE,
+    ErrorCode,
 )
 
 TOKEN_VARIABLE = "CONCH_TOKEN"
@@ -30,6 +31,7 @@ _CODES = {
     401: PERMISSION_DENIED,
     403: PERMISSION_DENIED,
     404: RESOURCE_DOES_NOT_EXIST,
+    503: TEMPORARILY_UNAVAILABLE,
 }
 _CONNECT_S, _ANSWER_S = 10.0, 300.0
 _PAUSE_S = 0.5
@@ -85,6 +87,14 @@ class ConchServer:
         """Loads a model, with files or as it is in the repository, and waits until it is ready."""
         path = f"/v2/repository/models/{quote(model, safe='')}/load"
         self._ask("POST", path, {"parameters": dict(parameters)}, timeout_s)
+
+    def follow(self, model: str, timeout_s: float) -> None:
+        """Has the server look at its repository now; one that polls does so by itself."""
+        try:
+            self.load(model, {}, timeout_s)
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(TEMPORARILY_UNAVAILABLE):
+                raise
 
     def unload(self, model: str) -> None:
         """Unloads a model; one that is not loaded is ignored."""

@@ -48,7 +48,7 @@ and the model URI is models:/NAME/VERSION: the alias is moved to the version.
 Config of create and update:
   -C alias=NAME     move this alias of the registered model, and wait until the server has the version ready
   -C steps=STEPS    bring the version by a rollout, with these steps: "5% 10m, 25% 10m"; alias is
-                    {_CANDIDATE} by default
+                    {_CANDIDATE} by default, and the server needs --model-control-mode=explicit
   -C timeout=SECS   the longest wait; {_TIMEOUT_S:g} by default
 Config of delete:
   -C alias=NAME     remove the alias instead of unloading the model
@@ -189,6 +189,7 @@ class ConchDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]
         client = MlflowClient()
         registered, version = _registered(client, model_uri)
         client.set_registered_model_alias(registered, alias, version)
+        self._server.follow(name, timeout_s)
         self._server.wait_ready(name, version, alias, timeout_s)
         if settings.get("steps"):
             steps = [step.strip() for step in settings["steps"].split(",")]

@@ -231,11 +231,20 @@ def test_aliases_are_moved_under_load_also_by_deployments(registry: Registry, tm
         assert load.completed > 100
 
 
-def test_deployments_of_files(registry: Registry, tmp_path: Path) -> None:
+def test_deployments_of_files_and_by_rollouts(registry: Registry, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "rows.json").write_text(json.dumps([{"0": a, "1": b} for a, b in ROWS.tolist()]))
-    flags = ["--model-control-mode=explicit", "--grpc-port=0"]
-    with started(f"--model-repository={tmp_path}/models", *flags) as server:
+    flags = [
+        f"--model-repository={tmp_path}/models",
+        f"--model-repository=mlflow+{registry.url}?alias=champion,challenger",
+        f"--model-cache-directory={tmp_path}/cache",
+        "--mlflow-allow-code",
+        "--model-control-mode=explicit",
+        "--load-model=probe",
+        "--grpc-port=0",
+        IN_PROCESS,
+    ]
+    with started(*flags) as server:
         server.wait_ready()
         target = ["-t", f"conch://{server.http_address}"]
         made = registry.deployments("create", *target, "--name", "flowers", "-m", "models:/estimator/1")
@@ -244,9 +253,14 @@ def test_deployments_of_files(registry: Registry, tmp_path: Path) -> None:
         answer = json.loads(registry.deployments("predict", *target, "--name", "flowers", *rows))
         assert np.array_equal(answer["predictions"], registry.predicted[0])
         told = registry.run("mlflow_deploy.py", target[1])
+        steps = ["-m", "models:/probe/2", "-C", "steps=20% 1h, 50% 1h"]
+        assert "deployment probe" in registry.deployments("create", *target, "--name", "probe", *steps)
+        assert labels_of(server.http_address) == {"1": ["champion", "stable"], "2": ["challenger"]}
+        rollout = httpx.get(f"http://{server.http_address}/v2/repository/models/probe/rollout").json()
+        assert (rollout["steps"], rollout["stable"], rollout["candidate"]) == (["20% 1h", "50% 1h"], 1, 2)
     assert told["again"].startswith("RESOURCE_ALREADY_EXISTS: deployment 'flowers' exists")
     assert told["updated"] == {"name": "flowers", "flavor": "sklearn"}
-    assert told["listed"] == ["flowers"] and told["left"] == []
+    assert told["listed"] == ["flowers"] and told["left"] == ["probe"]
     assert told["got"] == [{"version": "1", "state": "READY"}]
     assert told["frame"] == told["array"] == registry.predicted[1]
     for name, reason in (
