@@ -25,7 +25,7 @@ def error_of(work: Callable[[], Any]) -> str:
 
 
 def main(target: str) -> None:
-    """Updates, reads, runs and deletes the deployment ``flowers``."""
+    """Updates, reads, runs and deletes the deployment ``flowers``, and runs ``probe``."""
     client = get_deploy_client(target)
     told = {
         "again": error_of(lambda: client.create_deployment("flowers", "models:/estimator/1")),
@@ -38,10 +38,12 @@ def main(target: str) -> None:
         "wrong key": error_of(lambda: client.delete_deployment("flowers", {"step": "1"})),
         "wrong input": error_of(lambda: client.predict("flowers", {"inputs": [[1]]})),
         "missing": error_of(lambda: client.get_deployment("other")),
+        "stream": list(client.predict_stream("probe", {"IN": 1.0})),
         "no stream": error_of(lambda: next(client.predict_stream("flowers", [1]))),
     }
     client.delete_deployment("flowers")
     client.delete_deployment("flowers")
+    client.delete_deployment("probe", {"alias": "missing"})
     told["left"] = [each["name"] for each in client.list_deployments()]
     sys.stdout.write(f"{json.dumps(told)}\n")
 
