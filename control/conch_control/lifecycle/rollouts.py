@@ -181,6 +181,14 @@ class Rollouts:
 
     def begins(self, source: ModelSource, state: Fingerprint) -> None:
         """Takes the files of a model and its declaration."""
+        declaration = self._read(source, state)
+        try:
+            self._declare(source.name, declaration)
+        except UnavailableError:
+            return  # the server stops: the load is refused with its own error
+
+    def _read(self, source: ModelSource, state: Fingerprint) -> Declaration:
+        """Takes the files of a model, and returns its declaration; raises as `begins`."""
         name = source.name
         labels, declaration = _declared(source, state)
         files = without_rollout(split_markers(state)[0])
@@ -188,23 +196,22 @@ class Rollouts:
         if known is None or known.state != files:
             self._files[name] = _Files(files)
         self._labelled[name] = labels
-        try:
-            self.loop.declare(name, declaration)
-            if labels and declaration == Declaration():
-                self._follow_labels(name, labels)
-        except UnavailableError:
-            return  # the server stops: the load is refused with its own error
+        return declaration
 
-    def _follow_labels(self, name: str, labels: Mapping[str, int]) -> None:
-        """Takes the labels of a repository that declares no rollout."""
+    def _declare(self, name: str, declaration: Declaration) -> None:
+        """Hands a declaration of the repository to the loop; labels without one go to the registry."""
+        self.loop.declare(name, declaration)
+        if declaration != Declaration():
+            return
+        labels = self._labelled[name]
+        if labels and name in self.loop.models:  # calls have declared a rollout
+
+            def edit(declared: Declaration) -> Declaration:
+                return Declaration() if declared.rollout is None else Declaration(labels, declared.rollout)
+
+            self.loop.change(name, edit)
         if name not in self.loop.models:
             self._registry.follow_labels(name, labels)
-            return
-
-        def edit(declared: Declaration) -> Declaration:
-            return declared if declared.rollout is None else Declaration(labels, declared.rollout)
-
-        self.loop.change(name, edit)
 
     def ended(self, name: str) -> None:
         """Returns when route and labels follow the versions that serve."""
@@ -389,10 +396,11 @@ class Rollouts:
             raise problem.error()
         if declared.rollout is None and declared.labels:
             raise InvalidArgumentError("the request: rollout: is missing; labels alone start no rollout")
+        before = self.loop.progress(identifier)
         source = self._source(identifier)
         if source is not None:  # a version that has come since the last load is a candidate, too
             try:
-                self.begins(source, source.fingerprint())
+                self._declare(identifier, self._read(source, source.fingerprint()))
             except OSError as error:
                 raise UnavailableError(f"{source.location} can't be read: {error}") from error
         named = self._labelled.get(identifier)
@@ -400,10 +408,14 @@ class Rollouts:
             if declared.labels:
                 self._registry.refuse_label_change(identifier)
             declared = replace(declared, labels=named)
-        if declared.rollout is None:
+        now = self.loop.progress(identifier)
+        # A version that was held out until its files change has begun by itself.
+        rested = before is not None and before.state in RESTING
+        begun = rested and now is not None and now.state is State.LOADING
+        if declared.rollout is not None:
+            self.loop.start(identifier, declared, again, begun)
+        elif not begun:
             self.loop.call(identifier, Call.START, again=again)
-        else:
-            self.loop.start(identifier, declared, again)
         return self._report(identifier, self.loop.status(identifier))
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
