@@ -201,6 +201,13 @@ def test_calls_start_rollouts_and_leave_the_labels(registry: FakeRegistry, tmp_p
         httpx.post(f"{url}/rollout/promote").raise_for_status()
         eventually(lambda: answer(client) == ("2", 2.0), "promoted")
         assert labels_of(server) == {"1": ["champion"], "2": ["challenger", "stable"]}
+        httpx.delete(f"{url}/rollout").raise_for_status()
+        registry.models["probe"].aliases = {"champion": 2, "best": 1}
+        client.load_model("probe")
+        assert labels_of(server) == {"1": ["best"], "2": ["champion", "stable"]}
+        registry.models["probe"].aliases = {}
+        client.load_model("probe")
+        assert labels_of(server) == {}
         assert server.stop() == 0
         assert "Traceback" not in server.errors
 
