@@ -71,7 +71,7 @@ def parse_location(text: str) -> MlflowLocation:
             raise _wrong(text, f"'{key}' is not known, only 'alias' and 'stable' are")
         if key == "alias":
             aliases += value.split(",")
-        elif stable:
+        elif stable is not None:
             raise _wrong(text, "'stable' is given twice")
         else:
             stable = value

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
+from conch.core.tensor import Buffer
 
 JSON_TYPE = "application/json"
 CSV_TYPE = "text/csv"
@@ -54,7 +55,7 @@ class Scored:
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_body(body: bytes, content_type: str) -> Scored:
+def read_body(body: Buffer, content_type: str) -> Scored:
     """Reads a body.
 
     Raises:
@@ -74,7 +75,7 @@ def read_body(body: bytes, content_type: str) -> Scored:
     raise ContentTypeError(f"Content-Type is '{kind}', expected {JSON_TYPE}, {CSV_TYPE} or {PARQUET_TYPE}")
 
 
-def _json(body: bytes) -> Scored:
+def _json(body: Buffer) -> Scored:
     try:
         members = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -137,9 +138,9 @@ def _instances(value: Any) -> Any:
     return {name: [each[name] for each in value] for name in names}
 
 
-def _csv(body: bytes) -> Table:
+def _csv(body: Buffer) -> Table:
     try:
-        lines = list(csv.reader(io.StringIO(body.decode("utf-8-sig"), newline=""), strict=True))
+        lines = list(csv.reader(io.StringIO(str(body, "utf-8-sig"), newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidArgumentError(f"the body is not CSV in UTF-8: {error}") from None
     lines = [line for line in lines if line]
@@ -156,7 +157,7 @@ def _csv(body: bytes) -> Table:
     return Table({name: [row[at] for row in rows] for at, name in enumerate(names)}, texts=True)
 
 
-def _parquet(body: bytes) -> Table:
+def _parquet(body: Buffer) -> Table:
     try:
         from pyarrow import ArrowException, BufferReader, parquet
     except ImportError:

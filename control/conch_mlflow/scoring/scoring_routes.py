@@ -2,7 +2,7 @@
 
 A request is one request to the model; what comes back is encoded on the model's thread.
 
-Threads and locks: event loop, but for `_Call.respond`.
+Threads and locks: event loop, but for `_Scoring._submit` and `_Call.respond`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from conch.frontends.http.json_body import JSON, error_reply, parsed, read_body
 from conch.frontends.http.route_provider import Answering, RestApi
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import Endpoint, path_pattern
-from conch_mlflow.scoring.scoring_body import Scored
 from conch_mlflow.scoring.scoring_body import read_body as read_scored
 from conch_mlflow.scoring.scoring_tensors import predictions, request_tensors, wanted_outputs
 from conch_mlflow.served_files import SIGNATURE_FILE
@@ -85,30 +84,28 @@ class _Scoring:
     async def invocations(self, exchange: HttpExchange, model: str, version: str) -> Reply:
         """Runs a model."""
         api, received_ns = self._api, self._api.clock()
-        body: memoryview | bytes = b""
-        call: _Call | None = None
+        call = _Call(api, exchange, (model, version), received_ns)
         try:
             api.admission.check_open()
             api.core.check_running()
             found = await self._model(exchange, model, version)
             if exchange.fields.get(b"content-encoding", b"identity") not in (b"identity", b""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
-            body = await read_body(exchange, api.most_bytes)
-            kind = exchange.header("content-type")
-            if len(body) <= _QUICK_BYTES:
-                scored = read_scored(bytes(body), kind)
-            else:
-                scored = await parsed(exchange, api.pools, read_scored, bytes(body), kind)
+            call.body = await read_body(exchange, api.most_bytes)
             while True:
+                exchange.on_disconnect = call.abandon
                 try:
-                    call = self._submit(exchange, (model, version), found, scored, received_ns)
+                    if len(call.body) <= _QUICK_BYTES:
+                        self._submit(call, found)
+                    else:
+                        await parsed(exchange, api.pools, self._submit, call, found)
                     break
                 except ColdModelError as cold:  # evicted since the headers came
                     await loaded(exchange, cold)
                     found = await self._model(exchange, model, version)
         except ConchError as error:
-            refused = InferenceRequest(model, version, {}, _ignore, received_ns)
-            api.admission.refuse(refused, error, exchange, len(body), received_ns)
+            refused = call.request or InferenceRequest(model, version, {}, _ignore, received_ns)
+            api.admission.refuse(refused, error, exchange, len(call.body), received_ns)
             raise
         return await call.answer
 
@@ -121,29 +118,24 @@ class _Scoring:
                 cold = error
             await loaded(exchange, cold)
 
-    def _submit(
-        self,
-        exchange: HttpExchange,
-        names: tuple[str, str],
-        model: Servable | None,
-        scored: Scored,
-        received_ns: int,
-    ) -> _Call:
+    def _submit(self, call: _Call, model: Servable | None) -> None:
+        """Decodes and submits a request; any thread."""
+        exchange, names = call.exchange, call.names
+        scored = read_scored(call.body, exchange.header("content-type"))
         # All versions of a route have the same inputs.
         spec = (model or self._api.core.model(*names)).spec
-        signature = self._signature(spec)
-        call = _Call(self._api, exchange, signature)
+        signature = call.signature = self._signature(spec)
         request = call.request = InferenceRequest(
             *names,
             request_tensors(scored, spec, signature),
             call.respond,
-            received_ns,
+            call.received_ns,
             requested=wanted_outputs(spec, signature),
         )
         request.context = exchange
-        exchange.on_disconnect = call.abandon
-        self._api.admission.admit(request, False, model, exchange, exchange.size, single=_ONE)
-        return call
+        if exchange.lost:  # while the pool decoded it; `abandon` found no request
+            self._api.admission.cancel(request)
+        self._api.admission.admit(request, False, model, exchange, len(call.body), single=_ONE)
 
     def _signature(self, spec: ModelSpec) -> Signature:
         """The signature of a version. Raises InvalidArgumentError: it has none."""
@@ -167,11 +159,16 @@ class _Scoring:
 class _Call:
     """A request to a model, and its response."""
 
-    def __init__(self, api: RestApi, exchange: HttpExchange, signature: Signature) -> None:
+    def __init__(
+        self, api: RestApi, exchange: HttpExchange, names: tuple[str, str], received_ns: int
+    ) -> None:
         self._admission = api.admission
-        self._exchange = exchange
-        self._signature = signature
         self._loop = asyncio.get_running_loop()
+        self.exchange = exchange
+        self.names = names
+        self.received_ns = received_ns
+        self.body: memoryview | bytes = b""
+        self.signature = Signature((), ())
         self.request: InferenceRequest | None = None
         self.answer: asyncio.Future[Reply] = self._loop.create_future()
 
@@ -183,7 +180,9 @@ class _Call:
             if response.error is not None:
                 reply = error_reply(response.error)
             else:
-                reply = Reply(200, [JSON], predictions(response.outputs, self._signature))
+                reply = Reply(200, [JSON], predictions(response.outputs, self.signature))
+        except ConchError as error:
+            reply = error_reply(error)
         except Exception as error:  # boundary: outputs that user code has made
             reply = error_reply(unsendable(request.model_name, response, error))
         if request.watch is not None:

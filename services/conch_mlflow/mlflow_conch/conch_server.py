@@ -6,7 +6,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -70,9 +70,9 @@ class ConchServer:
             self._session.headers["authorization"] = f"Bearer {token}"
 
     def index(self) -> list[dict[str, Any]]:
-        """The versions of all models, with their states and labels."""
-        found = [each for each in self._ask("POST", "/v2/repository/index", {}) if "version" in each]
-        known = {(each["name"], each["version"]) for each in found}
+        """The models and their versions, with states and labels; one without a version has failed."""
+        found: list[dict[str, Any]] = self._ask("POST", "/v2/repository/index", {})
+        known = {(each["name"], each.get("version")) for each in found}
         # Models that came with files are in no repository.
         for each in self._ask("GET", "/v2/models/stats")["model_stats"]:
             if (each["name"], each["version"]) not in known:
@@ -81,7 +81,7 @@ class ConchServer:
 
     def versions(self, model: str) -> list[dict[str, Any]]:
         """The versions of a model."""
-        return [each for each in self.index() if each.get("name") == model]
+        return [each for each in self.index() if each["name"] == model and "version" in each]
 
     def load(self, model: str, parameters: Mapping[str, str], timeout_s: float) -> None:
         """Loads a model, with files or as it is in the repository, and waits until it is ready."""
@@ -119,8 +119,10 @@ class ConchServer:
                         raise MlflowException(str(found["error"]), INTERNAL_ERROR)
                     yield found
 
-    def wait_ready(self, model: str, version: str, label: str, timeout_s: float) -> None:
-        """Waits until a version of a model is ready and has a label.
+    def wait_ready(
+        self, model: str, version: str, label: str, timeout_s: float, old: Collection[str]
+    ) -> None:
+        """Waits until a version of a model is ready and has a label; `old` are reasons of former failures.
 
         Raises:
             MlflowException: Its load fails, or the time is over; the text has the server's reason.
@@ -128,20 +130,29 @@ class ConchServer:
         end = monotonic_ns() + round(timeout_s * 1e9)
         pause = threading.Event()
         while True:
-            entries = self.versions(model)
-            ours = next((each for each in entries if each.get("version") == version), {})
-            if ours.get("state") == "READY" and label in ours.get("labels", ()):
-                return
-            reasons = [
-                each["reason"] for each in entries if each.get("state") == "UNAVAILABLE" and "reason" in each
-            ]
+            for each in self.versions(model):
+                if (each["version"], each["state"]) == (version, "READY") and label in each.get("labels", ()):
+                    return
+            for reason in self.failures(model):
+                if reason not in old:
+                    raise MlflowException(f"version {version} of '{model}' can't be loaded: {reason}")
             if monotonic_ns() > end:
-                told = f": {reasons[-1]}" if reasons else "; does the server have an mlflow:// repository?"
                 raise MlflowException(
-                    f"version {version} of '{model}' is not ready after {timeout_s:g} s{told}",
+                    f"version {version} of '{model}' is not ready after {timeout_s:g} s: the server needs an "
+                    f"mlflow:// repository that has it, and alias '{label}' in its ?alias=, if there is one",
                     TEMPORARILY_UNAVAILABLE,
                 )
             pause.wait(_PAUSE_S)
+
+    def failures(self, model: str) -> list[str]:
+        """Why versions of a model, or the model as a whole, could not be loaded."""
+        return [
+            each["reason"]
+            for each in self.index()
+            if each["name"] == model
+            and each.get("state") == "UNAVAILABLE"
+            and each.get("reason", "unloaded") != "unloaded"
+        ]
 
     def _ask(self, method: str, path: str, body: Any = None, timeout_s: float = _ANSWER_S) -> Any:
         with self._send(method, path, body, timeout_s) as response:

@@ -147,7 +147,8 @@ class ConchDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]
         _refuse_endpoint(endpoint)
         entries: dict[str, list[dict[str, Any]]] = {}
         for each in self._server.index():
-            entries.setdefault(each["name"], []).append(each)
+            if "version" in each:
+                entries.setdefault(each["name"], []).append(each)
         return [self._described(name, found) for name, found in entries.items()]
 
     def get_deployment(self, name: str, endpoint: str | None = None) -> dict[str, Any]:
@@ -188,9 +189,10 @@ class ConchDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]
             )
         client = MlflowClient()
         registered, version = _registered(client, model_uri)
+        failures = self._server.failures(name)
         client.set_registered_model_alias(registered, alias, version)
         self._server.follow(name, timeout_s)
-        self._server.wait_ready(name, version, alias, timeout_s)
+        self._server.wait_ready(name, version, alias, timeout_s, failures)
         if settings.get("steps"):
             steps = [step.strip() for step in settings["steps"].split(",")]
             rollout = {"candidate": int(version), "steps": steps}

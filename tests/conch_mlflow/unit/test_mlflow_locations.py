@@ -41,7 +41,7 @@ def test_locations(text: str, location: MlflowLocation) -> None:
         ("mlflow://me:secret@h", "credentials come from MLFLOW_TRACKING_TOKEN"),
         ("mlflow://h?stage=x", "'stage' is not known, only 'alias' and 'stable' are"),
         ("mlflow://h?stable=", "'' is no alias"),
-        ("mlflow://h?stable=a&stable=b", "'stable' is given twice"),
+        ("mlflow://h?stable=&stable=b", "'stable' is given twice"),
         ("mlflow://h?stable=a&alias=b", "'stable' names 'a', which 'alias' does not"),
         ("mlflow://h?alias=", "'' is no alias"),
         ("mlflow://h?alias=a b", "'a b' is no alias"),
