@@ -14,6 +14,7 @@ from conch_control.control_options import ControlOptions
 from conch_control.planner.plan import FoundModel, Snapshot
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.layout import INCOMPLETE, is_incomplete, split_markers, without_editor_files
+from conch_control.repository.local import LocalModel
 from conch_control.repository.namespaces import unwrapped
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Declared, Labelled, Listed, ModelSource, Scan
@@ -95,12 +96,13 @@ class SnapshotReader:
             return None
         if self._editors:
             state = without_editor_files(state)
-        known = self._known.get(name)
+        known, beside = self._known.get(name), _beside(source)
         if known is not None and known.fingerprint == state and known.location == source.location:
-            found = replace(known, markers=markers, beside=_beside(source))
+            same = (known.markers, known.beside) == (markers, beside)
+            found = known if same else replace(known, markers=markers, beside=beside)
         else:
             parts = read_composing_models(source, self._options)
-            found = FoundModel(state, markers, source.location, parts, _beside(source))
+            found = FoundModel(state, markers, source.location, parts, beside)
         self._known[name] = found
         self._report(
             name,
@@ -119,8 +121,11 @@ class SnapshotReader:
 
 
 def _beside(source: ModelSource) -> Hashable:
-    """Labels and declaration of a model whose repository has them."""
+    """Labels and declaration of a model whose repository has labels."""
     model = unwrapped(source)
-    labels = tuple(sorted(model.labels().items())) if isinstance(model, Labelled) else ()
+    # The first check is for speed: that of a protocol takes microseconds, for each model of each poll.
+    if isinstance(model, LocalModel) or not isinstance(model, Labelled):
+        return ()
+    labels = tuple(sorted(model.labels().items()))
     rollout = model.rollout_declaration() if isinstance(model, Declared) else None
     return (labels, rollout) if labels or rollout is not None else ()

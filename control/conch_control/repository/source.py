@@ -98,7 +98,7 @@ class Labelled(Protocol):
 
 @runtime_checkable
 class Declared(Protocol):
-    """A model whose repository can declare its rollout, as a tag in MLflow does.
+    """A `Labelled` model whose repository can declare its rollout, as a tag in MLflow does.
 
     The declaration is no part of the fingerprint.
     """

@@ -1,6 +1,7 @@
 """The routes of MLflow's scoring protocol: ``/v2/models/M/invocations``, ``/ping`` and ``/version``.
 
-A request is one request to the model; what comes back is encoded on the model's thread.
+Rows are sent to the model in one request, or in several if they are more than its `max_batch_size`: clients
+of MLflow know no such limit. What comes back is encoded on the model's thread.
 
 Threads and locks: event loop, but for `_Scoring._submit` and `_Call.respond`.
 """
@@ -8,6 +9,8 @@ Threads and locks: event loop, but for `_Scoring._submit` and `_Call.respond`.
 from __future__ import annotations
 
 import asyncio
+import threading
+from functools import partial
 from typing import Final
 
 import orjson
@@ -19,7 +22,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
-from conch.frontends.http.flow_control import body_size
+from conch.core.tensor import Tensor
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
 from conch.frontends.http.http_pools import loaded
 from conch.frontends.http.http_routing import Route, RouteHandler, RouteTable, route
@@ -28,7 +31,13 @@ from conch.frontends.http.route_provider import Answering, RestApi
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import Endpoint, path_pattern
 from conch_mlflow.scoring.scoring_body import read_body as read_scored
-from conch_mlflow.scoring.scoring_tensors import predictions, request_tensors, wanted_outputs
+from conch_mlflow.scoring.scoring_tensors import (
+    joined_rows,
+    predictions,
+    request_tensors,
+    split_rows,
+    wanted_outputs,
+)
 from conch_mlflow.served_files import SIGNATURE_FILE
 from conch_mlflow.signature import Signature, SignatureError, parse_signature
 
@@ -104,8 +113,11 @@ class _Scoring:
                     await loaded(exchange, cold)
                     found = await self._model(exchange, model, version)
         except ConchError as error:
-            refused = call.request or InferenceRequest(model, version, {}, _ignore, received_ns)
-            api.admission.refuse(refused, error, exchange, len(call.body), received_ns)
+            refused = InferenceRequest(model, version, {}, _ignore, received_ns)
+            api.admission.refuse(
+                call.requests[0] if call.requests else refused, error, exchange, len(call.body), received_ns
+            )
+            call.cancel()
             raise
         return await call.answer
 
@@ -125,17 +137,24 @@ class _Scoring:
         # All versions of a route have the same inputs.
         spec = (model or self._api.core.model(*names)).spec
         signature = call.signature = self._signature(spec)
-        request = call.request = InferenceRequest(
-            *names,
-            request_tensors(scored, spec, signature),
-            call.respond,
-            call.received_ns,
-            requested=wanted_outputs(spec, signature),
-        )
-        request.context = exchange
-        if exchange.lost:  # while the pool decoded it; `abandon` found no request
-            self._api.admission.cancel(request)
-        self._api.admission.admit(request, False, model, exchange, len(call.body), single=_ONE)
+        batches = split_rows(request_tensors(scored, spec, signature), spec.max_batch_size)
+        call.requests = [
+            InferenceRequest(
+                *names,
+                inputs,
+                partial(call.respond, number),
+                call.received_ns,
+                requested=wanted_outputs(spec, signature),
+            )
+            for number, inputs in enumerate(batches)
+        ]
+        call.parts = [[] for _ in batches]
+        for number, request in enumerate(call.requests):
+            request.context = exchange
+            if exchange.lost:  # while the pool decoded it; `abandon` found no request
+                self._api.admission.cancel(request)
+            size = 0 if number else len(call.body)
+            self._api.admission.admit(request, False, model, exchange, size, single=_ONE)
 
     def _signature(self, spec: ModelSpec) -> Signature:
         """The signature of a version. Raises InvalidArgumentError: it has none."""
@@ -157,51 +176,79 @@ class _Scoring:
 
 
 class _Call:
-    """A request to a model, and its response."""
+    """The requests to a model that answer one HTTP request, and their responses.
+
+    Attributes:
+        requests: The requests: several if the rows are more than a batch of the model.
+        parts: The outputs of each, once it is answered.
+    """
 
     def __init__(
         self, api: RestApi, exchange: HttpExchange, names: tuple[str, str], received_ns: int
     ) -> None:
         self._admission = api.admission
         self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
         self.exchange = exchange
         self.names = names
         self.received_ns = received_ns
         self.body: memoryview | bytes = b""
         self.signature = Signature((), ())
-        self.request: InferenceRequest | None = None
+        self.requests: list[InferenceRequest] = []
+        self.parts: list[list[Tensor]] = []
         self.answer: asyncio.Future[Reply] = self._loop.create_future()
 
-    def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Encodes the response; any thread."""
+    def respond(
+        self, number: int, request: InferenceRequest, response: InferenceResponse | None, final: bool
+    ) -> None:
+        """Takes a response, and encodes all after the last one; any thread."""
         try:
-            if response is None:
-                raise InvalidArgumentError(_ONE)
-            if response.error is not None:
-                reply = error_reply(response.error)
-            else:
-                reply = Reply(200, [JSON], predictions(response.outputs, self.signature))
+            reply = self._reply(number, response)
         except ConchError as error:
             reply = error_reply(error)
         except Exception as error:  # boundary: outputs that user code has made
             reply = error_reply(unsendable(request.model_name, response, error))
-        if request.watch is not None:
-            request.watch.bytes_out += body_size(reply.body)
+        if request.watch is not None and response is not None:
+            request.watch.bytes_out += sum(each.nbytes for each in response.outputs)
+        if reply is None:
+            return
         try:
             self._loop.call_soon_threadsafe(self._done, reply)
         except RuntimeError:
             pass  # the loop is closed
 
     def abandon(self) -> None:
-        """Cancels the request after a disconnect."""
-        request, self.request = self.request, None
-        if request is not None:
-            self._admission.cancel(request)
+        """Cancels the requests after a disconnect."""
+        self.cancel()
         if not self.answer.done():
             self.answer.set_exception(ClientDisconnectError())
 
+    def cancel(self) -> None:
+        """Cancels the requests that still run."""
+        requests, self.requests = self.requests, []
+        for request in requests:
+            if not request.completed:
+                self._admission.cancel(request)
+
+    def _reply(self, number: int, response: InferenceResponse | None) -> Reply | None:
+        """The reply; None while other requests run."""
+        if response is None:
+            raise InvalidArgumentError(_ONE)
+        if response.error is not None:
+            raise response.error
+        outputs = response.outputs
+        if len(self.parts) > 1:
+            # The model goes on, and may write to its arrays.
+            detached = [each.detached(each.name) for each in outputs]
+            with self._lock:
+                self.parts[number] = detached
+                if not all(self.parts):
+                    return None
+            outputs = joined_rows(self.parts)
+        return Reply(200, [JSON], predictions(outputs, self.signature))
+
     def _done(self, reply: Reply) -> None:
-        self.request = None  # breaks a reference cycle
+        self.cancel()  # after an error others may run; breaks a reference cycle, too
         if not self.answer.done():
             self.answer.set_result(reply)
 

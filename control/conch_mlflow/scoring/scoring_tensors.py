@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import NUMPY_DTYPES, Tensor
 from conch_mlflow.scoring.scoring_body import Scored, Table
@@ -63,6 +63,33 @@ def request_tensors(scored: Scored, spec: ModelSpec, signature: Signature) -> di
         values = value if isinstance(value, list) else [value]
         inputs[name] = _tensor(spec, known[name], _array(known[name], values))
     return inputs
+
+
+def split_rows(inputs: dict[str, Tensor], most: int) -> list[dict[str, Tensor]]:
+    """The inputs of requests of at most so many rows each; 0 for any number."""
+    rows = {each.shape[0] if each.shape else 0 for each in inputs.values()}
+    if most <= 0 or len(rows) != 1 or max(rows) <= most:
+        return [inputs]
+    (count,) = rows
+    arrays = {name: (tensor.datatype, tensor.numpy()) for name, tensor in inputs.items()}
+    return [
+        {
+            name: Tensor.from_array(name, array[start : start + most], datatype)
+            for name, (datatype, array) in arrays.items()
+        }
+        for start in range(0, count, most)
+    ]
+
+
+def joined_rows(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The outputs of several requests as those of one. Raises InternalError: their shapes don't fit."""
+    try:
+        return [
+            Tensor.from_array(same[0].name, np.concatenate([each.numpy() for each in same]), same[0].datatype)
+            for same in zip(*parts, strict=True)
+        ]
+    except ValueError as error:
+        raise InternalError(f"the outputs of a model's batches can't be joined: {error}") from None
 
 
 def wanted_outputs(spec: ModelSpec, signature: Signature) -> tuple[str, ...]:

@@ -239,6 +239,10 @@ def test_models_are_run_by_the_scoring_protocol(registry: FakeRegistry, tmp_path
             for path in ("scored", "scored/versions/1", "scored/versions/challenger"):
                 found = client.post(f"{models}/{path}/invocations", json=body)
                 assert (found.status_code, found.json()) == (200, {"predictions": [[4, 7]]}), found.text
+            many = {"instances": body["instances"] * 9000}
+            found = client.post(f"{models}/scored/invocations", json=many)
+            assert found.status_code == 200, found.text[:500]
+            assert found.json()["predictions"] == [[4, 7]] * 9000
             for path, given, status, reason in (
                 ("scored", {"inputs": [1]}, 400, "several inputs"),
                 ("plain", body, 400, "no signature of MLflow"),

@@ -16,7 +16,13 @@ from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
 from conch_mlflow.scoring.scoring_body import ContentTypeError, read_body
-from conch_mlflow.scoring.scoring_tensors import predictions, request_tensors, wanted_outputs
+from conch_mlflow.scoring.scoring_tensors import (
+    joined_rows,
+    predictions,
+    request_tensors,
+    split_rows,
+    wanted_outputs,
+)
 from conch_mlflow.scoring.scoring_warmup import example_sample
 from conch_mlflow.signature import Signature, parse_signature
 
@@ -168,6 +174,16 @@ def test_numbers_come_back_as_they_went(values: list[float]) -> None:
     body = json.dumps({"inputs": {"x": values}}).encode()
     found = request_tensors(read_body(body, ""), spec(TensorSpec("x", "FP32", (-1,))), of)
     assert json.loads(predictions(list(found.values()), of)) == {"predictions": values}
+
+
+@given(st.integers(1, 9), st.integers(0, 4))
+def test_rows_are_split_by_the_batch_and_joined_again(count: int, most: int) -> None:
+    texts = Tensor.from_array("t", np.array([str(each).encode() for each in range(count)], object))
+    numbers = Tensor.from_array("n", np.arange(2 * count, dtype=np.int32).reshape(count, 2))
+    parts = split_rows({"t": texts, "n": numbers}, most)
+    assert len(parts) == (-(-count // most) if most else 1)
+    joined = joined_rows([list(part.values()) for part in parts])
+    assert [each.numpy().tolist() for each in joined] == [texts.numpy().tolist(), numbers.numpy().tolist()]
 
 
 def test_predictions_are_records_arrays_or_arrays_by_name() -> None:
