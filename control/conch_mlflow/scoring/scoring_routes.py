@@ -55,6 +55,7 @@ ENDPOINTS: Final = (INVOCATIONS, PING, VERSION)
 """MLflow's calls, as entries like those of the table of operations."""
 
 _QUICK_BYTES = 64 << 10  # of a body that is read on the event loop
+_MOST_KNOWN = 1000
 _ONE = "MLflow's scoring protocol has one response, and the model may have any number"
 
 
@@ -110,6 +111,9 @@ class _Scoring:
                         await parsed(exchange, api.pools, self._submit, call, found)
                     break
                 except ColdModelError as cold:  # evicted since the headers came
+                    call.cancel()
+                    call, body = _Call(api, exchange, (model, version), received_ns), call.body
+                    call.body = body
                     await loaded(exchange, cold)
                     found = await self._model(exchange, model, version)
         except ConchError as error:
@@ -151,6 +155,8 @@ class _Scoring:
         call.parts = [[] for _ in batches]
         for number, request in enumerate(call.requests):
             request.context = exchange
+            if number and hasattr(call.requests[0], "side"):  # of a rollout, one for all rows
+                request.side = call.requests[0].side
             if exchange.lost:  # while the pool decoded it; `abandon` found no request
                 self._api.admission.cancel(request)
             size = 0 if number else len(call.body)
@@ -171,6 +177,8 @@ class _Scoring:
                     f"model '{spec.name}' has no signature of MLflow, which this route needs; use "
                     f"/v2/models/{spec.name}/infer"
                 )
+            if len(self._signatures) >= _MOST_KNOWN:
+                self._signatures.clear()
             self._signatures[key] = (spec, signature)
         return signature
 
