@@ -226,6 +226,12 @@ def test_models_are_run_by_the_scoring_protocol(registry: FakeRegistry, tmp_path
     registry.register("scored", files, "champion")
     registry.register("scored", files, "challenger")
     registry.register("plain", onnx_files(graph))
+    # Two versions whose sums differ, of which each gets half of the requests.
+    registry.register("routed", files, "champion")
+    swapped = graph.replace(b"\x22\x03Add", b"\x22\x03Sub")
+    assert swapped != graph
+    registry.register("routed", files | {"model.onnx": swapped}, "challenger")
+    registry.models["routed"].tags["conch.rollout"] = json.dumps({"rollout": {"steps": ["50% 1h"]}})
     (tmp_path / "key").write_text(KEY)
     policy = tmp_path / "access.toml"
     policy.write_text('[[principal]]\nname = "web"\nkey_file = "key"\ninfer = ["*"]\n')
@@ -239,6 +245,16 @@ def test_models_are_run_by_the_scoring_protocol(registry: FakeRegistry, tmp_path
             for path in ("scored", "scored/versions/1", "scored/versions/challenger"):
                 found = client.post(f"{models}/{path}/invocations", json=body)
                 assert (found.status_code, found.json()) == (200, {"predictions": [[4, 7]]}), found.text
+            routed = {"instances": body["instances"] * 40}
+
+            def answered() -> tuple[float, ...]:
+                rows = client.post(f"{models}/routed/invocations", json=routed).json()["predictions"]
+                assert len(rows) == 40
+                return tuple(sorted({row[0] for row in rows}))
+
+            # All rows of a request have one version, although they are ten batches.
+            eventually(lambda: answered() == (-2,), "the challenger answers")
+            assert {answered() for _ in range(30)} == {(4,), (-2,)}
             many = {"instances": body["instances"] * 9000}
             found = client.post(f"{models}/scored/invocations", json=many)
             assert found.status_code == 200, found.text[:500]
