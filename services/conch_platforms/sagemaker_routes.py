@@ -111,7 +111,7 @@ class SageMakerPlatform(RouteProvider):
         sessions: Stateful sessions.
         default_model: Model of ``/invocations``; empty for none.
         ping_mode: ``ready`` or ``live``.
-        inference_type: ``infer``, ``generate`` or ``generate_stream``.
+        inference_type: ``infer``, ``generate``, ``generate_stream`` or ``invocations``.
         models_root: Directory in which SageMaker puts models; None if this is no multi-model endpoint.
     """
 

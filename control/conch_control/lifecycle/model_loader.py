@@ -23,6 +23,7 @@ from conch.core.response_cache.cache_service import CacheService
 from conch.core.response_cache.cached_model import CachedModel
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
+from conch.core.warmup_samples import further_samples
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.instance_groups import read_groups, resolving_groups
 from conch_control.config.json_format import to_json
@@ -138,7 +139,8 @@ class ModelLoader:
             config_message=config.SerializeToString(),
         )
         with self._families.used():
-            return model.prepare_resize(spec, read_warmup(config, definition.directory))
+            samples = (*read_warmup(config, definition.directory), *further_samples(spec))
+            return model.prepare_resize(spec, samples)
 
     def _backend_of(self, config: ModelConfig, directory: Path) -> Backend:
         """Finds the backend; errors of a complete config are reported before a missing backend."""
@@ -169,4 +171,4 @@ class ModelLoader:
         spec = build_spec(
             config, directory, version, model_file, backend_options, self._options.max_queue_size
         )
-        return spec, read_warmup(config, directory)
+        return spec, (*read_warmup(config, directory), *further_samples(spec))

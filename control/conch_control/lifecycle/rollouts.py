@@ -19,7 +19,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ from conch_control.canary.rollout_file import (
     Rollout,
     as_json,
     check_declaration,
+    parse_json,
     parse_toml,
 )
 from conch_control.canary.rollout_loop import RolloutLoop, RolloutStatus
@@ -83,7 +84,7 @@ from conch_control.repository.layout import (
     without_rollout,
 )
 from conch_control.repository.namespaces import unwrapped
-from conch_control.repository.source import Labelled, ModelSource
+from conch_control.repository.source import Declared, Labelled, ModelSource
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,8 @@ _NO_ENTRY = Entry()
 _S = 1_000_000_000
 _STOP_S = 5.0
 _BACKS_OFF_RESTARTS = 3
+_CANDIDATES = ("candidate", "challenger")
+"""Labels of repositories whose version is the candidate, the first that there is."""
 _OWN_LABELS = frozenset({"candidate", NEWEST})
 _WEIGHT = "weight"
 _DELETE = "delete"
@@ -169,6 +172,7 @@ class Rollouts:
         self._served: dict[str, _Files] = {}
         self._failures: dict[str, tuple[str, float]] = {}
         self._followers: dict[str, _Follower] = {}
+        self._labelled: dict[str, Mapping[str, int]] = {}  # labels of repositories
         self.transitions: Counter[tuple[str, str, bool]] = Counter()
         directory = None if state_directory is None else StateDirectory(state_directory / STATE_DIRECTORY)
         self.loop = RolloutLoop(self, self, directory)
@@ -185,29 +189,35 @@ class Rollouts:
         """Takes the files of a model and its declaration."""
         declaration = self._read(source, state)
         try:
-            self.loop.declare(source.name, declaration)
+            self._declare(source.name, declaration)
         except UnavailableError:
             return  # the server stops: the load is refused with its own error
 
     def _read(self, source: ModelSource, state: Fingerprint) -> Declaration:
         """Takes the files of a model, and returns its declaration; raises as `begins`."""
         name = source.name
-        declaration = Declaration()
-        if has_rollout(state):
-            place = f"{source.location}/{ROLLOUT_FILE}"
-            try:
-                text = source.read(ROLLOUT_FILE).decode()
-            except UnicodeDecodeError:
-                raise InvalidArgumentError(f"{place} is not UTF-8; write it as text") from None
-            declaration = parse_toml(text, place)
-        named = unwrapped(source)
-        if isinstance(named, Labelled):
-            declaration = Declaration({**named.labels(), **declaration.labels}, declaration.rollout)
+        labels, declaration = _declared(source, state)
         files = without_rollout(split_markers(state)[0])
         known = self._files.get(name)
         if known is None or known.state != files:
             self._files[name] = _Files(files)
+        self._labelled[name] = labels
         return declaration
+
+    def _declare(self, name: str, declaration: Declaration) -> None:
+        """Hands a declaration of the repository to the loop; labels without one go to the registry."""
+        self.loop.declare(name, declaration)
+        if declaration != Declaration():
+            return
+        labels = self._labelled[name]
+        if labels and name in self.loop.models:  # calls have declared a rollout
+
+            def edit(declared: Declaration) -> Declaration:
+                return Declaration() if declared.rollout is None else Declaration(labels, declared.rollout)
+
+            self.loop.change(name, edit)
+        if name not in self.loop.models:
+            self._registry.follow_labels(name, labels)
 
     def ended(self, name: str) -> None:
         """Returns when route and labels follow the versions that serve."""
@@ -296,7 +306,11 @@ class Rollouts:
 
     def publish_labels(self, model: str, labels: Mapping[str, int]) -> None:
         """See `CanaryServer.publish_labels`."""
-        self._registry.set_labels(model, labels, "api")
+        named = self._labelled.get(model)
+        if named:
+            self._registry.follow_labels(model, labels or named)
+        else:
+            self._registry.set_labels(model, labels, "api")
 
     def select(self, model: str, selection: Select) -> None:
         """See `CanaryServer.select`."""
@@ -398,9 +412,14 @@ class Rollouts:
         source = self._source(identifier)
         if source is not None:  # a version that has come since the last load is a candidate, too
             try:
-                self.loop.declare(identifier, self._read(source, source.fingerprint()))
+                self._declare(identifier, self._read(source, source.fingerprint()))
             except OSError as error:
                 raise UnavailableError(f"{source.location} can't be read: {error}") from error
+        named = self._labelled.get(identifier)
+        if named:
+            if declared.labels:
+                self._registry.refuse_label_change(identifier)
+            declared = replace(declared, labels=named)
         now = self.loop.progress(identifier)
         # A version that was held out until its files change has begun by itself.
         rested = before is not None and before.state in RESTING
@@ -436,7 +455,7 @@ class Rollouts:
 
         Raises:
             InvalidArgumentError: The label is malformed, or has a meaning of its own.
-            FailedPreconditionError: A file declares the labels of this model.
+            FailedPreconditionError: A file or the repository declares the labels of this model.
             NotFoundError: There is no such model, version or, where it is to be removed, label.
             UnavailableError: The version is not ready.
         """
@@ -444,6 +463,7 @@ class Rollouts:
         if label in _OWN_LABELS:
             raise InvalidArgumentError(f"label '{label}': this name is the rollout's own; choose another one")
         identifier, _ = self._registry.find(name)
+        self._registry.refuse_label_change(identifier)
         if version is not None:
             self._registry.resolve(identifier, str(version))
         if identifier not in self._files:
@@ -534,6 +554,37 @@ class Rollouts:
                     )
                 )
         return sides
+
+
+def _declared(source: ModelSource, state: Fingerprint) -> tuple[Mapping[str, int], Declaration]:
+    """Labels of a model's repository, and the declaration of its file or repository.
+
+    Labels alone are none: the registry follows them as it publishes versions, so that no request meets a
+    label whose old version has gone.
+    """
+    if has_rollout(state):
+        place = f"{source.location}/{ROLLOUT_FILE}"
+        try:
+            text = source.read(ROLLOUT_FILE).decode()
+        except UnicodeDecodeError:
+            raise InvalidArgumentError(f"{place} is not UTF-8; write it as text") from None
+        return {}, parse_toml(text, place)
+    model = unwrapped(source)
+    if not isinstance(model, Labelled):
+        return {}, Declaration()
+    labels = {label: version for label, version in model.labels().items() if label not in _OWN_LABELS}
+    tag = model.rollout_declaration() if isinstance(model, Declared) else None
+    if tag is None:
+        return labels, Declaration()
+    place = f"the rollout declared with {source.location}"
+    declared = (parse_json if tag.lstrip().startswith("{") else parse_toml)(tag, place)
+    if declared.labels:
+        raise InvalidArgumentError(f"{place}: labels: they are those of the repository; remove the table")
+    rollout = declared.rollout
+    if rollout is not None and not rollout.split:
+        candidate = next((model.labels()[each] for each in _CANDIDATES if each in model.labels()), None)
+        rollout = None if candidate is None else replace(rollout, candidate=candidate)
+    return labels, Declaration() if rollout is None else Declaration(labels, rollout)
 
 
 _SELECT_ALL = Select()

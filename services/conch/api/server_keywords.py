@@ -156,7 +156,7 @@ class ServerKeywords(TypedDict, total=False):
     sagemaker_thread_count: int | str | None
     sagemaker_default_model: str | None
     sagemaker_ping_mode: Literal["ready", "live"] | None
-    sagemaker_inference_type: Literal["infer", "generate", "generate_stream"] | None
+    sagemaker_inference_type: Literal["infer", "generate", "generate_stream", "invocations"] | None
     sagemaker_multi_model: bool | str | None
     sagemaker_session_secs: int | str | None
     allow_vertex_ai: bool | str | None

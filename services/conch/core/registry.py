@@ -35,8 +35,17 @@ from conch.core.route import OVERRIDE, Route
 from conch.core.servable import Servable
 from conch.core.version_text import STABLE, check_label, parse_version
 
-LabelSource = Literal["api", "file"]
-"""Where the labels of a model come from: calls that set single ones, or a declaration of all of them."""
+LabelSource = Literal["api", "file", "repository"]
+"""Where the labels of a model come from: calls that set single ones, or a declaration of all of them.
+
+A label of a repository moves once the version that it is to name is ready; until then requests get the one
+that it named before.
+"""
+
+_DECLARED: Mapping[LabelSource, str] = {
+    "file": "are declared in rollout.toml: change them there",
+    "repository": "are those of its model repository: change them there, such as an alias in MLflow",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,8 @@ class Registry:
         """Replaces the entry of an identifier, for all later requests; adds its labels and its route."""
         with self._lock:
             if name in self._labels or name in self._routes:
-                labels = self._labels.get(name, _NO_LABELS).numbers
+                before = self._entries.get(name, _NO_ENTRY).labels
+                labels = self._labels.get(name, _NO_LABELS).named(entry.ready, before)
                 route = self._routes.get(name) or _sequence_route(labels, entry.ready)
                 entry = replace(entry, labels=labels, route=route)
             self._entries = MappingProxyType({**self._entries, name: entry})
@@ -144,12 +154,23 @@ class Registry:
         with self._lock:
             self._set_labels(name, _Labels(MappingProxyType(dict(numbers)), source))
 
+    def follow_labels(self, name: str, numbers: Mapping[str, int]) -> None:
+        """Replaces the labels that the repository of an identifier gives it.
+
+        Without any, and none before, labels of other sources stay.
+        """
+        with self._lock:
+            known = self._labels.get(name, _NO_LABELS)
+            wanted = _Labels(MappingProxyType(dict(numbers)), "repository")
+            if known != wanted and (numbers or known.source == "repository"):
+                self.set_labels(name, numbers, "repository")
+
     def set_label(self, name: str, label: str, version: int | None) -> None:
         """Sets one label of an identifier to a ready version, or removes it with None.
 
         Raises:
             InvalidArgumentError: The label is malformed.
-            FailedPreconditionError: A file declares the labels of this model.
+            FailedPreconditionError: A file or the repository declares the labels of this model.
             NotFoundError: There is no such model, version or, where it is to be removed, label.
             UnavailableError: The version is not ready.
         """
@@ -158,12 +179,8 @@ class Registry:
             entry = self._entries.get(name)
             if entry is None:
                 raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-            known = self._labels.get(name, _NO_LABELS)
-            if known.source == "file":
-                raise FailedPreconditionError(
-                    f"the labels of '{self.name_of(name)}' are declared in rollout.toml: change them there"
-                )
-            numbers = dict(known.numbers)
+            self.refuse_label_change(name)
+            numbers = dict(self._labels.get(name, _NO_LABELS).numbers)
             if version is not None:
                 if version not in entry.ready:
                     raise self._not_ready(self.name_of(name), version, entry)
@@ -171,6 +188,12 @@ class Registry:
             elif numbers.pop(label, None) is None:
                 raise NotFoundError(f"model '{self.name_of(name)}' has no label '{label}'{_listed(numbers)}")
             self._set_labels(name, _Labels(MappingProxyType(numbers), "api"))
+
+    def refuse_label_change(self, name: str) -> None:
+        """Raises FailedPreconditionError: a file or the repository declares an identifier's labels."""
+        source = self._labels.get(name, _NO_LABELS).source
+        if source in _DECLARED:
+            raise FailedPreconditionError(f"the labels of '{self.name_of(name)}' {_DECLARED[source]}")
 
     def _set_labels(self, name: str, labels: _Labels) -> None:
         if labels.numbers:
@@ -416,8 +439,20 @@ class _Labels:
     numbers: Mapping[str, int]
     source: LabelSource
 
+    def named(self, ready: Mapping[int, Servable], before: Mapping[str, int]) -> Mapping[str, int]:
+        """The versions that the labels name now; `before` are those that they named so far."""
+        if self.source != "repository":
+            return self.numbers
+        held = {
+            label: before[label]
+            for label, number in self.numbers.items()
+            if number not in ready and before.get(label) in ready
+        }
+        return MappingProxyType({**self.numbers, **held}) if held else self.numbers
+
 
 _NO_LABELS = _Labels(MappingProxyType({}), "api")
+_NO_ENTRY = Entry()
 
 
 def _sequence_route(labels: Mapping[str, int], ready: Mapping[int, Servable]) -> Route | None:

@@ -34,7 +34,7 @@ def test_defaults_of_settings_are_those_of_the_options() -> None:
     assert options.server == ServerOptions()
     assert options.grpc == GrpcOptions()
     assert options.http is not None and options.http.further is not None  # of an add-on
-    assert replace(options.http, further=None) == HttpOptions()
+    assert replace(options.http, further=()) == HttpOptions()
     assert options.metrics == MetricsOptions()
     assert options.log == LogOptions()
     assert (options.planner, options.control_port, options.access_log) == (None, None, None)

@@ -232,6 +232,23 @@ def test_labels_of_a_file_are_changed_by_the_file(registry: Registry) -> None:
     assert registry.labels("m") == {"champion": 10}
 
 
+def test_a_label_of_a_repository_moves_when_its_version_is_ready(registry: Registry) -> None:
+    registry.follow_labels("m", {"stable": 2, "champion": 2})
+    with pytest.raises(FailedPreconditionError, match="are those of its model repository"):
+        registry.set_label("m", "champion", 10)
+    registry.follow_labels("m", {"stable": 11, "next": 11})
+    # Version 2 serves until 11 does; a label that names no ready version has none to stay at.
+    assert registry.labels("m") == {"stable": 2, "next": 11}
+    registry.publish("m", Entry(models(2, 10), {2: READY, 10: READY}))
+    assert registry.resolve("m") is registry.entries["m"].ready[2]
+    registry.publish("m", Entry(models(11), {2: GONE, 11: READY}))
+    assert registry.resolve("m") is registry.resolve("m", "stable") is registry.entries["m"].ready[11]
+    registry.follow_labels("m", {})
+    registry.set_label("m", "own", 11)
+    registry.follow_labels("m", {})
+    assert registry.labels("m") == {"own": 11}
+
+
 def test_a_label_moves_in_one_step_for_readers() -> None:
     registry = Registry()
     registry.publish("m", Entry(models(1, 2)))
