@@ -70,22 +70,34 @@ def airflow_tasks(home: Path) -> Iterator[AirflowTasks]:
         yield AirflowTasks(process)
 
 
-def run_dag(home: Path, dags: Path, dag: str, connection: str, conf: Mapping[str, Any]) -> tuple[bool, str]:
-    """Runs ``airflow dags test``; whether the run has succeeded, and what it has printed."""
-    variables = {**_variables(home), "AIRFLOW__CORE__DAGS_FOLDER": str(dags)}
-    variables["AIRFLOW_CONN_CONCH_DEFAULT"] = connection
-    airflow = [str(ENVIRONMENT / "bin/airflow")]
-    subprocess.run([*airflow, "db", "migrate"], check=True, capture_output=True, env=variables)
-    found = subprocess.run(
-        [*airflow, "dags", "test", dag, "--conf", json.dumps(conf)],
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_DAG_S,
-        env=variables,
-    )
-    return found.returncode == 0, found.stdout
+class AirflowDags:
+    """Runs DAGs of a folder with a database of their own.
+
+    Args:
+        home: Where Airflow writes.
+        dags: The folder.
+    """
+
+    def __init__(self, home: Path, dags: Path) -> None:
+        self._variables = {**_variables(home), "AIRFLOW__CORE__DAGS_FOLDER": str(dags)}
+        self._airflow("db", "migrate").check_returncode()
+
+    def test(self, dag: str, connection: str, conf: Mapping[str, Any]) -> tuple[bool, str]:
+        """Runs ``airflow dags test``; whether the run has succeeded, and what it has printed."""
+        self._variables["AIRFLOW_CONN_CONCH_DEFAULT"] = connection
+        found = self._airflow("dags", "test", dag, "--conf", json.dumps(conf))
+        return found.returncode == 0, found.stdout
+
+    def _airflow(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(ENVIRONMENT / "bin/airflow"), *arguments],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_DAG_S,
+            env=self._variables,
+        )
 
 
 def _variables(home: Path) -> dict[str, str]:

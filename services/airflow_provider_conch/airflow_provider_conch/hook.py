@@ -16,7 +16,15 @@ TIMEOUT_S = 30.0
 
 
 class ConchError(Exception):
-    """An error that the server has answered with; its text is the server's."""
+    """An error that the server has answered with; its text is the server's.
+
+    Attributes:
+        status: The HTTP status; 0 for an error that comes of several calls.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class ConchUnreachableError(ConchError):
@@ -99,7 +107,7 @@ class ConchHook(BaseHook):
         except requests.RequestException as error:
             raise ConchUnreachableError(f"{method} {url}: {error}") from error
         if not answer.ok:
-            raise ConchError(_error_text(answer))
+            raise ConchError(_error_text(answer), answer.status_code)
         return answer.json() if answer.content else None
 
     def ready(self, model: str, version: int | str | None = None) -> bool:
@@ -113,7 +121,7 @@ class ConchHook(BaseHook):
             return True
         if answer.status_code in (requests.codes.bad_request, requests.codes.unavailable):
             return False
-        raise ConchError(_error_text(answer))
+        raise ConchError(_error_text(answer), answer.status_code)
 
     def index(self, model: str) -> list[dict[str, Any]]:
         """The lines of the repository index about a model."""
@@ -142,6 +150,17 @@ class ConchHook(BaseHook):
     def unload(self, model: str) -> None:
         """Unloads a model."""
         self.call("POST", f"/repository/models/{quote(model, safe='')}/unload", {})
+
+    def rollout(self, model: str) -> dict[str, Any]:
+        """The server's report of a model's rollout."""
+        found: dict[str, Any] = self.call("GET", f"/repository/models/{quote(model, safe='')}/rollout")
+        return found
+
+    def start_rollout(self, model: str, declaration: Mapping[str, Any]) -> dict[str, Any]:
+        """Starts a rollout, with the fields of the table ``[rollout]`` in ``rollout.toml``."""
+        path = f"/repository/models/{quote(model, safe='')}/rollout"
+        found: dict[str, Any] = self.call("POST", path, {"rollout": dict(declaration)})
+        return found
 
     def infer(
         self, model: str, version: int | str, inputs: Sequence[Mapping[str, Any]], timeout: float = TIMEOUT_S

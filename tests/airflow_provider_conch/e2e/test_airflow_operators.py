@@ -117,7 +117,7 @@ def test_going_back_without_a_former_version(
     with pytest.raises(TaskError, match="expected 2; the model is unloaded again"):
         airflow(SWAP, model="new", verify=answers(2))
     with pytest.raises(
-        TaskError, match="version 7 of 'new' is not ready .* does not select it; the model is un"
+        TaskError, match=r"version 7 of 'new' is not ready .* does not select it; the model is un"
     ):
         airflow(SWAP, model="new", version=7)
     assert ready(server, "new") == []
