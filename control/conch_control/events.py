@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from conch.core.errors import OutOfRangeError
+from conch.core.rollouts import RolloutTransition
 from conch_control.version_phase import Phase
 
 KEPT = 10_000
@@ -36,6 +37,8 @@ class Event:
         version: The version; 0 for the whole model.
         reason: Text for operators; may be empty.
         seconds: Unix time.
+        rollout: A transition of the model's rollout; version, phase and reason repeat then what holds for the
+            whole model.
     """
 
     revision: int
@@ -44,6 +47,7 @@ class Event:
     phase: Phase
     reason: str
     seconds: float
+    rollout: RolloutTransition | None = None
 
 
 class EventLog:
@@ -69,11 +73,18 @@ class EventLog:
         """Unix time of the log's clock."""
         return self._wall_clock()
 
-    def append(self, model: str, version: int, phase: Phase, reason: str = "") -> Event:
+    def append(
+        self,
+        model: str,
+        version: int,
+        phase: Phase,
+        reason: str = "",
+        rollout: RolloutTransition | None = None,
+    ) -> Event:
         """Adds an event and wakes the readers."""
         with self._changed:
             self._revision += 1
-            event = Event(self._revision, model, version, phase, reason, self._wall_clock())
+            event = Event(self._revision, model, version, phase, reason, self._wall_clock(), rollout)
             self.entries.append(event)
             self._changed.notify_all()
         return event

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from conch.core.model_control import LoadParameter
+from conch.core.rollouts import RolloutControl, RolloutReport
 from conch_control.events import EventLog
 from conch_control.version_phase import Phase
 
@@ -47,6 +48,7 @@ class ModelStatus:
         versions: Versions that were ever attempted, ascending.
         reason: Why no version could be attempted, if so.
         labels: Names of versions.
+        rollout: Its rollout, without counters and history; None for none.
     """
 
     name: str
@@ -54,6 +56,7 @@ class ModelStatus:
     versions: tuple[VersionStatus, ...] = ()
     reason: str = ""
     labels: Mapping[str, int] = field(default_factory=dict)
+    rollout: RolloutReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class ModelDescription:
     instances: tuple[InstanceStatus, ...]
 
 
-class AgentPort(Protocol):
+class AgentPort(RolloutControl, Protocol):
     """What an agent offers to planners and operators."""
 
     @property

@@ -123,6 +123,7 @@ def build_components(
         tracing.settings,
         guarded.check_changes,
         agent.archives,
+        agent,
         console_url=lambda: context.url("Console"),
     )
     meter = LoadMeter(registry)

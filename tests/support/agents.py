@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
 
 from conch.core.errors import NotFoundError
 from conch.core.model_control import LoadParameter
+from conch.core.rollouts import RolloutReport
 from conch_control.events import EventLog
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
 from conch_control.version_phase import Phase
@@ -26,6 +29,7 @@ class FakeAgent:
         drains: How often it was drained.
         draining: It was drained.
         labels: Labels of its models.
+        reports: Rollouts of its models.
         failures: Make the errors that loads of a model end with, new ones each time: what has been raised
             keeps the frames that it came through.
         staging: Bytes fetched and to fetch of models being staged; the test may change them.
@@ -40,6 +44,7 @@ class FakeAgent:
         self.drains = 0
         self.draining = False
         self.labels: dict[str, dict[str, int]] = {}
+        self.reports: dict[str, RolloutReport] = {}
         self.failures: dict[str, Callable[[], Exception]] = {}
         self.staging: dict[str, tuple[int, int]] = {}
         self.release = threading.Event()
@@ -81,6 +86,26 @@ class FakeAgent:
             del labels[label]
         else:
             labels[label] = version
+
+    def rollout(self, name: str) -> RolloutReport:
+        """The rollout that the test has given."""
+        if name not in self.reports:
+            raise NotFoundError(f"model '{name}' has no rollout and no labels")
+        return self.reports[name]
+
+    def rollouts(self) -> list[RolloutReport]:
+        """All that the test has given."""
+        return list(self.reports.values())
+
+    def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
+        """Keeps the declaration."""
+        self.reports[name] = RolloutReport(name, "api", int(again), "LOADING", declaration=dict(declaration))
+        return self.reports[name]
+
+    def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
+        """Has the action be the state."""
+        self.reports[name] = replace(self.rollout(name), state=action, weight=weight or 0.0)
+        return self.reports[name]
 
     def models(self) -> Index:
         """Each model with its one version."""

@@ -248,6 +248,11 @@ def _edge(latencies: Sequence[int]) -> int:
     return 0
 
 
+def p99_ns(counts: Counts) -> int | None:
+    """The upper bound of the p99 of a version's requests; None without times."""
+    return 2 ** _edge(counts.latencies) if any(counts.latencies) else None
+
+
 def _milliseconds(place: int) -> str:
     return f"{2**place / 1e6:.3g} ms"
 

@@ -21,8 +21,6 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.version_text import LABEL_PATTERN
 from conch_control.config.problems import Problem, nearest
 
-ROLLOUT_FILE = "rollout.toml"
-"""Name of the file in a model's directory."""
 STABLE = "stable"
 """Label of the version that an empty version means."""
 NEWEST = "newest"
@@ -48,7 +46,7 @@ _AMOUNT = re.compile(r"(\d+)(ms|s|m|h|d)")
 _UNITS_NS = {"ms": _S // 1000, "s": _S, "m": 60 * _S, "h": 3600 * _S, "d": 86_400 * _S}
 _HEADER = r"[A-Za-z0-9_.\-]{1,128}"
 _STICKY = re.compile(rf"sequence|principal|header:{_HEADER}")
-_MATCH = re.compile(rf"principal:.+|header:{_HEADER}=.*")
+_MATCH = re.compile(rf"principal:.+|header:{_HEADER}=.+")
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 One thread, `conch-canary`, owns all plans; it exists only while a model has a declaration. Other threads hand
 it commands and wait for the result. It wakes for commands, for events of versions, for what a plan waits for,
-and every `LOOK_NS` to look at counters and files.
+and every `LOOK_NS`, or a quarter of the shortest step, to look at counters.
 
 An action that fails is tried again, with all after it, so their order holds.
 """
@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import NotFoundError, OutOfRangeError, UnavailableError
-from conch_control.canary.guards import Counts, Window, judge, traffic_note
+from conch_control.canary.guards import Counts, Verdict, Window, judge, traffic_note
 from conch_control.canary.rollout_file import Declaration, Rollout
 from conch_control.canary.rollout_plan import RolloutPlan
 from conch_control.canary.rollout_state import (
@@ -34,6 +34,7 @@ from conch_control.canary.rollout_state import (
     Select,
     State,
     Traffic,
+    Transition,
     VersionSight,
 )
 from conch_control.canary.state_file import SavedRollout, StateDirectory
@@ -43,8 +44,11 @@ log = logging.getLogger(__name__)
 
 _S = 1_000_000_000
 LOOK_NS = 10 * _S
-"""Time between looks at counters."""
-_RECENT_LOOKS = 6  # a minute
+"""Longest time between looks at counters."""
+LEAST_LOOK_NS = _S // 4
+_RECENT_NS = 60 * _S
+_LOOKS_IN_STEP = 4
+_MOST_HISTORY = 100
 _RETRY_NS = _S
 _WATCHED = frozenset({State.STEP, State.PAUSED, State.BAKING})
 
@@ -73,6 +77,9 @@ class CanaryServer(Protocol):
     def select(self, model: str, selection: Select) -> None:
         """Begins to load and release versions, and returns at once."""
 
+    def changed(self, model: str, transition: Transition) -> None:
+        """Shows a transition to operators."""
+
 
 class Counters(Protocol):
     """Requests since a version was loaded."""
@@ -92,17 +99,21 @@ class RolloutStatus:
     """A model's rollout for operators.
 
     Attributes:
-        verdict: The last verdict on the current window; empty for none.
+        verdict: The last verdict on the current window; None for none.
         seconds: Age of the state, or of its window.
         note: What the traffic allows, if it is too little for the step; else empty.
+        window: Counters of the window.
+        history: Transitions, oldest first.
     """
 
     declaration: Declaration
     from_file: bool
     progress: Progress
-    verdict: str
-    seconds: float
-    note: str
+    verdict: Verdict | None = None
+    seconds: float = 0.0
+    note: str = ""
+    window: Window = field(default_factory=lambda: Window(Counts(), Counts()))
+    history: tuple[Transition, ...] = ()
 
 
 @dataclass
@@ -113,7 +124,8 @@ class _Model:
         pending: Actions to carry out, in order.
         window: The window that the counters below belong to.
         begun: Counters at its begin.
-        looks: Counters of the last looks, oldest first, with their times.
+        looks: Counters of the looks of the last minute, oldest first, with their times.
+        history: Transitions, oldest first.
         reference: Stable's requests in the last step, with the rollout's number: after a promotion the old
             version gets none.
     """
@@ -122,7 +134,8 @@ class _Model:
     pending: deque[Action] = field(default_factory=deque)
     window: int = -1
     begun: Window = field(default_factory=lambda: Window(Counts(), Counts()))
-    looks: deque[tuple[int, Window]] = field(default_factory=lambda: deque(maxlen=_RECENT_LOOKS))
+    looks: deque[tuple[int, Window]] = field(default_factory=deque)
+    history: deque[Transition] = field(default_factory=lambda: deque(maxlen=_MOST_HISTORY))
     reference: tuple[int, Counts] = (0, Counts())
 
 
@@ -184,13 +197,28 @@ class RolloutLoop:
         """
         self._command(partial(self._edit, model, edit))
 
-    def start(self, model: str, rollout: Rollout, again: bool = False) -> None:
-        """Declares and starts a rollout by a call; labels stay. See `RolloutPlan.start_by_call`.
+    def start(self, model: str, declaration: Declaration, again: bool = False) -> None:
+        """Declares and starts a rollout by a call; other labels stay. See `RolloutPlan.start_by_call`.
 
         Raises:
             FailedPreconditionError: One runs, a file declares it, or the candidate is missing or refused.
         """
-        self._command(partial(self._start, model, rollout, again))
+        self._command(partial(self._start, model, declaration, again))
+
+    def refresh(self, model: str) -> None:
+        """Returns when route and labels follow the versions that serve now."""
+        if model in self._models:
+
+            def run(now: int) -> None:
+                if (found := self._models.get(model)) is not None:
+                    self._see(model, found)
+
+            self._command(run)
+
+    @property
+    def models(self) -> Collection[str]:
+        """Models with a declaration."""
+        return self._models.keys()
 
     def call(self, model: str, call: Call, weight: int | None = None, again: bool = False) -> None:
         """Carries out an operator's call; see `RolloutPlan.call`.
@@ -211,6 +239,11 @@ class RolloutLoop:
         if model not in self._models:
             raise _no_rollout(model)
         return self._command(partial(self._status, model))
+
+    def progress(self, model: str) -> Progress | None:
+        """A model's progress as it is at this moment; None without a declaration."""
+        found = self._models.get(model)
+        return None if found is None else found.plan.progress
 
     def stop(self, timeout_s: float) -> bool:
         """Ends the thread and leaves routes and states as they are; returns True if it ended in time."""
@@ -265,8 +298,7 @@ class RolloutLoop:
         self._run_commands()
         changed, now = self._changed(), self._clock()
         look = now >= self._look_at
-        if look:
-            self._look_at = now + LOOK_NS
+        self._look_at = now + self._look_ns() if look else min(self._look_at, now + self._look_ns())
         wakes = [self._look_at]
         for model, found in list(self._models.items()):
             try:
@@ -281,6 +313,17 @@ class RolloutLoop:
                 log.exception("the rollout of '%s' has failed; it goes on soon", model)
                 wakes.append(now + _RETRY_NS)
         return min(wakes)
+
+    def _look_ns(self) -> int:
+        """Time to the next look at counters."""
+        plans = [found.plan for found in self._models.values()]
+        steps = [
+            step.least_ns
+            for plan in plans
+            if plan.progress.state in _WATCHED and plan.declaration.rollout is not None
+            for step in plan.declaration.rollout.steps
+        ]
+        return max(min([LOOK_NS, *(each // _LOOKS_IN_STEP for each in steps)]), LEAST_LOOK_NS)
 
     def _wait(self, until: int) -> None:
         left = until - self._clock()
@@ -334,7 +377,7 @@ class RolloutLoop:
         found = self._models.get(model)
         self._declare(model, edit(Declaration() if found is None else found.plan.declaration), True, now)
 
-    def _start(self, model: str, rollout: Rollout, again: bool, now: int) -> None:
+    def _start(self, model: str, declaration: Declaration, again: bool, now: int) -> None:
         found = self._models.get(model)
         if found is None:
             found = self._begin(model, Declaration(), False, now)
@@ -343,7 +386,8 @@ class RolloutLoop:
         if versions is not None:
             found.pending += plan.sees(versions, now)
         try:
-            found.pending += plan.start_by_call(replace(plan.declaration, rollout=rollout), now, again)
+            labels = {**plan.declaration.labels, **declaration.labels}
+            found.pending += plan.start_by_call(Declaration(labels, declaration.rollout), now, again)
             found.pending.append(Save(plan.progress))  # with the new declaration
         finally:
             self._carry_out(model, found)
@@ -353,6 +397,7 @@ class RolloutLoop:
         saved = self._kept.pop(model, SavedRollout(Progress()))
         number = partial(self._next_number, model)
         found = _Model(RolloutPlan(model, declaration, saved.progress, from_file, number))
+        found.history.extend(saved.history)
         self._models = {**self._models, model: found}
         found.pending += found.plan.start(now)
         return found
@@ -389,6 +434,7 @@ class RolloutLoop:
                 case PublishLabels(labels):
                     self._server.publish_labels(model, labels)
                 case Save(progress):
+                    self._record(model, found, progress)
                     self._save(model, found, progress)
                 case Select():
                     self.selections = {**self.selections, model: action}
@@ -401,9 +447,19 @@ class RolloutLoop:
             found.window, found.begun = plan.window, self._read(model, plan.progress)
             found.looks.clear()
         if plan.declaration == Declaration() and _is_over(plan.progress):
-            self._kept[model] = SavedRollout(plan.progress)
+            self._kept[model] = SavedRollout(plan.progress, None, tuple(found.history))
             self._models = {name: each for name, each in self._models.items() if name != model}
             self.selections = {name: each for name, each in self.selections.items() if name != model}
+
+    def _record(self, model: str, found: _Model, progress: Progress) -> None:
+        """Tells operators of a change that they can see."""
+        transition = Transition.of(progress, self._server.events.now())
+        last = found.history[-1] if found.history else None
+        if last is None and progress.state is State.IDLE:
+            return
+        if last is None or replace(transition, seconds=last.seconds) != last:
+            found.history.append(transition)
+            self._server.changed(model, transition)
 
     def _save(self, model: str, found: _Model, progress: Progress) -> None:
         if not self._told and progress.state is State.LOADING:
@@ -414,7 +470,7 @@ class RolloutLoop:
         plan = found.plan
         try:
             by_call = None if plan.from_file or plan.declaration == Declaration() else plan.declaration
-            self._directory.write(model, SavedRollout(progress, by_call))
+            self._directory.write(model, SavedRollout(progress, by_call, tuple(found.history)))
         except OSError as error:
             log.error("the progress of '%s' can't be saved: %s; a restart goes back", model, error.strerror)
 
@@ -430,8 +486,11 @@ class RolloutLoop:
             found.begun = counters
             found.looks.clear()
             return
-        recent = _since(counters, found.looks[0][1]) if len(found.looks) == _RECENT_LOOKS else None
-        found.looks.append((now, counters))
+        looks = found.looks
+        while len(looks) > 1 and looks[1][0] <= now - _RECENT_NS:
+            looks.popleft()
+        recent = _since(counters, looks[0][1]) if looks and looks[0][0] <= now - _RECENT_NS else None
+        looks.append((now, counters))
         if progress.state is State.BAKING:
             reference = found.reference[1] if found.reference[0] == progress.number else Counts()
             step = replace(step, stable=reference)
@@ -455,14 +514,18 @@ class RolloutLoop:
         if (found := self._models.get(model)) is None:
             raise _no_rollout(model)
         plan = found.plan
-        verdict = "" if plan.verdict is None else plan.verdict.sentence
+        window = found.begun
+        if plan.progress.state in _WATCHED and plan.window == found.window:
+            window = _since(self._read(model, plan.progress), found.begun)
         return RolloutStatus(
             plan.declaration,
             plan.from_file,
             plan.progress,
-            verdict,
+            plan.verdict,
             (now - plan.since) / _S,
             self._note(found),
+            window,
+            tuple(found.history),
         )
 
     def _note(self, found: _Model) -> str:

@@ -43,7 +43,6 @@ from conch.core.errors import FailedPreconditionError, InvalidArgumentError
 from conch_control.canary.guards import SURE, Result, Verdict
 from conch_control.canary.rollout_file import (
     NEWEST,
-    ROLLOUT_FILE,
     STABLE,
     WHOLE,
     Declaration,
@@ -67,6 +66,7 @@ from conch_control.canary.rollout_state import (
     Traffic,
     VersionSight,
 )
+from conch_control.repository.layout import ROLLOUT_FILE
 
 EXTENSION = 3
 """A step without a verdict lasts at most so many times its duration."""
@@ -754,17 +754,16 @@ class RolloutPlan:
         return frozenset(version for label, version in self.declaration.labels.items() if label != STABLE)
 
     def _wanted_labels(self) -> dict[str, int]:
-        """Labels of ready versions; one whose version is not ready stays where it was."""
+        """Labels with their versions; one whose version is not ready stays with a former one that is."""
         wanted = dict(self.declaration.labels)
         wanted.pop(STABLE, None)
         if self.progress.stable is not None:
             wanted[STABLE] = self.progress.stable
         labels = {}
         for label, version in wanted.items():
-            for each in (version, self._labels.get(label, 0)):
-                if self._sight(each).serves:
-                    labels[label] = each
-                    break
+            ready = [each for each in (version, self._labels.get(label, 0)) if self._sight(each).serves]
+            if ready or label in self.declaration.labels:
+                labels[label] = ready[0] if ready else version
         return labels
 
     def _wanted_selection(self) -> Select:
@@ -774,16 +773,24 @@ class RolloutPlan:
             # A label that has not been followed yet waits for its version.
             if version is not None and (version == progress.stable or version != progress.declared_stable):
                 held.add(version)
+        out = {each.version for each in progress.refused}
+        beside: set[int] = set()
         if progress.state in _SHARING or progress.state is State.LOADING:
-            held |= _numbers(progress.candidate)
+            beside |= _numbers(progress.candidate)
         elif progress.state in (State.BAKING, State.ROLLING_BACK):
-            held |= _numbers(progress.previous)
+            beside |= _numbers(progress.previous)
         elif progress.state is State.ABORTING and not self._stable_ready:
             held |= _numbers(progress.candidate)  # better than no version at all
-        out = {each.version for each in progress.refused}
         rollout = self.declaration.rollout
-        if rollout is not None and rollout.candidate == NEWEST and not rollout.split and progress.stable:
-            out |= {version for version in self._versions if version > progress.stable}
+        if rollout is not None and not rollout.split:
+            if rollout.candidate == NEWEST and progress.stable:
+                out |= {version for version in self._versions if version > progress.stable}
+            elif progress.stable is None and self._versions.keys() - {rollout.candidate}:
+                beside |= {version for version in self._versions if version == rollout.candidate}
+        for version in beside:
+            # Stable is loaded and has its route first: no request may miss the route, and a candidate that
+            # can't be loaded keeps no other version from serving.
+            (held if self._stable_ready or self._sight(version).serves else out).add(version)
         return Select(frozenset(held), frozenset(out - held))
 
 

@@ -126,6 +126,44 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Transition:
+    """A change of a rollout's progress.
+
+    Attributes:
+        seconds: Unix time.
+        number: Number of the rollout.
+        weight: The candidate's share, of `WHOLE`.
+        reason: Why; empty for what follows from the declaration.
+        called: By a call.
+    """
+
+    seconds: float
+    number: int
+    state: State
+    step: int
+    weight: int
+    stable: int | None
+    candidate: int | None
+    reason: str
+    called: bool
+
+    @classmethod
+    def of(cls, progress: Progress, seconds: float) -> Transition:
+        """The transition that has led to a progress."""
+        return cls(
+            seconds,
+            progress.number,
+            progress.state,
+            progress.step,
+            progress.weight,
+            progress.stable,
+            progress.candidate,
+            progress.reason,
+            progress.called,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """Where requests without a version go.
 
@@ -151,7 +189,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class PublishLabels:
-    """Publishes all labels of the model, each with a ready version."""
+    """Publishes all labels of the model; requests for one whose version is not ready fail."""
 
     labels: Mapping[str, int]
 

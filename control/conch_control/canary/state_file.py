@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from conch.core.errors import InvalidArgumentError
 from conch_control.canary.rollout_file import WHOLE, Declaration, as_json, check_declaration
-from conch_control.canary.rollout_state import Progress, Refusal, State
+from conch_control.canary.rollout_state import Progress, Refusal, State, Transition
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,11 @@ _LONGEST = 200
 
 @dataclass(frozen=True, slots=True)
 class SavedRollout:
-    """What is kept of a model: its progress, and its declaration if that came by a call."""
+    """What is kept of a model: its progress, its declaration if that came by a call, and its history."""
 
     progress: Progress
     declaration: Declaration | None = None
+    history: tuple[Transition, ...] = ()
 
 
 class StateDirectory:
@@ -122,12 +123,19 @@ def _encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
     content: dict[str, Any] = {"format": FORMAT, "model": model, "progress": progress}
     if saved.declaration is not None:
         content["declaration"] = as_json(saved.declaration)
+    content["history"] = [
+        {field.name: getattr(each, field.name) for field in dataclasses.fields(Transition)}
+        | {"state": each.state.value}
+        for each in saved.history
+    ]
     return content
 
 
 def _decoded(content: Any) -> tuple[str, SavedRollout]:
     """Model and state. Raises ValueError: something is wrong, named by its field."""
-    _check_fields("", content, {"format": int, "model": str, "progress": dict}, {"declaration": dict})
+    _check_fields(
+        "", content, {"format": int, "model": str, "progress": dict}, {"declaration": dict, "history": list}
+    )
     if content["format"] != FORMAT:
         raise ValueError(f"format: is {content['format']}, this server reads {FORMAT}")
     declaration = None
@@ -135,7 +143,34 @@ def _decoded(content: Any) -> tuple[str, SavedRollout]:
         declaration, problems = check_declaration(content["declaration"], "declaration")
         if problems:
             raise ValueError(problems[0].message)
-    return content["model"], SavedRollout(_progress(content["progress"]), declaration)
+    history = tuple(_transition(each) for each in content.get("history", ()))
+    return content["model"], SavedRollout(_progress(content["progress"]), declaration, history)
+
+
+def _transition(fields: Any) -> Transition:
+    version = int | None
+    _check_fields(
+        "history.",
+        fields,
+        {
+            "seconds": float,
+            "number": int,
+            "state": str,
+            "step": int,
+            "weight": int,
+            "stable": version,
+            "candidate": version,
+            "reason": str,
+            "called": bool,
+        },
+    )
+    return Transition(**{**fields, "state": _state(fields["state"], "history.state")})
+
+
+def _state(name: str, at: str) -> State:
+    if name not in State.__members__:
+        raise ValueError(f"{at}: is {name!r}, which is no state")
+    return State[name]
 
 
 def _progress(fields: dict[str, Any]) -> Progress:
@@ -166,12 +201,11 @@ def _progress(fields: dict[str, Any]) -> Progress:
     for key in ("weight", "shadow"):
         if fields[key] > WHOLE:
             raise ValueError(f"progress.{key}: is {fields[key]}, above {WHOLE}")
-    if fields["state"] not in State.__members__:
-        raise ValueError(f"progress.state: is {fields['state']!r}, which is no state")
+    state = _state(fields["state"], "progress.state")
     for refusal in fields["refused"]:
         _check_fields("progress.refused.", refusal, {"version": int, "digest": str, "by_call": bool})
     refused = tuple(Refusal(**each) for each in fields["refused"])
-    return Progress(**{**fields, "state": State[fields["state"]], "refused": refused})
+    return Progress(**{**fields, "state": state, "refused": refused})
 
 
 def _check_fields(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from conch.core.backend import FindBackend
 from conch.core.bls import Calls
@@ -26,6 +27,7 @@ from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
+from conch.core.rollouts import RolloutReport
 from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent
@@ -38,11 +40,12 @@ from conch_control.lifecycle.model_index import NOT_RESIDENT, ModelIndex
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.resident_loads import ResidentLoads
+from conch_control.lifecycle.rollouts import Rollouts
 from conch_control.lifecycle.startup_models import LoadFailure, check_startup_options, startup_names
 from conch_control.lifecycle.version_states import VersionStates
 from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.repository.repositories import open_repositories
-from conch_control.repository.source import Repository, Scan
+from conch_control.repository.source import ModelSource, Repository, Scan
 from conch_control.repository.uploads import remove_abandoned
 from conch_control.residency.residency import Residency
 
@@ -57,6 +60,7 @@ class Agent:
     Attributes:
         loads: Load times and failure counts.
         archives: Directories that are registered while the server runs.
+        canary: Labels and rollouts.
         residency: Which models are in memory; None but in on-demand mode.
         draining: The server drains or stops.
 
@@ -101,8 +105,23 @@ class Agent:
         if on_demand:
             loads = ResidentLoads(self._dependencies, self._states)
             self.residency = Residency(options, registry, self.repositories, loads)
+        self.canary = Rollouts(
+            registry,
+            self.lifecycle,
+            self._states,
+            self.events,
+            self._load_selected,
+            self._source,
+            lambda name, held: None if self.residency is None else self.residency.hold(name, held),
+            options.state_directory,
+        )
         self._index = ModelIndex(
-            registry, self._states, self.events, self.lifecycle, NOT_RESIDENT if on_demand else ""
+            registry,
+            self._states,
+            self.events,
+            self.lifecycle,
+            NOT_RESIDENT if on_demand else "",
+            self.canary.summary,
         )
         self._last_scan = Scan({})
 
@@ -114,6 +133,7 @@ class Agent:
         """
         self.repositories.check()
         remove_abandoned()
+        self.canary.loop.restore()
         scan = self._remember(self.repositories.scan())
         if self.residency is not None:
             self.residency.start(scan)
@@ -175,6 +195,18 @@ class Agent:
                     self._states.failed(each, error.reason)
             if error is not None:
                 raise error
+            if overrides.config is not None or overrides.files:
+                self.canary.loop.end(each, "the model was loaded with another config")
+
+    def _load_selected(self, name: str) -> None:
+        """Loads and unloads versions of a model as its rollout selects them now."""
+        self._dependencies.load_selected(name, self._last_scan)
+        if self.residency is not None:
+            self.residency.measure(name)
+
+    def _source(self, name: str) -> ModelSource | None:
+        """A model in the repositories as they are now."""
+        return self._remember(self.repositories.list_available()).source(name)
 
     def _load(self, names: Collection[str], scan: Scan, overrides: Overrides) -> Mapping[str, Exception]:
         """Loads models; in on-demand mode one, with room made for it."""
@@ -192,20 +224,36 @@ class Agent:
             name: Model name (all models of that name with namespaces), or an identifier.
             unload_dependents: Also unload the composing models that were loaded only for this ensemble.
         """
-        if self.residency is not None and self.residency.unload(name, unload_dependents):
-            return
         known = dict.fromkeys((*self._registry.identifiers(name), *self._last_scan.identifiers.get(name, ())))
+        if self.residency is None or not self.residency.unload(name, unload_dependents):
+            for identifier in known or (name,):
+                self._dependencies.unload(identifier, unload_dependents)
         for identifier in known or (name,):
-            self._dependencies.unload(identifier, unload_dependents)
+            self.canary.loop.end(identifier, "the model was unloaded")
 
     def set_label(self, name: str, label: str, version: int | None) -> None:
-        """Has a label of a model name a ready version, or removes it with None; see `Registry.set_label`."""
-        identifier, _ = self._registry.find(name)
-        self._registry.set_label(identifier, label, version)
+        """Has a label of a model name a ready version, or removes it with None; see `Rollouts.set_label`."""
+        identifier = self.canary.set_label(name, label, version)
         if version is None:
             log.info("label '%s' of '%s' removed", label, identifier)
         else:
             log.info("label '%s' of '%s' names version %d", label, identifier, version)
+
+    def rollout(self, name: str) -> RolloutReport:
+        """A model's labels and rollout. Raises NotFoundError: it has neither."""
+        return self.canary.rollout(name)
+
+    def rollouts(self) -> list[RolloutReport]:
+        """Labels and rollouts of all models that have some, by name."""
+        return self.canary.rollouts()
+
+    def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
+        """Declares and starts a rollout; see `RolloutControl.start_rollout`."""
+        return self.canary.start_rollout(name, declaration, again)
+
+    def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
+        """Changes a rollout; see `RolloutControl.update_rollout`."""
+        return self.canary.update_rollout(name, action, weight)
 
     def models(self) -> Index:
         """All models with their states, by name."""
@@ -252,10 +300,12 @@ class Agent:
         """Stops all loads and refuses new ones."""
         if self.residency is not None:
             self.residency.stop()
+        self.canary.stop()
         self.lifecycle.stop_loads()
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; returns True if all requests finished in time."""
+        self.canary.stop()
         try:
             return self.lifecycle.close(timeout_s)
         finally:

@@ -18,7 +18,7 @@ from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
-from conch_control.repository.layout import fingerprint
+from conch_control.repository.layout import fingerprint, without_rollout
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def content_digest(spec: ModelSpec) -> bytes:
     """
     config = json.dumps(spec.config, sort_keys=True)  # serialised protobuf bytes are not stable
     digest = hashlib.sha256(repr((config, sorted(spec.backend_options.items()))).encode())
-    for path, size, _, _ in fingerprint(spec.directory):
+    for path, size, _, _ in without_rollout(fingerprint(spec.directory)):
         top = path.partition("/")[0]
         if path.endswith("/") or (top.isdigit() and top != str(spec.version)):
             continue

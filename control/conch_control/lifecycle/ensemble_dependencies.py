@@ -103,6 +103,21 @@ class EnsembleDependencies:
                     self._reload_waiting(scan, changed, failures)
             return failures
 
+    def load_selected(self, name: str, scan: Scan) -> None:
+        """Loads a model whose selection of versions has changed, and perhaps its files, if it is loaded.
+
+        Raises:
+            ConchError: It can't be loaded; the previous versions still serve.
+        """
+        with self._lifecycle.queue.call() as ticket:
+            if self._lifecycle.origin(name) is None:  # a later unload supersedes this call
+                return
+            before = self._ready(name)
+            self._load_one(name, scan, None, ticket)
+            self._lifecycle.refresh(name, keep=True)  # with equal files nothing was done
+            if self._ready(name) != before:
+                self._refresh({name}, ())
+
     def _load_one(self, name: str, scan: Scan, override: str | None, ticket: int) -> None:
         if name in scan.duplicates:
             log.error("failed to poll model '%s': not unique across all model repositories", name)

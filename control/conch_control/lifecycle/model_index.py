@@ -6,12 +6,13 @@ Nothing here accesses storage. Threads: any.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from conch.core.errors import InvalidArgumentError, NotFoundError
 from conch.core.execution.placement import devices_of
 from conch.core.model_control import IndexEntry
 from conch.core.registry import Entry, Registry
+from conch.core.rollouts import RolloutReport
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import CONFIG_FILE, OVERRIDE, config_origins
@@ -31,7 +32,8 @@ NOT_RESIDENT = "not resident"
 class ModelIndex:
     """The models of one server in the forms in which clients and operators see them.
 
-    `unloaded` is the reason that is shown for models without a version; empty for none.
+    `unloaded` is the reason that is shown for models without a version; empty for none. `rollout` tells a
+    model's rollout in short.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class ModelIndex:
         events: EventLog,
         lifecycle: ModelLifecycle,
         unloaded: str = "",
+        rollout: Callable[[str], RolloutReport | None] = lambda name: None,
     ) -> None:
+        self._rollout = rollout
         self._unloaded = unloaded
         self._registry = registry
         self._states = states
@@ -79,7 +83,8 @@ class ModelIndex:
             if not versions and not reason:
                 reason = self._unloaded
             location = "" if source is None else source.location
-            found.append(ModelStatus(name, location, versions, reason, self._labels(name)))
+            labels, rollout = self._labels(name), self._rollout(name)
+            found.append(ModelStatus(name, location, versions, reason, labels, rollout))
         return Index(self._events.epoch, known.revision, tuple(found), draining)
 
     def unfinished(self, scan: Scan) -> list[ModelStatus]:

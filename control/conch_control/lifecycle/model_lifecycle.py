@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
@@ -31,10 +32,17 @@ from conch_control.lifecycle.model_definition import Definition, NoVersionError,
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.staging import Fetcher, Lease, poll_error
 from conch_control.lifecycle.version_builder import BuiltVersions, VersionBuilder, with_code
-from conch_control.lifecycle.version_diff import Origin, clear_stale, diff_versions, on_failure, on_success
+from conch_control.lifecycle.version_diff import (
+    Origin,
+    VersionAction,
+    clear_stale,
+    diff_versions,
+    on_failure,
+    on_success,
+)
 from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, VersionStates
 from conch_control.native_agents import NativeAgents
-from conch_control.repository.layout import Fingerprint, select_versions
+from conch_control.repository.layout import Fingerprint, select_versions, without_rollout
 from conch_control.repository.namespaces import Namespaced, namespace_of, unwrapped
 from conch_control.repository.source import ModelSource, Renamed
 from conch_control.version_phase import Phase
@@ -53,10 +61,33 @@ class _Loaded:
     lease: Lease
 
 
+class LoadObserver(Protocol):
+    """Rollouts, as loads know them."""
+
+    def begins(self, source: ModelSource, state: Fingerprint) -> None:
+        """Takes the files of a model that is about to be loaded, and its declaration.
+
+        Raises:
+            InvalidArgumentError: The declaration is wrong.
+            OSError: It can't be read.
+        """
+
+    def ended(self, name: str) -> None:
+        """Returns when requests are divided among the versions that serve now."""
+
+    def versions_of(
+        self, name: str, available: Collection[int], policy: Callable[[Collection[int]], Collection[int]]
+    ) -> list[int]:
+        """Versions to load, ascending; see `Select.versions`."""
+
+
 class ModelLifecycle:
     """Loads models into the registry and unloads them.
 
     Loads of one model run one at a time, those of different models in parallel up to ``load_threads``.
+
+    Attributes:
+        observer: Chooses among the versions of models with a rollout; None for none.
     """
 
     def __init__(
@@ -80,6 +111,7 @@ class ModelLifecycle:
         self.drainer = Drainer(self._lock, registry, states)
         self._loaded: dict[str, _Loaded] = {}
         self._leases: dict[Servable, Lease] = {}
+        self.observer: LoadObserver | None = None
 
     def origin(self, name: str) -> Origin | None:
         """What a model was loaded from; None if it is not loaded."""
@@ -108,12 +140,19 @@ class ModelLifecycle:
             with self.queue.call() as ticket:
                 self.load(source, override, ticket)
             return
+        try:
+            self._load(source, override, requested_ticket)
+        finally:
+            self._ended(source.name)
+
+    def _load(self, source: ModelSource, override: str | None, requested_ticket: int) -> None:
         name = source.name
         self._statistics.begun(name)
         while True:
             self.queue.check_open()
             looked = self.queue.ticket()
-            queued = QueuedLoad(name, requested_ticket, looked, self._fingerprint(name, source), override)
+            state = self._fingerprint(name, source)
+            queued = QueuedLoad(name, requested_ticket, looked, without_rollout(state), override)
             submitted = self.queue.submit(queued)
             if submitted is queued:
                 self._run(queued, source)
@@ -127,8 +166,10 @@ class ModelLifecycle:
                 raise error
             # It failed with another config.
 
-    def refresh(self, name: str) -> None:
+    def refresh(self, name: str, keep: bool = False) -> None:
         """Loads a model again from its current definition; does nothing if it is not loaded.
+
+        `keep` loads only versions that do not serve.
 
         Raises:
             ConchError: It can't be loaded; the previous versions still serve.
@@ -141,7 +182,12 @@ class ModelLifecycle:
                 if loaded is not None:
                     with self._ending(queued):
                         self._loader.check(loaded.origin.definition)
-                        self._apply(queued, loaded)
+                        self._apply(queued, loaded, keep)
+        self._ended(name)
+
+    def _ended(self, name: str) -> None:
+        if self.observer is not None and not self.queue.closed:
+            self.observer.ended(name)
 
     def unload(
         self, name: str, then: Callable[[], None] = lambda: None, gone: Callable[[], None] = lambda: None
@@ -270,16 +316,20 @@ class ModelLifecycle:
             finally:
                 lease.drop()
 
-    def _apply(self, queued: QueuedLoad, wanted: _Loaded) -> None:
-        """Builds the versions of a definition and swaps them in."""
+    def _apply(self, queued: QueuedLoad, wanted: _Loaded, keep: bool = False) -> None:
+        """Builds the versions of a definition, with `keep` those that do not serve, and swaps them in."""
         start = monotonic_ns()
         name, definition = queued.name, wanted.origin.definition
-        versions = _select(definition, self._registry.labelled_versions(name))
+        versions = self._select(definition)
         serving = self._registry.entries.get(name, _NO_ENTRY).ready
         loaded = self._loaded.get(name)
         staying = [version for version in versions if version in serving]
-        same = loaded is None or loaded is wanted  # `refresh` passes the loaded one itself
-        actions = {} if same or loaded is None else diff_versions(loaded.origin, wanted.origin, staying)
+        if keep:
+            actions = dict.fromkeys(staying, VersionAction.KEEP)
+        elif loaded is None or loaded is wanted:  # `refresh` passes the loaded one itself
+            actions = {}
+        else:
+            actions = diff_versions(loaded.origin, wanted.origin, staying)
         built = self.builder.build(queued, definition, versions, serving, actions)
         with self._lock:
             good = queued.stopped is None and not built.failures
@@ -364,24 +414,32 @@ class ModelLifecycle:
             raise
 
     def _fingerprint(self, name: str, source: ModelSource) -> Fingerprint:
-        """Current state of a model's files. Raises PollError: the storage does not answer."""
+        """Current state of a model's files. Raises PollError: storage or declaration is at fault."""
         try:
-            return source.fingerprint()
+            state = source.fingerprint()
+            if self.observer is not None:
+                self.observer.begins(source, state)
+            return state
         except (ConchError, OSError) as error:
             failure = poll_error(name, error)
             self._statistics.failed(name)
             self._states.failed(name, failure.reason)
             raise failure from error
 
+    def _select(self, definition: Definition) -> list[int]:
+        """Versions to load. Raises NoVersionError: there is none."""
+        name, config = definition.name, definition.config
 
-def _select(definition: Definition, labelled: frozenset[int]) -> list[int]:
-    """Versions of the policy, and those with labels. Raises NoVersionError: the policy selects none."""
-    try:
-        selected = select_versions(definition.config, definition.versions)
-    except InvalidArgumentError as error:
-        log.error("failed to load '%s': %s", definition.name, with_code(error))
-        raise NoVersionError(definition.name, error.message) from error
-    return sorted({*selected, *labelled.intersection(definition.versions)}) if labelled else selected
+        def policy(available: Collection[int]) -> list[int]:
+            return select_versions(config, available)
+
+        try:
+            if self.observer is None:
+                return policy(definition.versions)
+            return self.observer.versions_of(name, definition.versions, policy)
+        except InvalidArgumentError as error:
+            log.error("failed to load '%s': %s", name, with_code(error))
+            raise NoVersionError(name, error.message) from error
 
 
 def _load_error(name: str, reasons: Mapping[int, str]) -> InvalidArgumentError:

@@ -32,7 +32,13 @@ from conch_control.lifecycle.memory_usage import gc_frozen
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.version_states import UNFINISHED, Change, VersionStates
 from conch_control.repository.dependency_graph import config_content
-from conch_control.repository.layout import Fingerprint, of_configs, select_versions, versions_in
+from conch_control.repository.layout import (
+    Fingerprint,
+    of_configs,
+    select_versions,
+    versions_in,
+    without_rollout,
+)
 from conch_control.repository.source import ModelSource, Staged
 from conch_control.version_phase import Phase
 
@@ -56,8 +62,8 @@ class Lease:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """State of the source that the files hold."""
-        return self._staged.fingerprint
+        """State of the source that the files hold, as far as it is loaded."""
+        return without_rollout(self._staged.fingerprint)
 
     def before_release(self, do: Callable[[], None]) -> None:
         """Sets a callback that runs before the files are released."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from conch.core.registry import Entry, Registry, VersionState
+from conch.core.rollouts import RolloutTransition
 from conch.core.servable import Servable
 from conch_control.events import EventLog
 from conch_control.port import VersionStatus
@@ -174,6 +175,13 @@ class VersionStates:
             if self._failures.get(name) != reason:
                 self._failures[name] = reason
                 self._events.append(name, _WHOLE, Phase.FAILED, reason)
+
+    def rollout_changed(self, name: str, transition: RolloutTransition) -> None:
+        """Appends an event about a model's rollout, which changes no version."""
+        with self._lock:
+            failure = self._failures.get(name)
+            phase = Phase.UNLOADED if failure is None else Phase.FAILED
+            self._events.append(name, _WHOLE, phase, failure or "", transition)
 
     def forget(self, name: str, evicted: bool = False) -> None:
         """Drops a model that no repository has any more, unless a version of it is in memory.

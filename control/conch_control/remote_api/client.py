@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import grpc
 
 from conch.core.model_control import LoadParameter
+from conch.core.rollouts import RolloutReport
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
 from conch_control.port import Index, ModelDescription, ModelStatus
@@ -21,6 +23,7 @@ from conch_control.remote_api.messages import (
     event_of,
     index_of,
     load_request,
+    rollout_of,
     status_of,
 )
 from conch_control.remote_api.server import SERVICE
@@ -145,6 +148,26 @@ class ModelControlClient:
         request = pb.SetLabelRequest(model=name, label=label, version=version)
         self._call("SetLabel", request, self._timeout_s)
 
+    def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool = False) -> RolloutReport:
+        """Declares and starts a rollout; see `RolloutControl.start_rollout`."""
+        content = json.dumps(declaration) if declaration else ""
+        request = pb.StartRolloutRequest(model=name, declaration_json=content, again=again)
+        return rollout_of(self._call("StartRollout", request, self._timeout_s).rollout)
+
+    def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
+        """Changes a rollout; see `RolloutControl.update_rollout`."""
+        request = pb.UpdateRolloutRequest(model=name, action=action, weight=weight)
+        return rollout_of(self._call("UpdateRollout", request, self._timeout_s).rollout)
+
+    def rollout(self, name: str) -> RolloutReport:
+        """A model's labels and rollout."""
+        return rollout_of(self._call("GetRollout", pb.GetRolloutRequest(model=name), self._timeout_s).rollout)
+
+    def rollouts(self) -> list[RolloutReport]:
+        """Labels and rollouts of all models that have some, by name."""
+        found = self._call("ListRollouts", pb.ListRolloutsRequest(), self._timeout_s)
+        return [rollout_of(each) for each in found.rollouts]
+
     def models(self) -> Index:
         """All models with their states."""
         return index_of(self._call("Index", pb.IndexRequest(), self._timeout_s).index)
@@ -199,6 +222,10 @@ _METHODS: Mapping[str, tuple[Any, Any]] = {
     "Index": (pb.IndexRequest, pb.IndexResponse),
     "Describe": (pb.DescribeRequest, pb.DescribeResponse),
     "SetLabel": (pb.SetLabelRequest, pb.SetLabelResponse),
+    "StartRollout": (pb.StartRolloutRequest, pb.StartRolloutResponse),
+    "UpdateRollout": (pb.UpdateRolloutRequest, pb.UpdateRolloutResponse),
+    "GetRollout": (pb.GetRolloutRequest, pb.GetRolloutResponse),
+    "ListRollouts": (pb.ListRolloutsRequest, pb.ListRolloutsResponse),
     "Drain": (pb.DrainRequest, pb.DrainResponse),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from conch.core.errors import (
     status_details,
 )
 from conch.core.model_control import LoadParameter
+from conch.core.rollouts import RolloutReport, RolloutSide, RolloutTransition
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
@@ -52,6 +54,7 @@ def event_message(event: Event) -> pb.Event:
         phase=_TO_PHASE[event.phase],
         reason=_text(event.reason),
         seconds=event.seconds,
+        rollout=None if event.rollout is None else _transition_message(event.rollout),
     )
 
 
@@ -64,6 +67,119 @@ def event_of(message: pb.Event) -> Event:
         _phase(message.phase),
         message.reason,
         message.seconds,
+        _transition_of(message.rollout) if message.HasField("rollout") else None,
+    )
+
+
+def _transition_message(transition: RolloutTransition) -> pb.RolloutEvent:
+    return pb.RolloutEvent(
+        seconds=transition.seconds,
+        id=transition.id,
+        state=transition.state,
+        step=transition.step,
+        weight=transition.weight,
+        stable=transition.stable,
+        candidate=transition.candidate,
+        reason=_text(transition.reason),
+        called=transition.called,
+    )
+
+
+def _transition_of(message: pb.RolloutEvent) -> RolloutTransition:
+    return RolloutTransition(
+        message.seconds,
+        message.id,
+        message.state,
+        message.step,
+        message.weight,
+        _optional(message, "stable"),
+        _optional(message, "candidate"),
+        message.reason,
+        message.called,
+    )
+
+
+def _optional(message: Any, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def rollout_message(report: RolloutReport) -> pb.Rollout:
+    """Rollout to message."""
+    return pb.Rollout(
+        model=_text(report.model),
+        source=report.source,
+        id=report.id,
+        state=report.state,
+        step=report.step,
+        steps=report.steps,
+        step_seconds=report.step_seconds,
+        seconds=report.seconds,
+        weight=report.weight,
+        shadow=report.shadow,
+        stable=report.stable,
+        candidate=report.candidate,
+        previous=report.previous,
+        result=report.result,
+        verdict=_text(report.verdict),
+        reason=_text(report.reason),
+        note=_text(report.note),
+        refused=report.refused,
+        sides=[
+            pb.RolloutSide(
+                version=each.version,
+                role=each.role,
+                traffic=each.traffic,
+                requests=each.requests,
+                failures=each.failures,
+                p99_ms=each.p99_ms,
+            )
+            for each in report.sides
+        ],
+        compared=report.compared,
+        mismatched=report.mismatched,
+        labels=report.labels,
+        declaration_json=json.dumps(report.declaration) if report.declaration else "",
+        history=map(_transition_message, report.history),
+    )
+
+
+def rollout_of(message: pb.Rollout) -> RolloutReport:
+    """Message to rollout."""
+    return RolloutReport(
+        message.model,
+        message.source,
+        message.id,
+        message.state,
+        message.step,
+        tuple(message.steps),
+        message.step_seconds,
+        message.seconds,
+        message.weight,
+        message.shadow,
+        _optional(message, "stable"),
+        _optional(message, "candidate"),
+        _optional(message, "previous"),
+        message.result,
+        message.verdict,
+        message.reason,
+        message.note,
+        tuple(message.refused),
+        tuple(
+            RolloutSide(
+                each.version,
+                each.role,
+                each.traffic,
+                each.requests,
+                each.failures,
+                _optional(each, "p99_ms"),
+            )
+            for each in message.sides
+        ),
+        message.compared,
+        message.mismatched,
+        dict(message.labels),
+        json.loads(message.declaration_json) if message.declaration_json else {},
+        tuple(map(_transition_of, message.history)),
     )
 
 
@@ -99,13 +215,17 @@ def status_message(status: ModelStatus) -> pb.ModelStatus:
         versions=map(_version_message, status.versions),
         reason=_text(status.reason),
         labels=status.labels,
+        rollout=None if status.rollout is None else rollout_message(status.rollout),
     )
 
 
 def status_of(message: pb.ModelStatus) -> ModelStatus:
     """Message to model status. Raises InternalError: a phase is unknown."""
     versions = tuple(map(_version_of, message.versions))
-    return ModelStatus(message.name, message.location, versions, message.reason, dict(message.labels))
+    rollout = rollout_of(message.rollout) if message.HasField("rollout") else None
+    return ModelStatus(
+        message.name, message.location, versions, message.reason, dict(message.labels), rollout
+    )
 
 
 def index_message(index: Index) -> pb.ModelIndex:

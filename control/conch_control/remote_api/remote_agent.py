@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from conch.core.errors import ConchError, OutOfRangeError
 from conch.core.model_control import LoadParameter
+from conch.core.rollouts import RolloutReport, RolloutTransition
 from conch_control.events import KEPT, Event, EventLog, never
 from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
@@ -42,7 +43,14 @@ class EventMirror(EventLog):
         with self._changed:
             return self.epoch, self._revision
 
-    def append(self, model: str, version: int, phase: Phase, reason: str = "") -> NoReturn:
+    def append(
+        self,
+        model: str,
+        version: int,
+        phase: Phase,
+        reason: str = "",
+        rollout: RolloutTransition | None = None,
+    ) -> NoReturn:
         """Not supported: events come only from the other process."""
         raise TypeError("a mirror takes its events from the log that it mirrors")
 
@@ -178,6 +186,22 @@ class RemoteAgent:
     def set_label(self, name: str, label: str, version: int | None) -> None:
         """Has a label of a model name a ready version; None removes it."""
         self._client.set_label(name, label, version)
+
+    def rollout(self, name: str) -> RolloutReport:
+        """A model's labels and rollout."""
+        return self._client.rollout(name)
+
+    def rollouts(self) -> list[RolloutReport]:
+        """Labels and rollouts of all models that have some."""
+        return self._client.rollouts()
+
+    def start_rollout(self, name: str, declaration: Mapping[str, Any], again: bool) -> RolloutReport:
+        """Declares and starts a rollout."""
+        return self._client.start_rollout(name, declaration, again)
+
+    def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:
+        """Changes a rollout."""
+        return self._client.update_rollout(name, action, weight)
 
     def models(self) -> Index:
         """All models with their states; `events` continues from its revision."""

@@ -6,6 +6,7 @@ guards the count of running calls.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import Counter
@@ -38,6 +39,7 @@ from conch_control.remote_api.messages import (
     description_message,
     index_message,
     load_parameters,
+    rollout_message,
 )
 from conch_control.remote_api.port_access import CallAccess, ContextPeer, control_guard
 from conch_control.remote_api.watch_stream import STOPPED, Watch
@@ -117,6 +119,10 @@ class ModelControl:
             "Index": (pb.IndexRequest, self._index),
             "Describe": (pb.DescribeRequest, self._describe),
             "SetLabel": (pb.SetLabelRequest, self._set_label),
+            "StartRollout": (pb.StartRolloutRequest, self._start_rollout),
+            "UpdateRollout": (pb.UpdateRolloutRequest, self._update_rollout),
+            "GetRollout": (pb.GetRolloutRequest, self._get_rollout),
+            "ListRollouts": (pb.ListRolloutsRequest, self._list_rollouts),
             "Drain": (pb.DrainRequest, self._drain),
         }
         # To grpcio all requests are streams, which it does not receive before they are read: a caller without
@@ -129,7 +135,7 @@ class ModelControl:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def refuse_changes(self) -> None:
-        """Refuses loads, unloads, labels and drains from now on."""
+        """Refuses loads, unloads, labels, changes of rollouts and drains from now on."""
         self._refusing = True
 
     def stopping(self) -> None:
@@ -175,6 +181,33 @@ class ModelControl:
         with caller.changing(request.model):
             self._port.set_label(request.model, request.label, version)
         return pb.SetLabelResponse()
+
+    def _start_rollout(self, request: pb.StartRolloutRequest, caller: CallAccess) -> pb.StartRolloutResponse:
+        self._check_changes()
+        with caller.changing(request.model):
+            try:
+                declaration = json.loads(request.declaration_json) if request.declaration_json else {}
+            except (ValueError, RecursionError) as error:
+                raise InvalidArgumentError(f"declaration_json is not JSON: {error}") from None
+            report = self._port.start_rollout(request.model, declaration, request.again)
+        return pb.StartRolloutResponse(rollout=rollout_message(report))
+
+    def _update_rollout(
+        self, request: pb.UpdateRolloutRequest, caller: CallAccess
+    ) -> pb.UpdateRolloutResponse:
+        self._check_changes()
+        weight = request.weight if request.HasField("weight") else None
+        with caller.changing(request.model):
+            report = self._port.update_rollout(request.model, request.action, weight)
+        return pb.UpdateRolloutResponse(rollout=rollout_message(report))
+
+    def _get_rollout(self, request: pb.GetRolloutRequest, caller: CallAccess) -> pb.GetRolloutResponse:
+        caller.check(request.model)
+        return pb.GetRolloutResponse(rollout=rollout_message(self._port.rollout(request.model)))
+
+    def _list_rollouts(self, request: pb.ListRolloutsRequest, caller: CallAccess) -> pb.ListRolloutsResponse:
+        shown = [each for each in self._port.rollouts() if caller.sees(each.model)]
+        return pb.ListRolloutsResponse(rollouts=map(rollout_message, shown))
 
     def _index(self, request: pb.IndexRequest, caller: CallAccess) -> pb.IndexResponse:
         index = self._port.models()

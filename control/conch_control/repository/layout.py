@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 
 CONFIG_FILE = "config.pbtxt"
+ROLLOUT_FILE = "rollout.toml"
+"""Declares labels and a rollout: it is no part of what is loaded."""
 _CONFIGS = "configs"
 _OTHER_DIRECTORIES = frozenset({"warmup", "initial_state", _CONFIGS})
 _MAX_VERSION = 2**63 - 1
@@ -96,6 +98,16 @@ def fingerprint(directory: Path) -> Fingerprint:
     found: list[tuple[str, int, int, int]] = []
     _add_files(found, os.fspath(directory), "", frozenset())
     return tuple(sorted(found))
+
+
+def without_rollout(state: Fingerprint) -> Fingerprint:
+    """A fingerprint without `ROLLOUT_FILE`, whose change reloads nothing."""
+    return tuple(entry for entry in state if entry[0] != ROLLOUT_FILE) if has_rollout(state) else state
+
+
+def has_rollout(state: Fingerprint) -> bool:
+    """True if a model has a `ROLLOUT_FILE`."""
+    return any(entry[0] == ROLLOUT_FILE for entry in state)
 
 
 def versions_in(state: Fingerprint) -> list[int]:

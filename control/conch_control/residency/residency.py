@@ -158,9 +158,10 @@ class _Usage:
 
 @dataclass(slots=True)
 class _Pins:
-    """Models that are pinned, by calls and by their configs."""
+    """Models that are pinned, by calls, by their configs and by rollouts."""
 
     by_calls: set[str] = field(default_factory=set)
+    by_rollouts: set[str] = field(default_factory=set)
     by_configs: set[str] = field(default_factory=set)
 
 
@@ -355,8 +356,18 @@ class Residency:
             if mine:
                 return errors
         errors = run()  # it is in memory, and is replaced
-        self._measure_again([name])
+        self.measure(name)
         return errors
+
+    def measure(self, name: str) -> None:
+        """Measures a model again, of which other versions are in memory now."""
+        self._measure_again([name])
+
+    def hold(self, name: str, held: bool) -> None:
+        """Keeps a model from being evicted while its rollout runs."""
+        with self._lock:
+            (self._pins.by_rollouts.add if held else self._pins.by_rollouts.discard)(name)
+            self._pin()
 
     def unload(self, name: str, with_parts: bool) -> bool:
         """Unpins and evicts a model; False if it is not in memory."""
@@ -771,7 +782,7 @@ class Residency:
             self._wake()
 
     def _pin(self) -> None:
-        self._plan.pinned = self._pins.by_calls | self._pins.by_configs
+        self._plan.pinned = self._pins.by_calls | self._pins.by_configs | self._pins.by_rollouts
 
     def _unpin(self, name: str) -> None:
         with self._lock:

@@ -47,7 +47,7 @@ class VersionStatus(_message.Message):
     def __init__(self, version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[str] = ..., since_seconds: _Optional[float] = ..., host_bytes: _Optional[int] = ..., staged_bytes: _Optional[int] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("name", "location", "versions", "reason", "labels")
+    __slots__ = ("name", "location", "versions", "reason", "labels", "rollout")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -60,12 +60,111 @@ class ModelStatus(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     location: str
     versions: _containers.RepeatedCompositeFieldContainer[VersionStatus]
     reason: str
     labels: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., location: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionStatus, _Mapping[str, _Any]]]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    rollout: Rollout
+    def __init__(self, name: _Optional[str] = ..., location: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[VersionStatus, _Mapping[str, _Any]]]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, int]] = ..., rollout: _Optional[_Union[Rollout, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class RolloutSide(_message.Message):
+    __slots__ = ("version", "role", "traffic", "requests", "failures", "p99_ms")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    P99_MS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    role: str
+    traffic: float
+    requests: int
+    failures: int
+    p99_ms: float
+    def __init__(self, version: _Optional[int] = ..., role: _Optional[str] = ..., traffic: _Optional[float] = ..., requests: _Optional[int] = ..., failures: _Optional[int] = ..., p99_ms: _Optional[float] = ...) -> None: ...
+
+class RolloutEvent(_message.Message):
+    __slots__ = ("seconds", "id", "state", "step", "weight", "stable", "candidate", "reason", "called")
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    STABLE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CALLED_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    id: int
+    state: str
+    step: int
+    weight: float
+    stable: int
+    candidate: int
+    reason: str
+    called: bool
+    def __init__(self, seconds: _Optional[float] = ..., id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ..., stable: _Optional[int] = ..., candidate: _Optional[int] = ..., reason: _Optional[str] = ..., called: _Optional[bool] = ...) -> None: ...
+
+class Rollout(_message.Message):
+    __slots__ = ("model", "source", "id", "state", "step", "steps", "step_seconds", "seconds", "weight", "shadow", "stable", "candidate", "previous", "result", "verdict", "reason", "note", "refused", "sides", "compared", "mismatched", "labels", "declaration_json", "history")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    STABLE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SIDES_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    MISMATCHED_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    DECLARATION_JSON_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    source: str
+    id: int
+    state: str
+    step: int
+    steps: _containers.RepeatedScalarFieldContainer[str]
+    step_seconds: float
+    seconds: float
+    weight: float
+    shadow: float
+    stable: int
+    candidate: int
+    previous: int
+    result: str
+    verdict: str
+    reason: str
+    note: str
+    refused: _containers.RepeatedScalarFieldContainer[int]
+    sides: _containers.RepeatedCompositeFieldContainer[RolloutSide]
+    compared: int
+    mismatched: int
+    labels: _containers.ScalarMap[str, int]
+    declaration_json: str
+    history: _containers.RepeatedCompositeFieldContainer[RolloutEvent]
+    def __init__(self, model: _Optional[str] = ..., source: _Optional[str] = ..., id: _Optional[int] = ..., state: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[_Iterable[str]] = ..., step_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., weight: _Optional[float] = ..., shadow: _Optional[float] = ..., stable: _Optional[int] = ..., candidate: _Optional[int] = ..., previous: _Optional[int] = ..., result: _Optional[str] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., note: _Optional[str] = ..., refused: _Optional[_Iterable[int]] = ..., sides: _Optional[_Iterable[_Union[RolloutSide, _Mapping[str, _Any]]]] = ..., compared: _Optional[int] = ..., mismatched: _Optional[int] = ..., labels: _Optional[_Mapping[str, int]] = ..., declaration_json: _Optional[str] = ..., history: _Optional[_Iterable[_Union[RolloutEvent, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class ModelIndex(_message.Message):
     __slots__ = ("epoch", "revision", "models", "draining")
@@ -111,20 +210,22 @@ class ModelDescription(_message.Message):
     def __init__(self, status: _Optional[_Union[ModelStatus, _Mapping[str, _Any]]] = ..., config_json: _Optional[str] = ..., origins: _Optional[_Mapping[str, str]] = ..., instances: _Optional[_Iterable[_Union[InstanceStatus, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("revision", "model", "version", "phase", "reason", "seconds")
+    __slots__ = ("revision", "model", "version", "phase", "reason", "seconds", "rollout")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     revision: int
     model: str
     version: int
     phase: Phase
     reason: str
     seconds: float
-    def __init__(self, revision: _Optional[int] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    rollout: RolloutEvent
+    def __init__(self, revision: _Optional[int] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ..., rollout: _Optional[_Union[RolloutEvent, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class LoadParameter(_message.Message):
     __slots__ = ("bool_param", "int64_param", "string_param", "bytes_param")
@@ -182,6 +283,60 @@ class SetLabelRequest(_message.Message):
 class SetLabelResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StartRolloutRequest(_message.Message):
+    __slots__ = ("model", "declaration_json", "again")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DECLARATION_JSON_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    declaration_json: str
+    again: bool
+    def __init__(self, model: _Optional[str] = ..., declaration_json: _Optional[str] = ..., again: _Optional[bool] = ...) -> None: ...
+
+class StartRolloutResponse(_message.Message):
+    __slots__ = ("rollout",)
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    rollout: Rollout
+    def __init__(self, rollout: _Optional[_Union[Rollout, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class UpdateRolloutRequest(_message.Message):
+    __slots__ = ("model", "action", "weight")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    action: str
+    weight: float
+    def __init__(self, model: _Optional[str] = ..., action: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class UpdateRolloutResponse(_message.Message):
+    __slots__ = ("rollout",)
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    rollout: Rollout
+    def __init__(self, rollout: _Optional[_Union[Rollout, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class GetRolloutRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class GetRolloutResponse(_message.Message):
+    __slots__ = ("rollout",)
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    rollout: Rollout
+    def __init__(self, rollout: _Optional[_Union[Rollout, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class ListRolloutsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRolloutsResponse(_message.Message):
+    __slots__ = ("rollouts",)
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    rollouts: _containers.RepeatedCompositeFieldContainer[Rollout]
+    def __init__(self, rollouts: _Optional[_Iterable[_Union[Rollout, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class IndexRequest(_message.Message):
     __slots__ = ()

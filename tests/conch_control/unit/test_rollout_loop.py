@@ -22,6 +22,7 @@ from conch_control.canary.rollout_state import (
     Select,
     State,
     Traffic,
+    Transition,
     VersionSight,
 )
 from conch_control.canary.state_file import StateDirectory
@@ -41,6 +42,7 @@ DECLARED = parse_toml(
     """,
     "rollout.toml",
 )
+STARTED = replace(DECLARED, labels={})
 
 
 class FakeServer:
@@ -55,8 +57,9 @@ class FakeServer:
         self.done: list[Any] = []
         self.counts: dict[tuple[str, int], Counts] = {}
         self.broken = 0
+        self.transitions: list[Transition] = []
         self.threads: set[str] = set()
-        self.changed = threading.Condition()
+        self.condition = threading.Condition()
 
     def versions(self, model: str, stable: int | None) -> Mapping[int, VersionSight] | None:
         self.threads.add(threading.current_thread().name)
@@ -72,18 +75,21 @@ class FakeServer:
         if self.broken:
             self.broken -= 1
             raise RuntimeError("the registry is broken")
-        with self.changed:
+        with self.condition:
             self.routes[model] = traffic
             self.done.append((model, traffic))
-            self.changed.notify_all()
+            self.condition.notify_all()
 
     def publish_labels(self, model: str, labels: Mapping[str, int]) -> None:
         self.labels[model] = labels
 
     def select(self, model: str, selection: Select) -> None:
-        with self.changed:
+        with self.condition:
             self.done.append((model, selection))
-            self.changed.notify_all()
+            self.condition.notify_all()
+
+    def changed(self, model: str, transition: Transition) -> None:
+        self.transitions.append(transition)
 
     def follow(self, model: str, selection: Select) -> bool:
         """Loads and unloads what is selected; returns True if that changed anything."""
@@ -110,8 +116,8 @@ class FakeServer:
         return 0, 0
 
     def wait_for(self, model: str, done: Traffic | Select) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: (model, done) in self.done, WAIT_S)
+        with self.condition:
+            assert self.condition.wait_for(lambda: (model, done) in self.done, WAIT_S)
 
 
 class Site:
@@ -222,7 +228,7 @@ def test_a_restart_goes_on_from_the_state_files(server: FakeServer, tmp_path: Pa
     assert second.loop.status("m").progress == before.progress
     server.repository["m"] = versions
     second.loop.declare("m", Declaration())  # no file, when the model is loaded
-    assert second.loop.selections["m"].hold == {7, 8}
+    assert second.loop.selections["m"].hold == {7}
     after = second.settle()
     assert after == replace(before, seconds=after.seconds)
     assert server.routes["m"] == route
@@ -234,27 +240,26 @@ def test_a_restart_goes_on_from_the_state_files(server: FakeServer, tmp_path: Pa
 
 
 def test_calls_declare_labels_and_rollouts(site: Site, server: FakeServer) -> None:
-    assert DECLARED.rollout is not None
     with pytest.raises(FailedPreconditionError, match="has no candidate: no version is above version 7"):
-        site.loop.start("m", DECLARED.rollout)
+        site.loop.start("m", STARTED)
     with pytest.raises(NotFoundError):
         site.loop.status("m")
     site.loop.change("m", lambda each: replace(each, labels={**each.labels, "best": 7}))
     assert (server.labels["m"], server.routes) == ({"best": 7}, {})
     server.repository["m"].add(8)
-    site.loop.start("m", DECLARED.rollout)
+    site.loop.start("m", STARTED)
     assert site.settle().progress.state is State.STEP
     assert server.labels["m"] == {"best": 7, "stable": 7}
     with pytest.raises(FailedPreconditionError, match="the rollout of 'm' is STEP already"):
-        site.loop.start("m", DECLARED.rollout)
+        site.loop.start("m", STARTED)
     site.loop.call("m", Call.ABORT)
     aborted = site.settle()
     with pytest.raises(
         FailedPreconditionError, match="holds version 8 out: aborted by a call; change its files"
     ):
-        site.loop.start("m", DECLARED.rollout)
+        site.loop.start("m", STARTED)
     assert site.settle().progress == aborted.progress
-    site.loop.start("m", DECLARED.rollout, again=True)
+    site.loop.start("m", STARTED, again=True)
     assert site.settle().progress.state is State.STEP
     site.loop.change("m", lambda each: Declaration())
     assert (server.labels["m"], server.routes["m"]) == ({}, None)
@@ -264,9 +269,8 @@ def test_calls_do_not_change_what_a_file_declares(site: Site) -> None:
     site.loop.declare("m", DECLARED)
     with pytest.raises(FailedPreconditionError, match=r"is declared in rollout\.toml"):
         site.loop.declare("m", Declaration(), by_call=True)
-    assert DECLARED.rollout is not None
     with pytest.raises(FailedPreconditionError, match=r"is declared in rollout\.toml"):
-        site.loop.start("m", DECLARED.rollout)
+        site.loop.start("m", STARTED)
 
 
 def test_actions_that_fail_are_tried_again_in_their_order(

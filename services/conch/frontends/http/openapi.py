@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from conch.core.rollouts import ROLLOUT_ACTIONS
 from conch.core.version_text import LABEL_PATTERN
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path_variants
@@ -20,6 +21,7 @@ _PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "Number of the version, or a label of the model.",
         {"type": "string", "pattern": f"^([0-9]+|{LABEL_PATTERN})$"},
     ),
+    "action": ("What to do.", {"type": "string", "enum": list(ROLLOUT_ACTIONS)}),
     "label": ("The label.", {"type": "string", "pattern": f"^{LABEL_PATTERN}$"}),
     "page": ("Name of the page, such as index.md.", {"type": "string", "pattern": "^[^/]+$"}),
     "region": ("Name of the region.", {"type": "string", "pattern": "^[^/]+$"}),
@@ -35,7 +37,7 @@ _MEANINGS = {
     "or the access policy gives the caller no role for this.",
     404: "There is no such model, version, region, page or path.",
     405: "The path has other methods.",
-    409: "A file declares the labels of the model.",
+    409: "A file declares the labels or the rollout of the model, or its state does not allow that.",
     429: "Too much waits already, or the caller is over a limit of the access policy; try again later.",
     500: "The server, or the model, has failed, or the JSON has a value of the wrong type, as Triton has it.",
     501: "The server does not do that.",
@@ -116,6 +118,10 @@ _CONTENTS: Mapping[Endpoint, _Contents] = {
     table.UNLOAD_MODEL: _Contents(_EMPTY, "UnloadRequest", (429, 500, 501), required=False),
     table.SET_LABEL: _Contents(_EMPTY, "LabelChange", (409, 500, 501)),
     table.REMOVE_LABEL: _Contents(_EMPTY, statuses=(409, 501)),
+    table.GET_ROLLOUT: _Contents(_named("Rollout"), statuses=(500, 501)),
+    table.START_ROLLOUT: _Contents(_named("Rollout"), "RolloutStart", (409, 429, 500, 501), required=False),
+    table.UPDATE_ROLLOUT: _Contents(_named("Rollout"), "RolloutWeight", (409, 429, 500, 501), required=False),
+    table.DELETE_ROLLOUT: _Contents(_named("Rollout"), statuses=(409, 429, 500, 501)),
     table.SYSTEM_REGIONS: _Contents(_named("SystemRegions")),
     table.REGISTER_SYSTEM: _Contents(_EMPTY, "SystemRegistration", (500, 501)),
     table.UNREGISTER_SYSTEM: _Contents(_EMPTY, statuses=(501,)),
@@ -304,6 +310,26 @@ SCHEMAS: dict[str, _Schema] = {
         )
     ),
     "LabelChange": _object({"version": {"type": ["integer", "string"], "minimum": 1, "pattern": "^[0-9]+$"}}),
+    "RolloutStart": _object(
+        {},
+        rollout={"type": "object", "description": "The table rollout of rollout.toml."},
+        labels={"type": "object", "additionalProperties": _NATURAL},
+        again=_BOOLEAN,
+    ),
+    "RolloutWeight": _object({}, weight={"type": "number", "minimum": 0, "maximum": 100}),
+    "Rollout": {
+        "type": "object",
+        "required": ["model", "source", "id", "state", "weight"],
+        "properties": {
+            "model": _STRING,
+            "source": {"enum": ["file", "api"]},
+            "id": _NATURAL,
+            "state": _STRING,
+            "weight": {"type": "number", "minimum": 0, "maximum": 100},
+            "sides": _array({"type": "object"}),
+            "history": _array({"type": "object"}),
+        },
+    },
     "LoadRequest": _object(
         {},
         parameters={

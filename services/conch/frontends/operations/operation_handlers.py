@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnsupportedError
 from conch.core.model_control import ArchiveControl, IndexEntry, LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
+from conch.core.rollouts import RolloutControl, RolloutReport
 from conch.core.servable import Servable
 from conch.core.server_state import EXTENSIONS, ServerState
 from conch.core.spec import ModelSpec, TensorSpec
@@ -41,6 +43,7 @@ class Services:
         logs: Log settings.
         traces: Trace settings.
         check_changes: Raises if clients may not load and unload models.
+        rollouts: Rollouts between versions; None if the server has none.
         archives: Loads models from directories that a provider of routes names; None for none.
         console_url: Gives the console's URL; empty while it is not open.
     """
@@ -50,6 +53,7 @@ class Services:
     traces: TraceSettings
     check_changes: Callable[[], None] = _allow
     archives: ArchiveControl | None = None
+    rollouts: RolloutControl | None = None
     console_url: Callable[[], str] = str
 
 
@@ -85,6 +89,24 @@ class LabelChange:
     name: str
     label: str
     version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStart:
+    """Starts a rollout: its declaration as JSON, empty for what is declared already."""
+
+    name: str
+    declaration: Mapping[str, Any]
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutChange:
+    """An action on a rollout; a weight in percent for that action."""
+
+    name: str
+    action: str
+    weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +250,27 @@ def unload_model(core: ServerState, services: Services, request: UnloadRequest) 
 def set_label(core: ServerState, services: Services, request: LabelChange) -> None:
     """Sets or removes a label of a model."""
     core.agent.set_label(request.name, request.label, request.version)
+
+
+def rollout(core: ServerState, services: Services, name: str) -> RolloutReport:
+    """Returns a model's labels and rollout."""
+    return _rollouts(services).rollout(name)
+
+
+def start_rollout(core: ServerState, services: Services, request: RolloutStart) -> RolloutReport:
+    """Starts a rollout, whose candidate loads then."""
+    return _rollouts(services).start_rollout(request.name, request.declaration, request.again)
+
+
+def update_rollout(core: ServerState, services: Services, request: RolloutChange) -> RolloutReport:
+    """Changes a rollout."""
+    return _rollouts(services).update_rollout(request.name, request.action, request.weight)
+
+
+def _rollouts(services: Services) -> RolloutControl:
+    if services.rollouts is None:
+        raise UnsupportedError("this server has no rollouts")
+    return services.rollouts
 
 
 def trace_settings(core: ServerState, services: Services, model: str) -> dict[str, tuple[str, ...]]:

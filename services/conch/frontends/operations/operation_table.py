@@ -104,6 +104,7 @@ _MODEL = "/v2/models/{model}[/versions/{version}]"
 _TRACE = ("/v2/models/{model}/trace/setting", "/v2/trace/setting")
 _LOGGING = ("/v2/logging",)
 _REPOSITORY = "/v2/repository[/{repository}]"
+_ROLLOUT = _REPOSITORY + "/models/{model}/rollout"
 _LABEL = _REPOSITORY + "/models/{model}/labels/{label}"
 _SYSTEM = "/v2/systemsharedmemory[/region/{region}]"
 _CUDA = "/v2/cudasharedmemory[/region/{region}]"
@@ -327,6 +328,52 @@ REMOVE_LABEL = Operation(
     runs_on=RunsOn.UNLOAD,
     mutates=True,
 )
+GET_ROLLOUT = Operation(
+    "get_rollout",
+    "model-repository",
+    "Labels and rollout of the model",
+    paths=(_ROLLOUT,),
+    roles=READS,
+    handler=handlers.rollout,
+    model_of=lambda name: name,
+    runs_on=RunsOn.UNLOAD,
+)
+START_ROLLOUT = Operation(
+    "start_rollout",
+    "model-repository",
+    "Start a rollout of the model",
+    http_method="POST",
+    paths=(_ROLLOUT,),
+    roles=CONTROLS,
+    handler=handlers.start_rollout,
+    model_of=lambda request: request.name,
+    runs_on=RunsOn.REPOSITORY,
+    mutates=True,
+)
+UPDATE_ROLLOUT = Operation(
+    "update_rollout",
+    "model-repository",
+    "Pause, resume, advance, promote, abort or roll back a rollout, or set its weight",
+    http_method="POST",
+    paths=(_ROLLOUT + "/{action}",),
+    roles=CONTROLS,
+    handler=handlers.update_rollout,
+    model_of=lambda request: request.name,
+    runs_on=RunsOn.UNLOAD,
+    mutates=True,
+)
+DELETE_ROLLOUT = Operation(
+    "delete_rollout",
+    "model-repository",
+    "End a rollout of the model, and forget it",
+    http_method="DELETE",
+    paths=(_ROLLOUT,),
+    roles=CONTROLS,
+    handler=handlers.update_rollout,
+    model_of=lambda request: request.name,
+    runs_on=RunsOn.UNLOAD,
+    mutates=True,
+)
 SYSTEM_REGIONS = Operation(
     "system_regions",
     "shared-memory",
@@ -422,6 +469,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     UNLOAD_MODEL,
     SET_LABEL,
     REMOVE_LABEL,
+    GET_ROLLOUT,
+    START_ROLLOUT,
+    UPDATE_ROLLOUT,
+    DELETE_ROLLOUT,
     SYSTEM_REGIONS,
     REGISTER_SYSTEM,
     UNREGISTER_SYSTEM,

@@ -25,6 +25,7 @@ from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.model_control import LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
+from conch.core.rollouts import RolloutReport
 from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
 from conch.frontends.access_policy import is_loopback
@@ -51,6 +52,8 @@ from conch.frontends.operations.operation_handlers import (
     LabelChange,
     LoadRequest,
     ModelRequest,
+    RolloutChange,
+    RolloutStart,
     Services,
     SystemRegistration,
     TraceChanges,
@@ -236,12 +239,41 @@ def _forms(
         _Form(table.UNLOAD_MODEL, unload_model, _done, check_change),
         _Form(table.SET_LABEL, label_change, _done, check_change),
         _Form(table.REMOVE_LABEL, _label, _done, check_change),
+        *_rollout_forms(body_of, check_change),
         _Form(table.SYSTEM_REGIONS, _region, _list_of(json.system_region_object)),
         _Form(table.REGISTER_SYSTEM, system_registration, _done, partial(check_registration, kind="system")),
         _Form(table.UNREGISTER_SYSTEM, _region, _done),
         _Form(table.CUDA_REGIONS, _region, _list_of(json.cuda_region_object)),
         _Form(table.REGISTER_CUDA, cuda_registration, _done, partial(check_registration, kind="cuda")),
         _Form(table.UNREGISTER_CUDA, _region, _done),
+    ]
+
+
+def _rollout_forms(
+    body_of: Callable[[HttpExchange], Awaitable[Any]], check_change: Callable[[Path], None]
+) -> list[_Form]:
+    async def named(exchange: HttpExchange, path: Path) -> str:
+        refuse_repository_name(path["repository"])
+        return path["model"]
+
+    async def start(exchange: HttpExchange, path: Path) -> RolloutStart:
+        return RolloutStart(path["model"], *json.rollout_start(await body_of(exchange)))
+
+    async def change(exchange: HttpExchange, path: Path) -> RolloutChange:
+        weight = json.rollout_weight(await body_of(exchange))
+        return RolloutChange(path["model"], path["action"], weight)
+
+    async def delete(exchange: HttpExchange, path: Path) -> RolloutChange:
+        return RolloutChange(path["model"], "delete")
+
+    def reply(report: RolloutReport) -> Reply:
+        return json_reply(report.as_object())
+
+    return [
+        _Form(table.GET_ROLLOUT, named, reply),
+        _Form(table.START_ROLLOUT, start, reply, check_change),
+        _Form(table.UPDATE_ROLLOUT, change, reply, check_change),
+        _Form(table.DELETE_ROLLOUT, delete, reply, check_change),
     ]
 
 

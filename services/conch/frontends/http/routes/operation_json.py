@@ -129,6 +129,37 @@ def label_version(body: Any) -> int:
     return parse_version(version)
 
 
+def rollout_start(body: Any) -> tuple[dict[str, Any], bool]:
+    """Reads a declaration as in rollout.toml, and whether to start also with a candidate that is held out.
+
+    Raises:
+        InvalidArgumentError: ``again`` is no boolean.
+    """
+    if body is None:
+        return {}, False
+    if not isinstance(body, dict):
+        raise InvalidArgumentError('a rollout is an object: {"rollout": {"candidate": 8}}')
+    declaration = dict(body)
+    again = declaration.pop("again", False)
+    if not isinstance(again, bool):
+        raise InvalidArgumentError("again: must be true or false")
+    return declaration, again
+
+
+def rollout_weight(body: Any) -> float | None:
+    """Reads the weight of a rollout's candidate in percent; None without one.
+
+    Raises:
+        InvalidArgumentError: It is no number.
+    """
+    weight = member(body, "weight")
+    if weight is None:
+        return None
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise InvalidArgumentError("weight: must be a percentage, a number from 0 to 100")
+    return float(weight)
+
+
 def system_region_object(region: SystemRegion) -> dict[str, Any]:
     """Converts a system region."""
     return {

@@ -1,0 +1,67 @@
+"""Compares what clients see of two versions of a model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from conch.core.spec import ModelSpec, TensorSpec
+
+_ANY = -1
+
+
+def interface_differences(stable: ModelSpec, candidate: ModelSpec) -> tuple[str, ...]:
+    """Why clients of the stable version can't use the candidate, one sentence for each reason.
+
+    Optional inputs and outputs that only the candidate has are no reason.
+    """
+    return tuple(_differences(stable, candidate))
+
+
+def _differences(stable: ModelSpec, candidate: ModelSpec) -> Iterator[str]:
+    inputs, own_inputs = _by_name(stable.inputs), _by_name(candidate.inputs)
+    outputs, own_outputs = _by_name(stable.outputs), _by_name(candidate.outputs)
+    for name, tensor in inputs.items():
+        yield from _tensor("input", tensor, own_inputs.get(name))
+    for name, tensor in own_inputs.items():
+        if name not in inputs and not tensor.optional:
+            yield f"input '{name}' is required, and stable does not have it"
+        elif name in inputs and inputs[name].optional and not tensor.optional:
+            yield f"input '{name}' is required, and optional in stable"
+    for name, tensor in outputs.items():
+        yield from _tensor("output", tensor, own_outputs.get(name))
+    if (stable.max_batch_size > 0) != (candidate.max_batch_size > 0):
+        yield f"max_batch_size is {candidate.max_batch_size}, in stable {stable.max_batch_size}"
+    if stable.decoupled != candidate.decoupled:
+        yield f"it is {_kind(candidate)}, and stable is {_kind(stable)}"
+    if (stable.sequence is None) != (candidate.sequence is None):
+        yield f"it has {'no ' if candidate.sequence is None else ''}sequence batching, unlike stable"
+    elif _states(stable) != _states(candidate):
+        yield "the states of its sequences differ from those of stable"
+
+
+def _tensor(kind: str, stable: TensorSpec, candidate: TensorSpec | None) -> Iterator[str]:
+    name = stable.name
+    if candidate is None:
+        yield f"{kind} '{name}' is missing"
+    elif candidate.datatype != stable.datatype:
+        yield f"{kind} '{name}' is {candidate.datatype}, in stable {stable.datatype}"
+    elif len(candidate.dims) != len(stable.dims):
+        yield f"{kind} '{name}' has {len(candidate.dims)} dimensions, in stable {len(stable.dims)}"
+    elif not all(
+        own in (dim, _ANY) or (dim == _ANY and kind == "output")
+        for dim, own in zip(stable.dims, candidate.dims, strict=True)
+    ):
+        yield f"{kind} '{name}' has the shape {list(candidate.dims)}, in stable {list(stable.dims)}"
+
+
+def _by_name(tensors: tuple[TensorSpec, ...]) -> Mapping[str, TensorSpec]:
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def _kind(spec: ModelSpec) -> str:
+    return "decoupled" if spec.decoupled else "not decoupled"
+
+
+def _states(spec: ModelSpec) -> list[tuple[str, str, str, tuple[int, ...]]]:
+    states = () if spec.sequence is None else spec.sequence.states
+    return sorted((each.input_name, each.output_name, each.datatype, each.dims) for each in states)
