@@ -11,10 +11,11 @@ from typing import Any
 from airflow.sdk import BaseOperator, Connection
 from airflow.sdk.exceptions import TaskDeferred
 from airflow_provider_conch.hook import ConchHook
+from airflow_provider_conch.rollout import ConchRolloutOperator
 from airflow_provider_conch.sensor import ConchModelReadySensor
 from airflow_provider_conch.swap import ConchModelSwapOperator
 
-OPERATORS = {each.__name__: each for each in (ConchModelSwapOperator,)}
+OPERATORS = {each.__name__: each for each in (ConchModelSwapOperator, ConchRolloutOperator)}
 
 
 def run(operator: str, arguments: dict[str, Any]) -> Any:

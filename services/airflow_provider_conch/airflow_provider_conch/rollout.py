@@ -25,7 +25,8 @@ class ConchRolloutOperator(BaseOperator):
     server's reason if the rollout is aborted. A rollout of the same candidate that runs already, as after a
     retry of the task, is followed as it is.
 
-    The return value has ``id``, ``state``, ``stable``, ``candidate``, ``previous``, ``verdict`` and ``reason``.
+    The return value has ``id``, ``state``, ``stable``, ``candidate``, ``previous``, ``verdict`` and
+    ``reason`` of the server's report.
 
     Args:
         model: The model.
@@ -120,8 +121,8 @@ class ConchRolloutOperator(BaseOperator):
     def _end(self, report: Mapping[str, Any]) -> dict[str, Any]:
         if report["state"] != "DONE":
             raise ConchError(
-                f"rollout {report['id']} of '{self.model}' is {report['state']}: {report['reason']}; "
-                f"version {report['stable']} serves"
+                f"rollout {report['id']} of '{self.model}' is {report['state']}, version {report['stable']} "
+                f"serves: {report['reason'].strip()}"
             )
         return _shown(report)
 

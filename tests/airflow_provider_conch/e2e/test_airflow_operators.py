@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.support.servers import LocalServer, client_of, eventually, free_port,
 
 pytestmark = WITH_AIRFLOW
 
-SWAP = "ConchModelSwapOperator"
+SWAP, ROLLOUT = "ConchModelSwapOperator", "ConchRolloutOperator"
 KEY = "a-key-of-sixteen-characters"
 SLOW = """
 import os, time
@@ -157,6 +158,36 @@ def test_swaps_are_refused_where_a_load_moves_no_request(server: LocalServer, ai
     ):
         with pytest.raises(TaskError, match=text):
             airflow(SWAP, model="m", verify=wrong)
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_rollouts_are_followed_to_their_end(
+    server: LocalServer, airflow: AirflowTasks, tmp_path: Path, deferrable: bool
+) -> None:
+    quick = {"model": "m", "poll_interval": 0.05, "deferrable": deferrable, "options": {"keep": "10ms"}}
+    add(tmp_path / "models", 2)
+    ended = airflow(ROLLOUT, candidate="2", steps=["50% 10ms"], **quick)
+    assert (ended["state"], ended["previous"], ended["stable"]) == ("DONE", 1, 2)
+    add(tmp_path / "models", 3, BROKEN)
+    with pytest.raises(TaskError, match=r"rollout 2 of 'm' is FAILED, version 2 serves: .*told to"):
+        airflow(ROLLOUT, candidate=3, steps=["50% 10ms"], **quick)
+    add(tmp_path / "models", 4)
+    begun = airflow(ROLLOUT, candidate="newest", steps=["50% 1h"], wait=False, **quick)
+    if not deferrable:  # the triggerer keeps the time of a task that waits there
+        with pytest.raises(TaskError, match=r"has not ended within 0\.3 s; it goes on"):
+            airflow(ROLLOUT, candidate=4, timeout=0.3, **quick)
+    rollout = f"http://{server.http_address}/v2/repository/models/m/rollout"
+
+    def abort() -> None:
+        eventually(lambda: httpx.get(rollout).json()["state"] == "STEP", "the candidate serves")
+        httpx.post(f"{rollout}/abort")
+
+    # A task that is tried again follows the rollout that runs.
+    aborting = threading.Thread(target=abort)
+    aborting.start()
+    with pytest.raises(TaskError, match=f"rollout {begun['id']} of 'm' is ABORTED, version 2 serves: "):
+        airflow(ROLLOUT, candidate=4, **quick)
+    aborting.join()
 
 
 def test_sensors_wait_for_models_and_servers(server: LocalServer, airflow: AirflowTasks) -> None:
