@@ -19,6 +19,13 @@ pytestmark = WITH_AIRFLOW
 
 SWAP, ROLLOUT = "ConchModelSwapOperator", "ConchRolloutOperator"
 KEY = "a-key-of-sixteen-characters"
+POLICY = """
+[[principal]]
+name = "airflow"
+key_file = "key"
+control = ["m"]
+infer = ["m"]
+"""
 SLOW = """
 import os, time
 import triton_python_backend_utils as pb_utils
@@ -200,11 +207,14 @@ def test_connections_have_an_address_and_a_token(airflow: AirflowTasks, tmp_path
     write_number(tmp_path / "models", "m")
     policy = tmp_path / "access.toml"
     (tmp_path / "key").write_text(KEY)
-    policy.write_text('[[principal]]\nname = "airflow"\nkey_file = "key"\nread = ["*"]\ncontrol = ["*"]\n')
-    with serving(tmp_path / "models", flags=(f"--access-policy={policy}",)) as server:
+    policy.write_text(POLICY)
+    flags = (f"--access-policy={policy}", "--model-control-mode=explicit")
+    with serving(tmp_path / "models", flags=flags) as server:
         airflow.connection = f"conch://:{KEY}@{server.http_address}/http"
         works, text = airflow("test_connection")
         assert works and text.startswith(f"http://{server.http_address} answers")
+        assert airflow(SWAP, model="m", verify=answers(1))["to"] == 1
+        assert airflow(SWAP, model="m", version=1, verify=answers(1))["to"] == 1
         airflow.connection = f"conch://{server.http_address}"
         works, text = airflow("test_connection")
         assert not works, text
