@@ -197,13 +197,13 @@ class RolloutLoop:
         """
         self._command(partial(self._edit, model, edit))
 
-    def start(self, model: str, declaration: Declaration, again: bool = False) -> None:
+    def start(self, model: str, declaration: Declaration, again: bool = False, begun: bool = False) -> None:
         """Declares and starts a rollout by a call; other labels stay. See `RolloutPlan.start_by_call`.
 
         Raises:
             FailedPreconditionError: One runs, a file declares it, or the candidate is missing or refused.
         """
-        self._command(partial(self._start, model, declaration, again))
+        self._command(partial(self._start, model, declaration, again, begun))
 
     def refresh(self, model: str) -> None:
         """Returns when route and labels follow the versions that serve now."""
@@ -364,9 +364,7 @@ class RolloutLoop:
         found = self._models.get(model)
         if found is None:
             found = self._begin(model, declaration, not by_call, now)
-        elif declaration == Declaration() and not (found.plan.from_file or by_call):
-            return
-        else:
+        elif declaration != Declaration() or found.plan.from_file or by_call:
             found.pending += found.plan.declare(declaration, now, by_call)
             if by_call and declaration != Declaration():
                 found.pending.append(Save(found.plan.progress))  # with the new declaration
@@ -377,7 +375,7 @@ class RolloutLoop:
         found = self._models.get(model)
         self._declare(model, edit(Declaration() if found is None else found.plan.declaration), True, now)
 
-    def _start(self, model: str, declaration: Declaration, again: bool, now: int) -> None:
+    def _start(self, model: str, declaration: Declaration, again: bool, begun: bool, now: int) -> None:
         found = self._models.get(model)
         if found is None:
             found = self._begin(model, Declaration(), False, now)
@@ -387,7 +385,8 @@ class RolloutLoop:
             found.pending += plan.sees(versions, now)
         try:
             labels = {**plan.declaration.labels, **declaration.labels}
-            found.pending += plan.start_by_call(Declaration(labels, declaration.rollout), now, again)
+            declaration = Declaration(labels, declaration.rollout)
+            found.pending += plan.start_by_call(declaration, now, again, begun)
             found.pending.append(Save(plan.progress))  # with the new declaration
         finally:
             self._carry_out(model, found)

@@ -144,21 +144,29 @@ class RolloutPlan:
         self._follow_declaration()
         return self._act(now)
 
-    def start_by_call(self, declaration: Declaration, now: int, again: bool = False) -> list[Action]:
+    def start_by_call(
+        self, declaration: Declaration, now: int, again: bool = False, begun: bool = False
+    ) -> list[Action]:
         """Declares a rollout and starts it, or changes nothing.
+
+        Args:
+            declaration: The declaration.
+            now: The time.
+            again: Also start with a refused candidate.
+            begun: Also take the place of one that runs.
 
         Raises:
             FailedPreconditionError: One runs, a file declares it, or the candidate is missing or refused.
         """
         self._refuse_calls()
         before = self.declaration, self.progress
-        if self.progress.state not in RESTING:
+        if self.progress.state not in RESTING and not begun:
             self._fail(f"is {self.progress.state.value} already")
         self.declaration = declaration
         self._follow_declaration()
         self._follow_stable()
         try:
-            if not self._rollout.split:
+            if not self._rollout.split and self.progress.state in RESTING:
                 self._start(again)
         except FailedPreconditionError:
             self.declaration, self.progress = before

@@ -177,6 +177,14 @@ class Rollouts:
 
     def begins(self, source: ModelSource, state: Fingerprint) -> None:
         """Takes the files of a model and its declaration."""
+        declaration = self._read(source, state)
+        try:
+            self.loop.declare(source.name, declaration)
+        except UnavailableError:
+            return  # the server stops: the load is refused with its own error
+
+    def _read(self, source: ModelSource, state: Fingerprint) -> Declaration:
+        """Takes the files of a model, and returns its declaration; raises as `begins`."""
         name = source.name
         declaration = Declaration()
         if has_rollout(state):
@@ -193,10 +201,7 @@ class Rollouts:
         known = self._files.get(name)
         if known is None or known.state != files:
             self._files[name] = _Files(files)
-        try:
-            self.loop.declare(name, declaration)
-        except UnavailableError:
-            return  # the server stops: the load is refused with its own error
+        return declaration
 
     def ended(self, name: str) -> None:
         """Returns when route and labels follow the versions that serve."""
@@ -377,16 +382,21 @@ class Rollouts:
             raise problem.error()
         if declared.rollout is None and declared.labels:
             raise InvalidArgumentError("the request: rollout: is missing; labels alone start no rollout")
+        before = self.loop.progress(identifier)
         source = self._source(identifier)
         if source is not None:  # a version that has come since the last load is a candidate, too
             try:
-                self.begins(source, source.fingerprint())
+                self.loop.declare(identifier, self._read(source, source.fingerprint()))
             except OSError as error:
                 raise UnavailableError(f"{source.location} can't be read: {error}") from error
-        if declared.rollout is None:
+        now = self.loop.progress(identifier)
+        # A version that was held out until its files change has begun by itself.
+        rested = before is not None and before.state in RESTING
+        begun = rested and now is not None and now.state is State.LOADING
+        if declared.rollout is not None:
+            self.loop.start(identifier, declared, again, begun)
+        elif not begun:
             self.loop.call(identifier, Call.START, again=again)
-        else:
-            self.loop.start(identifier, declared, again)
         return self._report(identifier, self.loop.status(identifier))
 
     def update_rollout(self, name: str, action: str, weight: float | None = None) -> RolloutReport:

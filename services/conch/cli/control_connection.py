@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from conch.core.errors import ConchError, InvalidArgumentError, error_text
@@ -161,3 +163,36 @@ def _hint(text: str, options: ConnectionOptions) -> str:
             return "\nThe server may ask for a certificate: --client-cert, --client-key"
         return "\nThe server may not accept the certificate in --client-cert"
     return ""
+
+
+_GIVE_UP_S = 2.0
+
+
+def interruptibly(action: Callable[[], None], give_up: Callable[[], None]) -> None:
+    """Runs an action on another thread, so that no interrupt comes while gRPC holds a lock.
+
+    Raises the action's error. After a KeyboardInterrupt `give_up` makes the action end.
+    """
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def act() -> None:
+        try:
+            action()
+        except BaseException as error:  # boundary: the action; the waiting thread raises its error
+            errors.append(error)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=act, name="conch-control-call", daemon=True)
+    thread.start()
+    try:
+        done.wait()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second interrupt ends at once
+        give_up()
+        thread.join(_GIVE_UP_S)  # misses a call that begins at this moment
+        raise
+    thread.join()
+    if errors:
+        raise errors.pop()

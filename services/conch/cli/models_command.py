@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -23,6 +21,7 @@ from conch.cli.control_connection import (
     add_connection_flags,
     connection_options,
     failure,
+    interruptibly,
     read_file,
 )
 from conch.cli.load_progress import Progress
@@ -53,7 +52,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
         options = connection_options(values, environment)
         with closing(ModelControlClient(options)) as client:
             try:
-                _interruptibly(lambda: values.action(client, values), client.close)
+                interruptibly(lambda: values.action(client, values), client.close)
             except ConchError as error:
                 code, text = failure(error, options)
                 if values.json:
@@ -69,39 +68,6 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
             print(f"conch models: interrupted; the server goes on with the {what}", file=sys.stderr)
         return INTERRUPTED
     return OK
-
-
-_GIVE_UP_S = 2.0
-
-
-def _interruptibly(action: Callable[[], None], give_up: Callable[[], None]) -> None:
-    """Runs an action on another thread, so that no interrupt comes while gRPC holds a lock.
-
-    Raises the action's error. After a KeyboardInterrupt `give_up` makes the action end.
-    """
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def act() -> None:
-        try:
-            action()
-        except BaseException as error:  # boundary: the action; the waiting thread raises its error
-            errors.append(error)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=act, name="conch-models", daemon=True)
-    thread.start()
-    try:
-        done.wait()
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second interrupt ends at once
-        give_up()
-        thread.join(_GIVE_UP_S)  # misses a call that begins at this moment
-        raise
-    thread.join()
-    if errors:
-        raise errors.pop()
 
 
 def make_parser() -> CommandParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -84,6 +85,12 @@ def description_text(description: ModelDescription) -> str:
 
 def event_line(event: Event) -> str:
     """An event on one line."""
+    if event.rollout is not None:
+        what = event.rollout
+        step = f" {what.step + 1}" if what.state == "STEP" else ""
+        reason = f": {' '.join(what.reason.split())}" if what.reason else ""
+        found = f"rollout {what.id} {what.state}{step}, {what.weight:g} %{reason}"
+        return f"{moment(event.seconds)} {event.revision:>6} {event.model} {found}"
     version = f" {event.version}" if event.version else ""
     reason = f": {' '.join(event.reason.split())}" if event.reason else ""
     return f"{moment(event.seconds)} {event.revision:>6} {event.model}{version} {event.phase.value}{reason}"
@@ -175,4 +182,5 @@ def event_json(event: Event, epoch: str) -> dict[str, Any]:
         "phase": event.phase.value,
         "reason": event.reason,
         "seconds": event.seconds,
+        **({} if event.rollout is None else {"rollout": asdict(event.rollout)}),
     }

@@ -143,6 +143,10 @@ ALLOWED = {
     "unload_model": "control",
     "set_label": "control",
     "remove_label": "control",
+    "get_rollout": "read control",
+    "start_rollout": "control",
+    "update_rollout": "control",
+    "delete_rollout": "control",
     "system_regions": "infer",
     "register_system": "infer",
     "unregister_system": "infer",
@@ -276,7 +280,7 @@ def request(web: httpx.Client, endpoint: Endpoint, path: str, name: str) -> str:
 
 def paths_of(endpoint: Endpoint) -> list[str]:
     fields = {"model": "simple", "version": "1", "region": "simple", "repository": "r", "page": "index.md"}
-    fields["label"] = "champion"
+    fields["label"], fields["action"] = "champion", "pause"
     paths = [path for template in endpoint.paths for path in path_variants(template)]
     return [re.sub(r"{(\w+)}", lambda field: fields[field[1]], path) for path in paths]
 
@@ -374,6 +378,10 @@ def test_the_control_port(place: Place, name: str) -> None:
             "Load": lambda: client.load("none", {}),
             "Unload": lambda: client.unload("none", False),
             "SetLabel": lambda: client.set_label("none", "champion", 1),
+            "StartRollout": lambda: client.start_rollout("none", {}),
+            "UpdateRollout": lambda: client.update_rollout("none", "pause"),
+            "GetRollout": lambda: client.rollout("simple"),
+            "ListRollouts": client.rollouts,
             "Index": client.models,
             "Describe": lambda: client.describe("simple"),
             "Watch": watched,
@@ -386,8 +394,13 @@ def test_the_control_port(place: Place, name: str) -> None:
     assert methods.keys() | {"Drain"} == ACTIONS.keys()
     if name in ("", "not-a-key-of-anyone"):
         assert set(found.values()) == {"401"}
-    reads = {"Index", "Describe", "Watch"}
-    allowed = {"infers": set(), "reads": reads, "controls": methods.keys(), "others": {"Index", "Watch"}}
+    reads = {"Index", "Describe", "Watch", "GetRollout", "ListRollouts"}
+    allowed = {
+        "infers": set(),
+        "reads": reads,
+        "controls": methods.keys(),
+        "others": {"Index", "Watch", "ListRollouts"},
+    }
     if name in allowed:
         assert {method for method, result in found.items() if result == "yes"} == allowed[name]
         assert set(found.values()) <= {"yes", "403"}
