@@ -110,7 +110,8 @@ class ConchRolloutOperator(BaseOperator):
             if error.status != requests.codes.not_found:
                 raise
         else:
-            if report["state"] in _RUNS and candidate in (report["candidate"], "newest"):
+            moved = report["state"] == "BAKING" and candidate == report["stable"]
+            if moved or (report["state"] in _RUNS and candidate in (report["candidate"], "newest")):
                 self.log.info("rollout %s of '%s' runs already", report["id"], self.model)
                 return report
         declared = {"candidate": candidate, **(self.options or {})}
