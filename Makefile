@@ -17,8 +17,8 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraint
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel image test test-all test-airflow test-failed faults lint ratchet type format proto settings docs bench \
-	bench-setup clean
+.PHONY: setup serve wheel image test test-all test-airflow test-failed faults lint ratchet type format proto settings \
+	docs bench bench-setup clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ATOL = 1e-4
+NATIVE = "a template gives one in a DAG with render_template_as_native_obj=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,10 @@ class Golden:
         """Reads an operator's argument ``verify``.
 
         Raises:
-            ValueError: A field is missing or unknown.
+            ValueError: It is no dictionary, or a field is missing or unknown.
         """
+        if not isinstance(verify, Mapping):
+            raise ValueError(f"verify: must be a dictionary, not {verify!r}; {NATIVE}")
         if unknown := sorted(verify.keys() - {"inputs", "outputs", "atol"}):
             raise ValueError(f"verify: unknown field '{unknown[0]}'; there are inputs, outputs and atol")
         if missing := sorted({"inputs", "outputs"} - verify.keys()):

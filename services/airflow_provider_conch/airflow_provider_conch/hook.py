@@ -13,6 +13,8 @@ from airflow.sdk import BaseHook
 
 TIMEOUT_S = 30.0
 """For calls that a server answers at once."""
+# Of proxies whose server does not answer.
+_NO_ANSWER = (requests.codes.bad_gateway, requests.codes.gateway_timeout)
 
 
 class ConchError(Exception):
@@ -101,27 +103,29 @@ class ConchHook(BaseHook):
             ConchUnreachableError: There is no answer in time.
             ConchError: The answer is an error.
         """
+        answer = self._send(method, path, body, timeout)
+        if not answer.ok:
+            raise _error_of(answer)
+        return answer.json() if answer.content else None
+
+    def _send(
+        self, method: str, path: str, body: Any = None, timeout: float = TIMEOUT_S
+    ) -> requests.Response:
         url = f"{self.base_url}/v2{path}"
         try:
             answer = self._session.request(method, url, json=body, timeout=timeout)
         except requests.RequestException as error:
             raise ConchUnreachableError(f"{method} {url}: {error}") from error
-        if not answer.ok:
-            raise ConchError(_error_text(answer), answer.status_code)
-        return answer.json() if answer.content else None
+        if answer.status_code in _NO_ANSWER:
+            raise ConchUnreachableError(f"{method} {url}: status {answer.status_code}")
+        return answer
 
     def ready(self, model: str, version: int | str | None = None) -> bool:
-        """Whether a model is ready; without a version, whether any is."""
-        url = f"{self.base_url}/v2{_model_path(model, version)}/ready"
-        try:
-            answer = self._session.get(url, timeout=TIMEOUT_S)
-        except requests.RequestException as error:
-            raise ConchUnreachableError(f"GET {url}: {error}") from error
-        if answer.ok:
-            return True
-        if answer.status_code in (requests.codes.bad_request, requests.codes.unavailable):
-            return False
-        raise ConchError(_error_text(answer), answer.status_code)
+        """Whether a version is ready; without one, that which requests without a version get."""
+        answer = self._send("GET", f"{_model_path(model, version)}/ready")
+        if not answer.ok and answer.status_code != requests.codes.bad_request:
+            raise _error_of(answer)
+        return bool(answer.ok)
 
     def index(self, model: str) -> list[dict[str, Any]]:
         """The lines of the repository index about a model."""
@@ -185,9 +189,10 @@ def _model_path(model: str, version: int | str | None = None) -> str:
     return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 
 
-def _error_text(answer: requests.Response) -> str:
-    """The server's sentence, or of another server (a proxy) the beginning of its page."""
+def _error_of(answer: requests.Response) -> ConchError:
+    """The server's sentence, or of another server the beginning of its page."""
     try:
-        return str(answer.json()["error"]).strip()
+        text = str(answer.json()["error"]).strip()
     except (ValueError, KeyError, TypeError):
-        return f"{answer.request.method} {answer.url}: status {answer.status_code}: {answer.text[:200]}"
+        text = f"{answer.request.method} {answer.url}: status {answer.status_code}: {answer.text[:200]}"
+    return ConchError(text, answer.status_code)

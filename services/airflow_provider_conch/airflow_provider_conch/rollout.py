@@ -12,10 +12,9 @@ from airflow.configuration import conf
 from airflow.sdk import BaseOperator
 
 from airflow_provider_conch.hook import ConchError, ConchHook
-from airflow_provider_conch.trigger import ConchRolloutTrigger, follow
+from airflow_provider_conch.trigger import ConchRolloutTrigger, follow, shown
 
 _RUNS = frozenset({"LOADING", "STEP", "PAUSED"})
-_SHOWN = ("id", "state", "stable", "candidate", "previous", "verdict", "reason")
 
 
 class ConchRolloutOperator(BaseOperator):
@@ -73,7 +72,7 @@ class ConchRolloutOperator(BaseOperator):
         hook = ConchHook(self.conch_conn_id)
         report = self._start(hook)
         if not self.wait:
-            return _shown(report)
+            return shown(report)
         number = report["id"]
         if self.deferrable:
             self.defer(
@@ -125,8 +124,4 @@ class ConchRolloutOperator(BaseOperator):
                 f"rollout {report['id']} of '{self.model}' is {report['state']}, version {report['stable']} "
                 f"serves: {report['reason'].strip()}"
             )
-        return _shown(report)
-
-
-def _shown(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: report[name] for name in _SHOWN}
+        return dict(report)

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_conch.golden import Golden
+from airflow_provider_conch.golden import NATIVE, Golden
 from airflow_provider_conch.hook import ConchError, ConchHook, ConchUnreachableError
 
 
@@ -57,7 +57,9 @@ class ConchModelSwapOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Swaps the model."""
-        wanted = int(self.version) if self.version else None
+        wanted = _number(self.version) if self.version else None
+        if self.config and not isinstance(self.config, Mapping):
+            raise ValueError(f"config: must be a dictionary, not {self.config!r}; {NATIVE}")
         golden = Golden.read(self.verify) if self.verify else None
         hook = ConchHook(self.conch_conn_id)
         if stable := hook.stable_version(self.model):
@@ -141,6 +143,13 @@ class _Former:
     @property
     def version(self) -> int | None:
         return max(self.versions, default=None)
+
+
+def _number(version: int | str) -> int:
+    try:
+        return int(version)
+    except ValueError:
+        raise ValueError(f"version: must be the number of a version, not '{version}'") from None
 
 
 def _ready(hook: ConchHook, model: str) -> list[int]:

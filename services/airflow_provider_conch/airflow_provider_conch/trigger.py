@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_conch.hook import ConchError, ConchHook, ConchUnreachableError
 
+_SHOWN = ("id", "state", "stable", "candidate", "previous", "verdict", "reason")
 _ENDED = frozenset({"IDLE", "ABORTED", "FAILED", "DONE"})
+
+
+def shown(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What tasks return of a server's report."""
+    return {name: report[name] for name in _SHOWN}
 
 
 async def follow(hook: ConchHook, model: str, number: int, poll_interval: float) -> dict[str, Any]:
@@ -23,7 +29,7 @@ async def follow(hook: ConchHook, model: str, number: int, poll_interval: float)
         poll_interval: Seconds between two looks.
 
     Returns:
-        The server's last report.
+        The last report, as by `shown`.
 
     Raises:
         ConchError: The model has no rollout any more, or another one.
@@ -39,12 +45,10 @@ async def follow(hook: ConchHook, model: str, number: int, poll_interval: float)
                 raise ConchError(f"rollout {number} of '{model}' has ended: rollout {report['id']} has begun")
             stage = report["state"], report["step"], report["weight"]
             if stage != seen:
-                hook.log.info(
-                    "rollout %s of '%s': %s, step %s, %s %%: %s", number, model, *stage, report["reason"]
-                )
+                hook.log.info("rollout %s of '%s': %s, step %s, %g %%", number, model, *stage)
                 seen = stage
             if report["state"] in _ENDED:
-                return report
+                return shown(report)
         await asyncio.sleep(poll_interval)
 
 
@@ -84,3 +88,5 @@ class ConchRolloutTrigger(BaseTrigger):
             yield TriggerEvent({"error": str(error)})
         else:
             yield TriggerEvent({"report": report})
+        finally:
+            hook.get_conn().close()

@@ -159,7 +159,10 @@ def test_swaps_are_refused_where_a_load_moves_no_request(server: LocalServer, ai
     httpx.put(f"http://{server.http_address}/v2/repository/models/m/labels/stable", json={"version": 1})
     with pytest.raises(TaskError, match="version 1, which has the label 'stable'"):
         airflow(SWAP, model="m")
+    with pytest.raises(TaskError, match="version: must be the number"):
+        airflow(SWAP, model="m", version="newest")
     for wrong, text in (
+        ("{}", "must be a dictionary"),
         ({"inputs": INPUTS, "outputs": {}, "rtol": 1}, "unknown field 'rtol'"),
         ({"inputs": INPUTS}, "the field 'outputs' is missing"),
     ):
