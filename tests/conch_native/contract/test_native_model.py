@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,16 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import TensorSpec
 from conch.workers.host import native_model
 from conch.workers.host.hosted_requests import HostedRequest
+from conch.workers.host.native_library import Buffer, ExecuteBuffers, HostLibrary
 from conch.workers.host.native_model import NativeModel
+from conch.workers.host.native_words import (
+    Released,
+    Response,
+    address_of,
+    pack_layout,
+    pack_words,
+    read_events,
+)
 from conch.workers.protocol.spec_json import Library
 from conch.workers.protocol.tensors import ReceivedTensor
 
@@ -177,3 +187,48 @@ def test_an_activity_is_a_span_before_the_response(native_backends: NativeBacken
             assert model.instances[0].execute(Batch([answered.request], 1, 0))
             ((name, _, parent, start, end, *_),) = watch.spans
             assert (name, parent, start, end) == ("probed", 0xB7AD6B7169203331, 17, 17)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_response_may_be_larger_than_the_buffers(native_backends: NativeBackends, decoupled: bool) -> None:
+    with opened(native_backends, "heavy", TensorSpec("OUT", "UINT8", (-1,)), decoupled=decoupled) as model:
+        nbytes = 20 << 20
+        answered = Answered(1, np.array([nbytes, 0]), "INT64", 1)
+        responses = model.instances[0].execute(Batch([answered.request], 1, 0))
+        if decoupled:
+            assert answered.ended.wait(60)
+            responses = answered.responses
+        assert responses is not None
+        (response,) = responses
+        assert response is not None
+        assert response.parameters == {"text": "x" * nbytes}
+
+
+def test_a_backend_waits_while_much_is_undelivered(native_backends: NativeBackends) -> None:
+    # Without `NativeModel`, which would deliver.
+    host, library = HostLibrary(native_backends.host), native_backends.build("heavy")
+    sent = ctypes.c_long.in_dll(ctypes.CDLL(str(library)), "heavy_sent")
+    most, count = 65, 400
+    host.open(library, "heavy", "{}")
+    host.open_model("m", 1, Path("/"), "{}", False, True, False, lambda config: None)
+    host.set_outputs(["OUT"], 0)
+    host.open_instance(0, "m_0", 1, 0, False, "{}", [])
+    one = Buffer(64)
+    assert host.wait(one, 0) == 0
+    inputs = np.array([1 << 20, count])
+    layout = host.new_layout(pack_layout((("IN", "INT64", (2,)),), ("OUT",)))
+    words = pack_words((1, layout, 0, 0, 0, 0, 0, 0, address_of(inputs), inputs.nbytes))
+    host.execute(0, 1, words, ExecuteBuffers())
+    eventually(lambda: sent.value >= most - 5, "the queue is full")
+    taken, released, ended = 0, False, False
+    while not (released and ended):
+        assert sent.value - taken <= most
+        for event in read_events(one.data, host.wait(one, 60_000)):
+            released |= isinstance(event, Released)
+            if isinstance(event, Response):
+                ended = event.final
+                taken += event.result != 0
+                if event.result:
+                    host.free_result(event.result)
+    assert (taken, sent.value) == (count, count)
+    host.close()

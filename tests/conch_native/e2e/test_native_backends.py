@@ -74,6 +74,11 @@ CRASH = """
     parameters {{ key: "where" value {{ string_value: "{where}" }} }}
     parameters {{ key: "how" value {{ string_value: "{how}" }} }}
 """
+HEAVY = """
+    backend: "heavy"
+    input { name: "IN" data_type: TYPE_INT64 dims: 2 }
+    output { name: "OUT" data_type: TYPE_UINT8 dims: -1 }
+"""
 STREAM = """
     backend: "stream"
     input { name: "IN" data_type: TYPE_INT32 dims: 1 }
@@ -333,3 +338,16 @@ def test_without_the_package_the_load_says_what_to_install(
         "backend 'probe' is a library compiled for Triton, which needs the package conch-native: pip install "
         "conch[native]"
     )
+
+
+@pytest.mark.slow
+def test_a_large_parameter_reaches_the_client(tmp_path: Path, native_backends: NativeBackends) -> None:
+    with (
+        native_backends.serving(write(tmp_path, "heavy", HEAVY), "heavy") as server,
+        client_of(server) as client,
+    ):
+        nbytes = 10 << 20
+        tensor = triton.InferInput("IN", [2], "INT64")
+        tensor.set_data_from_numpy(np.array([nbytes, 0]))
+        result: Any = client.infer("heavy", [tensor])
+        assert len(result.get_response().parameters["text"].string_param) == nbytes

@@ -63,6 +63,7 @@ int32_t conch_open(
   host->library = opened;
   host->server.host = host->backend.host = host->model.host = host;
   pthread_mutex_init(&host->lock, NULL);
+  pthread_cond_init(&host->room, NULL);
   pthread_mutex_init(&host->lives_lock, NULL);
   pthread_mutex_init(&host->calls_lock, NULL);
   pthread_condattr_t monotonic;

@@ -617,6 +617,7 @@ TRITONSERVER_Error* TRITONSERVER_ServerInferAsync(
     return conch_error(
         TRITONSERVER_ERROR_INVALID_ARG, "a request needs a release callback and a response callback before it is sent");
   }
+  event_wait_for_room(host);
   conch_call_t* call = conch_alloc(sizeof *call);
   call->request = request;
   call->allocator = request->allocator;
@@ -683,7 +684,10 @@ static conch_call_t* call_get(conch_host* host, uint64_t number) {
 
 void conch_call_taken(conch_host* host, uint64_t number) {
   conch_call_t* call = call_get(host, number);
-  if (call != NULL) release(host, call);
+  if (call == NULL) return;
+  conch_in_worker++;
+  release(host, call);
+  conch_in_worker--;
 }
 
 static TRITONSERVER_Error* fill(
@@ -752,8 +756,10 @@ void conch_reply(conch_host* host, uint64_t number, const uint64_t* at) {
     }
   }
   bool final = (flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL) != 0;
+  conch_in_worker++;
   if (final) release(host, call);
   call->complete(response, flags, call->complete_userp);
+  conch_in_worker--;
   if (!final) return;
   pthread_mutex_lock(&host->calls_lock);
   call_remove(host, call);

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CONCH_INTERFACE 1
+#define CONCH_INTERFACE 2
 #define CONCH_OK (-1)
 
 #ifndef CONCH_API
@@ -90,11 +90,14 @@ CONCH_API void conch_free_layout(conch_layout* layout);
  *
  * Returns CONCH_OK or the code of Execute's error, with which all requests end and no events come. Events that
  * arise while it runs, or have arisen before for other requests of this instance, are written to `out`;
- * `*written` is the number of words. What does not fit comes from `conch_wait`. `times` gets the batch's
- * compute start and end in ns (0: not reported). */
+ * `*written` is the number of words. If that is more than `out_words`, nothing was written, and `conch_left`
+ * gives the events. `times` gets the batch's compute start and end in ns (0: not reported). */
 CONCH_API int32_t conch_execute(
     conch_host* host, uint32_t index, uint32_t count, const uint64_t* words, uint64_t* out, uint64_t out_words,
     uint64_t* written, uint64_t times[2]);
+
+/* Writes the events of the last batch that did not fit; returns the words, as above. */
+CONCH_API uint64_t conch_left(conch_host* host, uint32_t index, uint64_t* out, uint64_t out_words);
 
 /* Sets what IsCancelled of a request and of its factories says; nothing for an unknown number. */
 CONCH_API void conch_cancel(conch_host* host, uint64_t number);
@@ -142,9 +145,10 @@ enum conch_query {
   CONCH_MODEL_PROPERTIES, CONCH_SERVER_LIVE,
 };
 
-/* Waits up to `timeout_ms` for events that no `conch_execute` returns, and writes whole ones to `out`. With
- * room for 2^20 words or more an event that is larger is dropped with a note. Returns the number of words; 0
- * on a timeout and after `conch_wake`. One thread at a time. */
+/* Waits up to `timeout_ms` for events that no `conch_execute` returns, and writes whole ones to `out`. Returns
+ * the number of words; 0 on a timeout and after `conch_wake`. If it is more than `out_words`, nothing was written,
+ * and the first event needs so much room. While 64 MiB of events wait here, threads of the backend wait in calls
+ * that make more: the thread that calls this may not wait for them. One thread at a time, always the same. */
 CONCH_API uint64_t conch_wait(conch_host* host, uint64_t* out, uint64_t out_words, uint32_t timeout_ms);
 CONCH_API void conch_wake(conch_host* host);
 
