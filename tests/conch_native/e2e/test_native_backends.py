@@ -18,10 +18,11 @@ import tritonclient.grpc as triton
 from tests.support.core import make_spec
 from tests.support.native_backends import NativeBackends, native_backends
 from tests.support.servers import ServerProcess, client_of, eventually
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from conch.backends import load_backend
 from conch.core.errors import UnavailableError
+from conch.core.tensor import Array
 from conch.workers.backend_directory import backends_within
 
 __all__ = ["native_backends"]
@@ -50,6 +51,17 @@ LEFT = """
     max_batch_size: 8
     input { name: "IN" data_type: TYPE_INT64 dims: 1 }
     output { name: "OUT" data_type: TYPE_INT64 dims: 1 }
+    sequence_batching {
+      iterative_sequence: true
+      state { input_name: "LEFT_IN" output_name: "LEFT_OUT" data_type: TYPE_INT64 dims: 1 }
+    }
+"""
+STEPS = """
+    backend: "steps"
+    max_batch_size: 8
+    input { name: "IN" data_type: TYPE_INT64 dims: 1 }
+    output { name: "OUT" data_type: TYPE_INT64 dims: 1 }
+    model_transaction_policy { decoupled: true }
     sequence_batching {
       iterative_sequence: true
       state { input_name: "LEFT_IN" output_name: "LEFT_OUT" data_type: TYPE_INT64 dims: 1 }
@@ -109,6 +121,37 @@ def echo(client: triton.InferenceServerClient, model: str, value: int) -> int:
     tensor.set_data_from_numpy(np.array([value], np.int32))
     result: Any = client.infer(model, [tensor])
     return int(result.as_numpy("OUT")[0])
+
+
+def streamed(
+    client: triton.InferenceServerClient, model: str, values: Array, sequence_id: int = 0
+) -> list[list[int]]:
+    """The responses to each request of a decoupled model; the requests are one sequence if it has an id."""
+    results: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: results.put(error or result))
+    for number, value in enumerate(values):
+        tensor = triton.InferInput("IN", value.shape, np_to_triton_dtype(value.dtype))
+        tensor.set_data_from_numpy(value)
+        client.async_stream_infer(
+            model,
+            [tensor],
+            request_id=str(number),
+            enable_empty_final_response=True,
+            sequence_id=sequence_id,
+            sequence_start=bool(sequence_id) and number == 0,
+            sequence_end=bool(sequence_id) and number == len(values) - 1,
+        )
+    found: list[list[int]] = [[] for _ in values]
+    left = len(values)
+    while left:
+        result = results.get(timeout=120)
+        assert not isinstance(result, InferenceServerException), result
+        response = result.get_response()
+        left -= response.parameters["triton_final_response"].bool_param
+        if response.outputs:
+            found[int(response.id)] += result.as_numpy("OUT").reshape(-1).tolist()
+    client.stop_stream()
+    return found
 
 
 def probed(server: ServerProcess, *texts: bytes) -> list[Any]:
@@ -242,24 +285,8 @@ def test_a_decoupled_backend_responds_after_its_execution(
     with native_backends.serving(write(tmp_path, "stream", STREAM), "stream") as server:
         counts = [0, 1, 5, 500, 3000]
         with client_of(server) as client:
-            results: queue.Queue[Any] = queue.Queue()
-            client.start_stream(lambda result, error: results.put(error or result))
-            for number, count in enumerate(counts):
-                tensor = triton.InferInput("IN", [1], "INT32")
-                tensor.set_data_from_numpy(np.array([count], np.int32))
-                client.async_stream_infer(
-                    "stream", [tensor], request_id=str(number), enable_empty_final_response=True
-                )
-            values: dict[str, list[int]] = {str(number): [] for number in range(len(counts))}
-            left = len(counts)
-            while left:
-                result = results.get(timeout=120)
-                assert not isinstance(result, InferenceServerException), result
-                response = result.get_response()
-                left -= response.parameters["triton_final_response"].bool_param
-                if response.outputs:
-                    values[response.id] += result.as_numpy("OUT").tolist()
-        assert list(values.values()) == [list(range(count)) for count in counts]
+            values = np.array(counts, np.int32).reshape(-1, 1)
+            assert streamed(client, "stream", values) == [list(range(count)) for count in counts]
 
 
 @pytest.mark.parametrize("strategy", ["oldest { max_candidate_sequences: 8 }", "direct { }"])
@@ -303,6 +330,33 @@ def test_requests_that_are_executed_again_keep_their_states(
         client_of(server) as client,
     ):
         assert [number_of(client, "left", value) for value in (0, 1, 20)] == [0, 1, 20]
+
+
+@pytest.mark.slow
+def test_a_decoupled_backend_responds_in_each_execution(
+    tmp_path: Path, native_backends: NativeBackends
+) -> None:
+    counts = [0, 1, 50, 7, 200]
+    with (
+        native_backends.serving(write(tmp_path, "steps", STEPS), "steps") as server,
+        client_of(server) as client,
+    ):
+        assert streamed(client, "steps", np.array(counts).reshape(-1, 1, 1)) == [
+            list(range(count, -1, -1)) for count in counts
+        ]
+
+
+@pytest.mark.slow
+def test_a_decoupled_sequence_keeps_its_states(tmp_path: Path, native_backends: NativeBackends) -> None:
+    config = SUMS.format(strategy="oldest { }") + "model_transaction_policy { decoupled: true }"
+    values = [3, 1, 2, 4]
+    with (
+        native_backends.serving(write(tmp_path, "sums", config), "sums") as server,
+        client_of(server) as client,
+    ):
+        assert streamed(client, "sums", np.array(values).reshape(-1, 1, 1), sequence_id=7) == [
+            [total] for total in itertools.accumulate(values)
+        ]
 
 
 def test_a_backend_calls_a_model(tmp_path: Path, native_backends: NativeBackends) -> None:

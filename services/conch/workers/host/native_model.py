@@ -196,11 +196,21 @@ class NativeModel:
     def begin(self, request: HostedRequest, inputs: object, batch: Batch, index: int) -> None:
         """Registers a request that is about to be executed, and keeps its inputs until it is released."""
         request.on_cancel = self._cancel
-        self._open[request.number] = _OpenRequest(request, inputs, batch, index)
+        opened = self._open.get(request.number)
+        if opened is None:
+            self._open[request.number] = _OpenRequest(request, inputs, batch, index)
+        else:  # it runs again, and has responses that wait
+            opened.inputs, opened.batch, opened.index, opened.released = inputs, batch, index, False
 
     def forget(self, requests: Sequence[HostedRequest]) -> None:
         """Drops the requests of a batch that failed."""
         for request in requests:
+            self._open.pop(request.number, None)
+
+    def forget_waiting(self, request: HostedRequest) -> None:
+        """Drops a request that does not run again."""
+        opened = self._open.get(request.number)
+        if opened is not None and opened.released:
             self._open.pop(request.number, None)
 
     def _cancel(self, request: InferenceRequest) -> None:
@@ -292,7 +302,8 @@ class NativeModel:
         opened.inputs = None
         opened.released = True
         if event.again:
-            self._open.pop(event.number, None)
+            if not self.decoupled:  # else its responses may come at any time
+                self._open.pop(event.number, None)
             if responses is not None and opened.batch is batch:
                 opened.request.rescheduled = True
                 if opened.states:
@@ -306,8 +317,17 @@ class NativeModel:
     def _keep_state(
         self, event: State, batch: Batch | None, responses: list[InferenceResponse | None] | None
     ) -> None:
-        """Adds a state to the response that it belongs to; most states come before."""
+        """Adds a state to the response that it belongs to; most states come before.
+
+        States of a decoupled model are the response of their batch.
+        """
         tensors = self._tensors(event.result, (event.output,), None)
+        if self.decoupled and batch is not None and responses is not None:
+            requests = cast("Sequence[HostedRequest]", batch.requests)
+            index = next(index for index, each in enumerate(requests) if each.number == event.number)
+            before = responses[index]
+            responses[index] = InferenceResponse([*(before.outputs if before else ()), *tensors])
+            return
         opened = self._open.get(event.number)
         if opened is None:
             return
@@ -429,7 +449,7 @@ class NativeInstance:
             batch.compute_input_end_ns = begun_ns
         if ended_ns:
             batch.compute_output_start_ns = ended_ns
-        return None if model.decoupled else responses
+        return responses if not model.decoupled or any(responses) else None
 
     def close(self) -> None:
         """Ends the model with its first instance, once none runs a batch."""

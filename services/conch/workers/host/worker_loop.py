@@ -403,6 +403,8 @@ class Host:
             request.completed = True
             request.kept = None
             self._open_requests.remove(request)
+            if self._native is not None:
+                self._native.forget_waiting(request)
 
     def _on_ready(self, subject: int, received: ReceivedMessage) -> None:
         try:

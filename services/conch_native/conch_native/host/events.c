@@ -2,7 +2,7 @@
  *
  * While a batch runs, the events of its requests are collected, and `conch_execute` returns them. All others, and
  * those of decoupled models, whose order must not depend on two threads, wait for `conch_wait`. That a request
- * runs again belongs to the outcome of its batch.
+ * runs again belongs to the outcome of its batch, and so do the states of decoupled models.
  *
  * What waits for `conch_wait` is bounded: a thread of the backend that adds to it waits while it has MOST_QUEUED
  * bytes. Threads of the worker never wait, as one of them may be the one that is waited for.

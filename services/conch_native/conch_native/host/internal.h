@@ -241,7 +241,7 @@ void life_drop(life_t* life);
 /* Ends a request that nothing can answer any more. */
 void life_check(life_t* life);
 void life_cancel(conch_host* host, uint64_t number);
-/* Keeps a state's event for the response. */
+/* Keeps a state's event for the response; that of a decoupled model belongs to the outcome of the batch. */
 void life_add_state(life_t* life, event_t* event);
 /* The backend has done with the request. */
 void life_release(life_t* life, bool again);
