@@ -79,6 +79,7 @@ CALLER = """
     input { name: "IN" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
     output { name: "OUT" data_type: TYPE_UINT8 dims: [ 1, -1 ] }
 """
+ASKER = CALLER.replace("caller", "asker")
 CRASH = """
     backend: "crash"
     input {{ name: "IN" data_type: TYPE_INT32 dims: 1 }}
@@ -374,6 +375,45 @@ def test_a_backend_calls_a_model(tmp_path: Path, native_backends: NativeBackends
         assert metadata["inputs"] == [{"name": "IN", "datatype": "UINT8", "shape": [1, -1]}]
         (error,) = probed(server, b"R")
         assert (error.status(), error.message()) == ("StatusCode.NOT_FOUND", "the input has an R")
+
+
+@pytest.mark.slow
+def test_a_backend_asks_for_facts_of_the_server(tmp_path: Path, native_backends: NativeBackends) -> None:
+    write(tmp_path, "inner", ONE_BY_ONE)
+    write(tmp_path, "probe", ASKER)
+    (tmp_path / "absent/1").mkdir(parents=True)
+    (tmp_path / "absent/config.pbtxt").write_text('backend: "absent"')
+    flags = ("--exit-on-error=false", "--strict-readiness=false")
+    with native_backends.serving(tmp_path, "probe", "asker", flags=flags) as server:
+
+        def asked(question: str) -> str:
+            (result,) = probed(server, question.encode())
+            return str(result.as_numpy("OUT").tobytes().decode())
+
+        def served(path: str, body: bytes | None = None) -> Any:
+            return json.load(urllib.request.urlopen(f"http://{server.http_address}/v2{path}", body))
+
+        inner = urllib.request.Request(
+            f"http://{server.http_address}/v2/models/inner/infer",
+            json.dumps(
+                {"inputs": [{"name": "IN", "datatype": "UINT8", "shape": [1, 2], "data": [1, 2]}]}
+            ).encode(),
+        )
+        assert urllib.request.urlopen(inner).status == 200
+        assert (asked("live"), asked("ready"), asked("batches")) == ("1", "1", "1")
+        assert json.loads(asked("server")) == served("")
+        assert json.loads(asked("model")) == served("/models/inner")
+        assert json.loads(asked("config")) == served("/models/inner/config")
+        statistics = json.loads(asked("statistics"))
+        assert statistics == served("/models/inner/stats")
+        assert statistics["model_stats"][0]["inference_count"] == 1
+        everything = json.loads(asked("all statistics"))["model_stats"]
+        assert [each["name"] for each in everything] == ["inner", "probe"]
+        assert json.loads(asked("index")) == served("/repository/index", b"{}")
+        assert json.loads(asked("ready index")) == served("/repository/index", b'{"ready": true}')
+        assert 'nv_inference_count{model="inner",version="1"} 1' in asked("metrics")
+        (error,) = probed(server, b"unknown")
+        assert error.message() == "requested model 'unknown' is not available"
 
 
 def test_without_the_package_the_load_says_what_to_install(

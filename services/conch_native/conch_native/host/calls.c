@@ -248,8 +248,36 @@ TRITONSERVER_Error* TRITONSERVER_ServerModelConfig(
 
 TRITONSERVER_Error* TRITONSERVER_ServerModelIndex(
     TRITONSERVER_Server* server, uint32_t flags, TRITONSERVER_Message** message) {
-  const char* only_ready = flags & TRITONSERVER_INDEX_FLAG_READY ? "ready" : "";
-  return ask_message(server, CONCH_MODEL_INDEX, NULL, -1, only_ready, message);
+  const char* which = flags & TRITONSERVER_INDEX_FLAG_READY ? "ready_index" : "index";
+  return ask_message(server, CONCH_MODEL_INDEX, NULL, -1, which, message);
+}
+
+/* Metrics are their text. */
+struct TRITONSERVER_Metrics {
+  TRITONSERVER_Message* text;
+};
+
+TRITONSERVER_Error* TRITONSERVER_ServerMetrics(TRITONSERVER_Server* server, TRITONSERVER_Metrics** metrics) {
+  *metrics = NULL;
+  TRITONSERVER_Message* text;
+  TRITONSERVER_Error* error = ask_message(server, CONCH_SERVER_METRICS, NULL, -1, NULL, &text);
+  if (error != NULL) return error;
+  *metrics = conch_alloc(sizeof **metrics);
+  (*metrics)->text = text;
+  return NO_ERROR;
+}
+
+TRITONSERVER_Error* TRITONSERVER_MetricsFormatted(
+    TRITONSERVER_Metrics* metrics, TRITONSERVER_MetricFormat format, const char** base, size_t* size) {
+  if (format != TRITONSERVER_METRIC_PROMETHEUS)
+    return conch_error(TRITONSERVER_ERROR_INVALID_ARG, "unknown metrics format '%d'", (int)format);
+  return TRITONSERVER_MessageSerializeToJson(metrics->text, base, size);
+}
+
+TRITONSERVER_Error* TRITONSERVER_MetricsDelete(TRITONSERVER_Metrics* metrics) {
+  if (metrics != NULL) TRITONSERVER_ErrorDelete(TRITONSERVER_MessageDelete(metrics->text));
+  free(metrics);
+  return NO_ERROR;
 }
 
 TRITONSERVER_Error* TRITONSERVER_ServerLoadModel(TRITONSERVER_Server* server, const char* model) {

@@ -142,7 +142,7 @@ enum conch_metric { CONCH_METRIC_INCREMENT, CONCH_METRIC_SET, CONCH_METRIC_OBSER
 enum conch_query {
   CONCH_MODEL_READY, CONCH_SERVER_READY, CONCH_SERVER_METADATA, CONCH_MODEL_METADATA, CONCH_MODEL_STATISTICS,
   CONCH_MODEL_CONFIG, CONCH_MODEL_INDEX, CONCH_LOAD, CONCH_UNLOAD, CONCH_UNLOAD_DEPENDENTS,
-  CONCH_MODEL_PROPERTIES, CONCH_SERVER_LIVE,
+  CONCH_MODEL_PROPERTIES, CONCH_SERVER_LIVE, CONCH_SERVER_METRICS,
 };
 
 /* Waits up to `timeout_ms` for events that no `conch_execute` returns, and writes whole ones to `out`. Returns
@@ -161,8 +161,8 @@ CONCH_API void conch_set_log_levels(uint32_t levels);
 /* --- Answers ----------------------------------------------------------------------------------------------- */
 
 /* Ends a query: `code` is CONCH_OK and `text` the answer, or an error. READY and LIVE are answered by 0 or 1,
- * PROPERTIES by a number: bit 0 says that the model is decoupled, bit 1 that it batches; what asks for a message
- * by its JSON. */
+ * PROPERTIES by a number: bit 0 says that the model is decoupled, bit 1 that it batches; METRICS by Prometheus' text;
+ * what asks for a message by its JSON. */
 CONCH_API void conch_answer(conch_host* host, uint64_t call, int32_t code, const char* text);
 
 /* The server has the inputs of a call: its release callback runs. */

@@ -1,0 +1,101 @@
+/* Answers the question in IN with what the server says. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "triton/core/tritonbackend.h"
+
+#define TRY(call)                              \
+  do {                                         \
+    TRITONSERVER_Error* tried = (call);        \
+    if (tried != NULL) return tried;           \
+  } while (0)
+
+static TRITONSERVER_Error* of_message(TRITONSERVER_Message* message, char** answer) {
+  const char* text;
+  size_t size;
+  TRY(TRITONSERVER_MessageSerializeToJson(message, &text, &size));
+  *answer = strndup(text, size);
+  return TRITONSERVER_MessageDelete(message);
+}
+
+static TRITONSERVER_Error* of_metrics(TRITONSERVER_Server* server, char** answer) {
+  TRITONSERVER_Metrics* metrics;
+  const char* text;
+  size_t size;
+  TRY(TRITONSERVER_ServerMetrics(server, &metrics));
+  TRY(TRITONSERVER_MetricsFormatted(metrics, TRITONSERVER_METRIC_PROMETHEUS, &text, &size));
+  *answer = strndup(text, size);
+  return TRITONSERVER_MetricsDelete(metrics);
+}
+
+static TRITONSERVER_Error* ask(TRITONSERVER_Server* server, const char* question, char** answer) {
+  TRITONSERVER_Message* message = NULL;
+  uint32_t flags = 0;
+  bool yes = false;
+  if (strcmp(question, "metrics") == 0) return of_metrics(server, answer);
+  if (strcmp(question, "live") == 0) {
+    TRY(TRITONSERVER_ServerIsLive(server, &yes));
+  } else if (strcmp(question, "ready") == 0) {
+    TRY(TRITONSERVER_ServerIsReady(server, &yes));
+  } else if (strcmp(question, "batches") == 0) {
+    TRY(TRITONSERVER_ServerModelBatchProperties(server, "inner", -1, &flags, NULL));
+    yes = flags == TRITONSERVER_BATCH_UNKNOWN;
+  } else if (strcmp(question, "server") == 0) {
+    TRY(TRITONSERVER_ServerMetadata(server, &message));
+  } else if (strcmp(question, "model") == 0) {
+    TRY(TRITONSERVER_ServerModelMetadata(server, "inner", -1, &message));
+  } else if (strcmp(question, "config") == 0) {
+    TRY(TRITONSERVER_ServerModelConfig(server, "inner", -1, 1, &message));
+  } else if (strcmp(question, "statistics") == 0) {
+    TRY(TRITONSERVER_ServerModelStatistics(server, "inner", 1, &message));
+  } else if (strcmp(question, "all statistics") == 0) {
+    TRY(TRITONSERVER_ServerModelStatistics(server, "", -1, &message));
+  } else if (strcmp(question, "index") == 0) {
+    TRY(TRITONSERVER_ServerModelIndex(server, 0, &message));
+  } else if (strcmp(question, "ready index") == 0) {
+    TRY(TRITONSERVER_ServerModelIndex(server, TRITONSERVER_INDEX_FLAG_READY, &message));
+  } else {
+    TRY(TRITONSERVER_ServerModelStatistics(server, question, -1, &message));
+  }
+  if (message != NULL) return of_message(message, answer);
+  *answer = strdup(yes ? "1" : "0");
+  return NULL;
+}
+
+static TRITONSERVER_Error* run(TRITONSERVER_Server* server, TRITONBACKEND_Request* request) {
+  TRITONBACKEND_Input* input;
+  TRITONBACKEND_Response* response;
+  TRITONBACKEND_Output* output;
+  const void* data;
+  void* buffer;
+  uint64_t size;
+  TRITONSERVER_MemoryType type = TRITONSERVER_MEMORY_CPU;
+  int64_t id = 0;
+  TRY(TRITONBACKEND_RequestInput(request, "IN", &input));
+  TRY(TRITONBACKEND_InputBuffer(input, 0, &data, &size, &type, &id));
+  char *question = strndup(data, size), *answer = NULL;
+  TRITONSERVER_Error* error = ask(server, question, &answer);
+  free(question);
+  TRY(TRITONBACKEND_ResponseNew(&response, request));
+  if (error == NULL) {
+    int64_t dims[] = {1, (int64_t)strlen(answer)};
+    TRY(TRITONBACKEND_ResponseOutput(response, &output, "OUT", TRITONSERVER_TYPE_UINT8, dims, 2));
+    TRY(TRITONBACKEND_OutputBuffer(output, &buffer, strlen(answer), &type, &id));
+    memcpy(buffer, answer, strlen(answer));
+    free(answer);
+  }
+  TRY(TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error));
+  TRITONSERVER_ErrorDelete(error);
+  return TRITONBACKEND_RequestRelease(request, TRITONSERVER_REQUEST_RELEASE_ALL);
+}
+
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
+    TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, const uint32_t count) {
+  TRITONBACKEND_Model* model;
+  TRITONSERVER_Server* server;
+  TRY(TRITONBACKEND_ModelInstanceModel(instance, &model));
+  TRY(TRITONBACKEND_ModelServer(model, &server));
+  for (uint32_t i = 0; i < count; i++) TRY(run(server, requests[i]));
+  return NULL;
+}
