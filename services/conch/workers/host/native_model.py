@@ -23,7 +23,7 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -40,10 +40,10 @@ from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Buffer, Tensor
 from conch.workers.host.native_calls import NativeCalls
+from conch.workers.host.native_instances import open_instances, threads_of
 from conch.workers.host.native_library import ExecuteBuffers, HostLibrary, waiting_buffer
 from conch.workers.host.native_metrics import NativeMetrics
 from conch.workers.host.native_words import (
-    KINDS,
     Activity,
     Call,
     CallCancel,
@@ -94,6 +94,10 @@ class NativeModel:
         calls: The server, for calls of the library.
         families: Registry of its metrics.
         note: Receives deviations from the config.
+
+    Attributes:
+        instances: The instances, once it is open.
+        threads: For each of them the number of the first one with which it shares its thread.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class NativeModel:
         self._closing = False
         self._deliverer: threading.Thread | None = None
         self.instances: list[NativeInstance] = []
+        self.threads: list[int] = []
         self.has_readiness = False
 
     # --- opening and closing, on the main thread -----------------------------------------------------------
@@ -140,12 +145,12 @@ class NativeModel:
         self._deliverer = threading.Thread(target=self._deliver, name="conch-native-deliver", daemon=True)
         self._deliverer.start()
         try:
-            self._open_instances(placements)
+            self._open_instances(placements, facts)
         except ConchError:
             self._stop_delivery()  # once the log has what the library has logged
             raise
 
-    def _open_instances(self, placements: Sequence[Placement]) -> None:
+    def _open_instances(self, placements: Sequence[Placement], facts: Mapping[str, Any]) -> None:
         spec, host = self.spec, self.host
         sequence = spec.sequence
         host.open_model(
@@ -159,21 +164,9 @@ class NativeModel:
             _keep_config,
         )
         host.set_outputs(self._names, len(self._states))
-        for index, placement in enumerate(placements):
-            try:
-                host.open_instance(
-                    index,
-                    placement.name,
-                    KINDS.index(placement.kind),
-                    placement.device_id,
-                    placement.passive,
-                    json.dumps({_policy(placement): {}}),
-                    placement.profiles,
-                )
-            except ConchError as error:
-                log.error("ERROR: Failed to create instance: %s", error.message)
-                raise
-            self.instances.append(NativeInstance(self, index))
+        open_instances(host, placements, facts)
+        self.threads = threads_of(placements, facts, spec.name, sequence is not None)
+        self.instances += [NativeInstance(self, index) for index in range(len(placements))]
 
     def close(self) -> None:
         """Finalizes everything; events that come meanwhile are handled."""
@@ -615,11 +608,6 @@ def _memory_of(tensor: Tensor, batch: Batch) -> tuple[int, int]:
         array = tensor.numpy()
         nbytes = array.nbytes
     return address_of(array), nbytes
-
-
-def _policy(placement: Placement) -> str:
-    """The name of an instance's host policy."""
-    return f"gpu_{placement.device_id}" if placement.kind == "GPU" else placement.kind.lower()
 
 
 def _keep_config(config: str) -> None:

@@ -34,7 +34,7 @@ CONCH_API const char* conch_error_text(void);
 /* Writes the C stack of a fatal signal to standard error, and hands the signal on to who handled it before. */
 CONCH_API void conch_report_crashes(void);
 
-/* --- Opening and closing; one thread ---------------------------------------------------------------------- */
+/* --- Opening and closing; one thread, except for instances ---------------------------------------------------- */
 
 /* Opens a library, calls its Initialize, and asks for its attributes. `config` is what BackendConfig says.
  * On an error `*host` is NULL. */
@@ -58,8 +58,8 @@ CONCH_API int32_t conch_set_config(conch_host* host, const char* config);
 CONCH_API int32_t conch_fail(int32_t code, const char* text);
 CONCH_API void conch_set_outputs(conch_host* host, uint32_t count, const char* const* names, uint32_t states);
 
-/* Makes instance number `index`, which follow each other from 0. `kind` is a TRITONSERVER_InstanceGroupKind,
- * `policy` what HostPolicy says, `profiles` are `profile_count` names. */
+/* Makes instance number `index`, from 0 on; several threads may do so, and all are made before a batch runs. `kind`
+ * is a TRITONSERVER_InstanceGroupKind, `policy` what HostPolicy says, `profiles` are `profile_count` names. */
 CONCH_API int32_t conch_open_instance(
     conch_host* host, uint32_t index, const char* name, int32_t kind, int32_t device, bool passive,
     const char* policy, uint32_t profile_count, const char* const* profiles);

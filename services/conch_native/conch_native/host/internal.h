@@ -195,6 +195,7 @@ struct conch_host {
   TRITONBACKEND_Model model;
   TRITONBACKEND_ModelInstance** instances;
   uint32_t instance_count;
+  pthread_mutex_t instances_lock; /* guards both while instances open */
   TRITONSERVER_Server server;
   entry_t initialize, finalize, model_initialize, model_finalize, instance_initialize, instance_finalize, ready;
   entry2_t get_attribute;
