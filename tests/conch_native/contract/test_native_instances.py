@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,9 +46,17 @@ def opened(
         config={"name": word},
     )
     environment = server_environment(dict(variables or {}))
-    arguments: tuple[Any, ...] = (environment, NoCalls(), ProcessMonitor(), WorkerGroup())
     library = Library("devices", backends.build("devices"), {}, backends.host)
-    instances = WorkerInstance.open_shared(spec, PLACEMENTS, Settings.of(spec), *arguments, library=library)
+    instances = WorkerInstance.open_shared(
+        spec,
+        PLACEMENTS,
+        Settings.of(spec),
+        environment,
+        NoCalls(),
+        ProcessMonitor(),
+        WorkerGroup(),
+        library,
+    )
     try:
         yield instances
     finally:

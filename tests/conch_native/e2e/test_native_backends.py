@@ -240,6 +240,22 @@ def test_a_crash_fails_the_requests_of_the_version_and_its_worker_restarts(
         assert "TRITONBACKEND_ModelInstanceExecute" in server.errors  # the C stack
 
 
+@pytest.mark.slow
+def test_a_backend_in_cpp_serves_and_throws(tmp_path: Path, native_backends: NativeBackends) -> None:
+    config = ONE_BY_ONE.replace('backend: "probe"', 'backend: "upper"')
+    with native_backends.serving(write(tmp_path, "probe", config), "upper") as server:
+        word, again = probed(server, b"conch server")[0], probed(server, b"conch server")[0]
+        assert word.as_numpy("OUT").tobytes() == b"CONCH SERVER"
+        assert again.get_response().parameters["count"].int64_param == 2
+        (caught,) = probed(server, b"stop!")
+        assert caught.message() == "'!' has no upper case"
+        (thrown,) = probed(server, b"throw")
+        assert thrown.status() == "StatusCode.UNAVAILABLE"
+        assert "SIGABRT" in thrown.message()
+        eventually(lambda: "what():  thrown out of Execute" in server.errors, "the exception is logged")
+        assert probed(server, b"after")[0].as_numpy("OUT").tobytes() == b"AFTER"
+
+
 CRASHES = {
     "ModelInitialize": "loading",
     "ModelInstanceInitialize": "loading",
