@@ -1,8 +1,11 @@
-/* A DEVICE_BLOCKING backend whose instances load in parallel. Responds with its thread and with the most batches that
- * ran at once on a GPU.
+/* A DEVICE_BLOCKING backend whose instances load in parallel. Responds with its thread, with the most batches that
+ * ran at once on a GPU, with the instance's host policy, and with the processors that Execute and
+ * InstanceInitialize may use.
  *
  * The config says what InstanceInitialize waits for: "together" until MEET instances load, "apart" for a while. */
 #include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -21,6 +24,16 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int loading, met, running[GPUS], most[GPUS];
+
+/* The processors of this thread, as bits. */
+static int64_t processors(void) {
+  cpu_set_t set;
+  int64_t bits = 0;
+  sched_getaffinity(0, sizeof set, &set);
+  for (int i = 0; i < 63; i++)
+    if (CPU_ISSET(i, &set)) bits |= (int64_t)1 << i;
+  return bits;
+}
 
 TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend) {
   return TRITONBACKEND_BackendSetExecutionPolicy(backend, TRITONBACKEND_EXECUTION_DEVICE_BLOCKING);
@@ -47,6 +60,9 @@ static TRITONSERVER_Error* waits(TRITONBACKEND_ModelInstance* instance, const ch
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance* instance) {
   struct timespec until, moment = {0, 20000000};
   bool together, apart, alone = false;
+  int64_t* state = malloc(sizeof *state);
+  *state = processors();
+  TRY(TRITONBACKEND_ModelInstanceSetState(instance, state));
   TRY(waits(instance, "together", &together));
   TRY(waits(instance, "apart", &apart));
   clock_gettime(CLOCK_REALTIME, &until);
@@ -66,13 +82,24 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelIns
   return NULL;
 }
 
-static TRITONSERVER_Error* respond(TRITONBACKEND_Request* request, int64_t thread, int64_t at_once) {
+static TRITONSERVER_Error* respond(
+    TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, int64_t thread, int64_t at_once) {
   TRITONBACKEND_Response* response;
+  TRITONSERVER_Message* policy;
+  const char* text;
+  size_t size;
+  void* state;
   TRITONBACKEND_Output* output;
   void* buffer;
   TRITONSERVER_MemoryType type = TRITONSERVER_MEMORY_CPU;
   int64_t id = 0, dims[] = {2}, values[] = {thread, at_once};
+  TRY(TRITONBACKEND_ModelInstanceState(instance, &state));
+  TRY(TRITONBACKEND_ModelInstanceHostPolicy(instance, &policy));
+  TRY(TRITONSERVER_MessageSerializeToJson(policy, &text, &size));
   TRY(TRITONBACKEND_ResponseNew(&response, request));
+  TRY(TRITONBACKEND_ResponseSetStringParameter(response, "policy", text));
+  TRY(TRITONBACKEND_ResponseSetIntParameter(response, "executes_on", processors()));
+  TRY(TRITONBACKEND_ResponseSetIntParameter(response, "loaded_on", *(int64_t*)state));
   TRY(TRITONBACKEND_ResponseOutput(response, &output, "OUT", TRITONSERVER_TYPE_INT64, dims, 1));
   TRY(TRITONBACKEND_OutputBuffer(output, &buffer, sizeof values, &type, &id));
   memcpy(buffer, values, sizeof values);
@@ -96,6 +123,6 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
   running[device]--;
   int at_once = most[device];
   pthread_mutex_unlock(&lock);
-  for (uint32_t i = 0; i < count; i++) TRY(respond(requests[i], syscall(SYS_gettid), at_once));
+  for (uint32_t i = 0; i < count; i++) TRY(respond(instance, requests[i], syscall(SYS_gettid), at_once));
   return NULL;
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,7 +15,9 @@ from tests.support.native_backends import NativeBackends, native_backends
 from tests.support.workers import Begun, NoCalls, batch_of, request_of
 
 from conch.backends.python.python_settings import Settings
+from conch.core.errors import UnavailableError
 from conch.core.execution.placement import Placement
+from conch.core.request import InferenceResponse
 from conch.core.spec import SequenceBatching, TensorSpec
 from conch.workers.environments import server_environment
 from conch.workers.protocol.spec_json import Library
@@ -39,14 +43,16 @@ def opened(
     word: str = "",
     variables: Mapping[str, str] | None = None,
     sequence: SequenceBatching | None = None,
+    policies: Mapping[str, Mapping[str, str]] | None = None,
+    groups: Sequence[Mapping[str, str]] = (),
 ) -> Iterator[list[WorkerInstance]]:
     spec = replace(
         make_spec(inputs=(TensorSpec("IN", "INT64", (1,)),), sequence=sequence),
         outputs=(TensorSpec("OUT", "INT64", (2,)),),
-        config={"name": word},
+        config={"name": word, "instance_group": groups},
     )
     environment = server_environment(dict(variables or {}))
-    library = Library("devices", backends.build("devices"), {}, backends.host)
+    library = Library("devices", backends.build("devices"), {}, backends.host, policies or {})
     instances = WorkerInstance.open_shared(
         spec,
         PLACEMENTS,
@@ -65,8 +71,8 @@ def opened(
         environment.release()
 
 
-def executed(instances: list[WorkerInstance]) -> list[tuple[int, int]]:
-    """The threads of batches that were begun together, and how many ran at once on their devices."""
+def answered(instances: list[WorkerInstance]) -> list[InferenceResponse]:
+    """The responses to batches that were begun together."""
     begun = []
     for instance in instances:
         request, _ = request_of(IN=np.zeros(1, np.int64))
@@ -76,9 +82,13 @@ def executed(instances: list[WorkerInstance]) -> list[tuple[int, int]]:
     for each in begun:
         (response,) = each.result()
         assert response is not None
-        thread, at_once = response.outputs[0].numpy().tolist()
-        found.append((thread, at_once))
+        found.append(response)
     return found
+
+
+def executed(instances: list[WorkerInstance]) -> list[list[int]]:
+    """The threads of batches that were begun together, and how many ran at once on their devices."""
+    return [response.outputs[0].numpy().tolist() for response in answered(instances)]
 
 
 def test_instances_on_a_gpu_share_a_thread(native_backends: NativeBackends) -> None:
@@ -104,4 +114,34 @@ def test_instances_load_at_the_same_time_if_the_backend_allows_it(native_backend
 
 def test_a_variable_makes_instances_load_one_by_one(native_backends: NativeBackends) -> None:
     with opened(native_backends, "apart", {"TRITON_PARALLEL_INSTANCE_LOADING": "0"}):
+        pass
+
+
+def test_instances_run_where_their_host_policies_say(native_backends: NativeBackends) -> None:
+    usable = os.sched_getaffinity(0)
+    core, every = min(usable), sum(1 << each for each in usable)
+    cores = {"cpu-cores": f"{core}-{core}"}
+    policies = {"gpu_0": cores, "own": {"color": "red"}}
+    with opened(native_backends, policies=policies) as instances:
+        found = [response.parameters for response in answered(instances)]
+    wanted = [("gpu_0", cores, 1 << core)] * 2 + [("gpu_1", {}, every), ("cpu", {}, every)]
+    for given, (name, settings, processors) in zip(found, wanted, strict=True):
+        assert given is not None
+        assert json.loads(str(given["policy"])) == {name: settings}
+        assert (given["loaded_on"], given["executes_on"]) == (processors, processors)
+    with opened(
+        native_backends, policies=policies, groups=({"name": "m", "host_policy": "own"},)
+    ) as instances:
+        for response in answered(instances):
+            assert response.parameters is not None
+            assert json.loads(str(response.parameters["policy"])) == {"own": {"color": "red"}}
+
+
+def test_a_host_policy_that_the_machine_can_not_follow_fails_the_load(
+    native_backends: NativeBackends,
+) -> None:
+    with (
+        pytest.raises(UnavailableError, match=r"host policy 'cpu' \(cpu-cores=4000-4001\) can't be applied"),
+        opened(native_backends, policies={"cpu": {"cpu-cores": "4000-4001"}}),
+    ):
         pass

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
+from conch.workers.host.host_policies import Policy, bound
 from conch.workers.host.native_words import KINDS
 
 if TYPE_CHECKING:
@@ -22,26 +23,33 @@ _PARALLEL = "TRITON_PARALLEL_INSTANCE_LOADING"
 """Variable that overrides what the backend says: ``0`` or ``1``."""
 
 
-def open_instances(host: HostLibrary, placements: Sequence[Placement], facts: Mapping[str, Any]) -> None:
+def open_instances(
+    host: HostLibrary,
+    placements: Sequence[Placement],
+    policies: Sequence[tuple[str, Policy]],
+    facts: Mapping[str, Any],
+) -> None:
     """Opens all instances, at the same time if the backend allows it.
 
     Args:
         host: The library, with its model.
         placements: The instances.
+        policies: Their host policies, by name.
         facts: What the library says of itself.
 
     Raises:
         ConchError: A ModelInstanceInitialize failed; the first of them in the order of the instances.
     """
     parallel = {"0": False, "1": True}.get(os.environ.get(_PARALLEL, ""), facts.get("parallel_instances"))
+    instances = list(zip(range(len(placements)), placements, policies, strict=True))
     if not parallel:
-        for index, placement in enumerate(placements):
-            _open(host, index, placement)
+        for each in instances:
+            _open(host, *each)
         return
     with ThreadPoolExecutor(len(placements), "conch-native-open") as pool:
-        opened = [pool.submit(_open, host, *each) for each in enumerate(placements)]
-    for each in opened:
-        each.result()
+        opened = [pool.submit(_open, host, *each) for each in instances]
+    for future in opened:
+        future.result()
 
 
 def threads_of(
@@ -66,22 +74,19 @@ def threads_of(
     ]
 
 
-def _open(host: HostLibrary, index: int, placement: Placement) -> None:
+def _open(host: HostLibrary, index: int, placement: Placement, named: tuple[str, Policy]) -> None:
+    name, policy = named
     try:
-        host.open_instance(
-            index,
-            placement.name,
-            KINDS.index(placement.kind),
-            placement.device_id,
-            placement.passive,
-            json.dumps({_policy(placement): {}}),
-            placement.profiles,
-        )
+        with bound(name, policy):
+            host.open_instance(
+                index,
+                placement.name,
+                KINDS.index(placement.kind),
+                placement.device_id,
+                placement.passive,
+                json.dumps({name: dict(policy)}),
+                placement.profiles,
+            )
     except ConchError as error:
         log.error("ERROR: Failed to create instance: %s", error.message)
         raise
-
-
-def _policy(placement: Placement) -> str:
-    """The name of an instance's host policy."""
-    return f"gpu_{placement.device_id}" if placement.kind == "GPU" else placement.kind.lower()

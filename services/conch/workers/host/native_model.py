@@ -39,6 +39,7 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Buffer, Tensor
+from conch.workers.host.host_policies import Policy, bind, policy_name
 from conch.workers.host.native_calls import NativeCalls
 from conch.workers.host.native_instances import open_instances, threads_of
 from conch.workers.host.native_library import ExecuteBuffers, HostLibrary, waiting_buffer
@@ -127,6 +128,7 @@ class NativeModel:
         self._deliverer: threading.Thread | None = None
         self.instances: list[NativeInstance] = []
         self.threads: list[int] = []
+        self._policies: list[tuple[str, Policy]] = []
         self.has_readiness = False
 
     # --- opening and closing, on the main thread -----------------------------------------------------------
@@ -164,9 +166,15 @@ class NativeModel:
             _keep_config,
         )
         host.set_outputs(self._names, len(self._states))
-        open_instances(host, placements, facts)
+        names = [policy_name(spec, placement) for placement in placements]
+        self._policies = [(name, self._library.policies.get(name, {})) for name in names]
+        open_instances(host, placements, self._policies, facts)
         self.threads = threads_of(placements, facts, spec.name, sequence is not None)
         self.instances += [NativeInstance(self, index) for index in range(len(placements))]
+
+    def enter_thread(self, number: int) -> None:
+        """Has the calling thread run where the host policy of an instance says."""
+        bind(*self._policies[number])
 
     def close(self) -> None:
         """Finalizes everything; events that come meanwhile are handled."""

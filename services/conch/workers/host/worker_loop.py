@@ -263,6 +263,8 @@ class Host:
         todo, reader, backup_reader = lane.todo, self._reader, lane.backup_reader
         writer = self._writer
         assert writer is not None, "it has been loaded"
+        if self._native is not None:
+            self._native.enter_thread(self._lanes.index(lane))
         if not alone:
             self._serve_with_others(lane, writer)
             return
