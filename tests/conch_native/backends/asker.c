@@ -29,12 +29,30 @@ static TRITONSERVER_Error* of_metrics(TRITONSERVER_Server* server, char** answer
   return TRITONSERVER_MetricsDelete(metrics);
 }
 
+/* Loads a model from a config and a file. */
+static TRITONSERVER_Error* load(TRITONSERVER_Server* server) {
+  const char *config = "{\"backend\": \"python\", \"max_batch_size\": 8}",
+             *code = "class TritonPythonModel:\n    def execute(self, requests): return [None for _ in requests]\n";
+  TRITONSERVER_Parameter* parameters[] = {
+      TRITONSERVER_ParameterNew("config", TRITONSERVER_PARAMETER_STRING, config),
+      TRITONSERVER_ParameterBytesNew("file:1/model.py", code, strlen(code))};
+  const TRITONSERVER_Parameter* given[] = {parameters[0], parameters[1]};
+  TRITONSERVER_Error* error = TRITONSERVER_ServerLoadModelWithParameters(server, "made", given, 2);
+  for (int i = 0; i < 2; i++) TRITONSERVER_ParameterDelete(parameters[i]);
+  return error;
+}
+
 static TRITONSERVER_Error* ask(TRITONSERVER_Server* server, const char* question, char** answer) {
   TRITONSERVER_Message* message = NULL;
   uint32_t flags = 0;
   bool yes = false;
   if (strcmp(question, "metrics") == 0) return of_metrics(server, answer);
-  if (strcmp(question, "live") == 0) {
+  if (strcmp(question, "load") == 0) {
+    TRY(load(server));
+    TRY(TRITONSERVER_ServerModelIsReady(server, "made", 1, &yes));
+  } else if (strcmp(question, "unload") == 0) {
+    TRY(TRITONSERVER_ServerUnloadModel(server, "made"));
+  } else if (strcmp(question, "live") == 0) {
     TRY(TRITONSERVER_ServerIsLive(server, &yes));
   } else if (strcmp(question, "ready") == 0) {
     TRY(TRITONSERVER_ServerIsReady(server, &yes));

@@ -436,6 +436,20 @@ def test_a_backend_asks_for_facts_of_the_server(tmp_path: Path, native_backends:
         assert error.message() == "requested model 'unknown' is not available"
 
 
+@pytest.mark.slow
+def test_a_backend_loads_a_model_from_files(tmp_path: Path, native_backends: NativeBackends) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=probe")
+    with (
+        native_backends.serving(write(tmp_path, "probe", ASKER), "asker", flags=flags) as server,
+        client_of(server) as client,
+    ):
+        assert probed(server, b"load")[0].as_numpy("OUT").tobytes() == b"1"
+        config: Any = client.get_model_config("made", as_json=True)["config"]
+        assert config["max_batch_size"] == 8
+        assert probed(server, b"unload")[0].as_numpy("OUT").tobytes() == b"0"
+        eventually(partial(gone, client, "made"), "it is unloaded")
+
+
 def test_without_the_package_the_load_says_what_to_install(
     tmp_path: Path, native_backends: NativeBackends, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ def _set_memory(mode: int, node: int | None) -> None:
     """Calls ``set_mempolicy``."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
-        raise ValueError(f"memory can't be bound on {platform.machine()}")
+        raise OSError(f"memory can't be bound on {platform.machine()}")
     words = 0 if node is None else node // _WORD_BITS + 1
     mask = (ctypes.c_uint64 * words)()
     if node is not None:

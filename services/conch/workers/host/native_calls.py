@@ -120,7 +120,7 @@ class NativeCalls:
         if operation == _SERVER_METRICS:
             return str(calls.fact("metrics"))
         if operation == _LOAD:
-            calls.load(query.model, {"config": query.text} if query.text else {})
+            calls.load(query.model, query.parameters)
             return ""
         if operation in (_UNLOAD, _UNLOAD_DEPENDENTS):
             calls.unload(query.model, operation == _UNLOAD_DEPENDENTS)

@@ -303,7 +303,7 @@ class NativeModel:
         opened.inputs = None
         opened.released = True
         if event.again:
-            if not self.decoupled:  # else its responses may come at any time
+            if not self.decoupled or batch is None:  # else its responses may come at any time
                 self._open.pop(event.number, None)
             if responses is not None and opened.batch is batch:
                 opened.request.rescheduled = True

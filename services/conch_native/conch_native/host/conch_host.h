@@ -127,7 +127,8 @@ enum conch_event {
   /* A metric's change: operation (conch_metric), family's kind, value (double's bits), family's name, help,
    * count of labels, each: name, value; for a histogram: count of bounds, bounds (double's bits). */
   CONCH_METRIC = 8,
-  /* A call that waits for `conch_answer`: call, operation (conch_query), version (int64), model's name, text. */
+  /* A call that waits for `conch_answer`: call, operation (conch_query), version (int64), model's name, text, count
+   * of parameters, each as above: those of a load, of types STRING and BYTES. */
   CONCH_QUERY = 9,
   /* A request to another model: call, model's name, version (int64), flags, correlation id, priority, timeout in
    * us, id, correlation text, trace context, count of parameters, each as above, count of inputs, each: TRITONSERVER_DataType, rank, dims..., name, address,
