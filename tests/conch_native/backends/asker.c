@@ -42,11 +42,24 @@ static TRITONSERVER_Error* load(TRITONSERVER_Server* server) {
   return error;
 }
 
-static TRITONSERVER_Error* ask(TRITONSERVER_Server* server, const char* question, char** answer) {
+/* The instance's policy belongs to the host. */
+static TRITONSERVER_Error* of_policy(TRITONBACKEND_ModelInstance* instance, char** answer) {
+  TRITONSERVER_Message* policy;
+  const char* text;
+  size_t size;
+  TRY(TRITONBACKEND_ModelInstanceHostPolicy(instance, &policy));
+  TRY(TRITONSERVER_MessageSerializeToJson(policy, &text, &size));
+  *answer = strndup(text, size);
+  return NULL;
+}
+
+static TRITONSERVER_Error* ask(
+    TRITONBACKEND_ModelInstance* instance, TRITONSERVER_Server* server, const char* question, char** answer) {
   TRITONSERVER_Message* message = NULL;
   uint32_t flags = 0;
   bool yes = false;
   if (strcmp(question, "metrics") == 0) return of_metrics(server, answer);
+  if (strcmp(question, "policy") == 0) return of_policy(instance, answer);
   if (strcmp(question, "load") == 0) {
     TRY(load(server));
     TRY(TRITONSERVER_ServerModelIsReady(server, "made", 1, &yes));
@@ -81,7 +94,8 @@ static TRITONSERVER_Error* ask(TRITONSERVER_Server* server, const char* question
   return NULL;
 }
 
-static TRITONSERVER_Error* run(TRITONSERVER_Server* server, TRITONBACKEND_Request* request) {
+static TRITONSERVER_Error* run(
+    TRITONBACKEND_ModelInstance* instance, TRITONSERVER_Server* server, TRITONBACKEND_Request* request) {
   TRITONBACKEND_Input* input;
   TRITONBACKEND_Response* response;
   TRITONBACKEND_Output* output;
@@ -93,7 +107,7 @@ static TRITONSERVER_Error* run(TRITONSERVER_Server* server, TRITONBACKEND_Reques
   TRY(TRITONBACKEND_RequestInput(request, "IN", &input));
   TRY(TRITONBACKEND_InputBuffer(input, 0, &data, &size, &type, &id));
   char *question = strndup(data, size), *answer = NULL;
-  TRITONSERVER_Error* error = ask(server, question, &answer);
+  TRITONSERVER_Error* error = ask(instance, server, question, &answer);
   free(question);
   TRY(TRITONBACKEND_ResponseNew(&response, request));
   if (error == NULL) {
@@ -114,6 +128,6 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
   TRITONSERVER_Server* server;
   TRY(TRITONBACKEND_ModelInstanceModel(instance, &model));
   TRY(TRITONBACKEND_ModelServer(model, &server));
-  for (uint32_t i = 0; i < count; i++) TRY(run(server, requests[i]));
+  for (uint32_t i = 0; i < count; i++) TRY(run(instance, server, requests[i]));
   return NULL;
 }

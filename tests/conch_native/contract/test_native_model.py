@@ -22,7 +22,8 @@ from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.scheduling.scheduler import Batch
-from conch.core.spec import TensorSpec
+from conch.core.spec import SequenceBatching, StateSpec, TensorSpec
+from conch.core.tensor import Tensor
 from conch.workers.host import native_model
 from conch.workers.host.hosted_requests import HostedRequest
 from conch.workers.host.native_library import Buffer, ExecuteBuffers, HostLibrary
@@ -87,14 +88,20 @@ class Answered:
 
     @property
     def values(self) -> list[int]:
-        return [int(response.outputs[0].numpy()[0]) for response in self.responses]
+        return [int(response.outputs[0].numpy().flat[0]) for response in self.responses]
 
 
 @contextmanager
 def opened(
-    backends: NativeBackends, name: str, *outputs: TensorSpec, decoupled: bool = False
+    backends: NativeBackends,
+    name: str,
+    *outputs: TensorSpec,
+    decoupled: bool = False,
+    sequence: SequenceBatching | None = None,
 ) -> Iterator[NativeModel]:
-    spec = replace(make_spec(decoupled=decoupled), outputs=outputs, config={"input": [{"name": "IN"}]})
+    spec = replace(
+        make_spec(decoupled=decoupled, sequence=sequence), outputs=outputs, config={"input": [{"name": "IN"}]}
+    )
     library = Library(name, backends.build(name), {}, backends.host)
     calls: Any = None  # these backends make none
     model = NativeModel(spec, library, calls, CustomFamilies(), lambda text: None)
@@ -123,6 +130,31 @@ def test_responses_wait_for_their_own_client_only(stream: NativeModel) -> None:
         slow.grant(7)
         eventually(partial(slow.has_more, sent), "more are sent")
     assert slow.values == list(range(count))
+
+
+def test_responses_of_a_request_that_runs_again_stay_in_order(native_backends: NativeBackends) -> None:
+    state = StateSpec("LEFT_IN", "LEFT_OUT", "INT64", (1,), (1,))
+    sequence = SequenceBatching(states=(state,), iterative=True)
+    out = TensorSpec("OUT", "INT64", (1,))
+    with opened(native_backends, "steps", out, decoupled=True, sequence=sequence) as model:
+        answered = Answered(1, np.array([[5]]), "INT64", 1)
+        request = answered.request
+        request.sequence_start = True
+        runs = 1
+        while (outcome := model.instances[0].execute(Batch([request], 1, 0))) is not None:
+            (states,) = outcome
+            assert states is not None
+            (left,) = states.outputs
+            assert (left.name, request.rescheduled) == ("LEFT_OUT", True)
+            request.inputs["LEFT_IN"] = Tensor("LEFT_IN", "INT64", (1, 1), bytes(left.data))
+            request.rescheduled = request.sequence_start = False
+            runs += 1
+        assert runs == 6
+        while not answered.ended.is_set():
+            sent = len(answered.responses)
+            answered.grant(1)
+            eventually(partial(answered.has_more, sent), "the next one is sent")
+        assert answered.values == [5, 4, 3, 2, 1, 0]
 
 
 def test_a_client_that_never_reads_ends_with_an_error(

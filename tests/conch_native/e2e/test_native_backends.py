@@ -403,7 +403,7 @@ def test_a_backend_asks_for_facts_of_the_server(tmp_path: Path, native_backends:
     write(tmp_path, "probe", ASKER)
     (tmp_path / "absent/1").mkdir(parents=True)
     (tmp_path / "absent/config.pbtxt").write_text('backend: "absent"')
-    flags = ("--exit-on-error=false", "--strict-readiness=false")
+    flags = ("--exit-on-error=false", "--strict-readiness=false", "--host-policy=cpu,color=red")
     with native_backends.serving(tmp_path, "probe", "asker", flags=flags) as server:
 
         def asked(question: str) -> str:
@@ -432,6 +432,7 @@ def test_a_backend_asks_for_facts_of_the_server(tmp_path: Path, native_backends:
         assert json.loads(asked("index")) == served("/repository/index", b"{}")
         assert json.loads(asked("ready index")) == served("/repository/index", b'{"ready": true}')
         assert 'nv_inference_count{model="inner",version="1"} 1' in asked("metrics")
+        assert json.loads(asked("policy")) == {"cpu": {"color": "red"}}
         (error,) = probed(server, b"unknown")
         assert error.message() == "requested model 'unknown' is not available"
 
