@@ -41,7 +41,6 @@ PLACEMENTS = [
 def opened(
     backends: NativeBackends,
     word: str = "",
-    variables: Mapping[str, str] | None = None,
     sequence: SequenceBatching | None = None,
     policies: Mapping[str, Mapping[str, str]] | None = None,
     groups: Sequence[Mapping[str, str]] = (),
@@ -51,7 +50,7 @@ def opened(
         outputs=(TensorSpec("OUT", "INT64", (2,)),),
         config={"name": word, "instance_group": groups},
     )
-    environment = server_environment(dict(variables or {}))
+    environment = server_environment({})
     library = Library("devices", backends.build("devices"), {}, backends.host, policies or {})
     instances = WorkerInstance.open_shared(
         spec,
@@ -112,8 +111,11 @@ def test_instances_load_at_the_same_time_if_the_backend_allows_it(native_backend
         pass
 
 
-def test_a_variable_makes_instances_load_one_by_one(native_backends: NativeBackends) -> None:
-    with opened(native_backends, "apart", {"TRITON_PARALLEL_INSTANCE_LOADING": "0"}):
+def test_a_variable_makes_instances_load_one_by_one(
+    native_backends: NativeBackends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_PARALLEL_INSTANCE_LOADING", "0")
+    with opened(native_backends, "apart"):
         pass
 
 
