@@ -21,11 +21,14 @@ class NativeBackends:
         host: The C host.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, packages: Path | None = None) -> None:
+        """`packages` has an installed conch-native; without, it is compiled."""
         self.directory = folder / "backends"
-        self.packages = folder / "packages"
+        self.packages = packages or folder / "packages"
         package = self.packages / "conch_native"
         self.host = package / "libtritonserver.so"
+        if packages is not None:
+            return
         shutil.copytree(PACKAGE, package)
         sources = sorted(map(str, (PACKAGE / "host").glob("*.c")))
         run_compiler(

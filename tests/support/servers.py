@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,12 +99,17 @@ def past_deadline(call: Callable[[float], T], reached: Callable[[], Any], first_
             return answer
 
 
+_ports = count(os.getpid() * 101)  # processes of one run begin far apart
+
+
 def free_port() -> int:
-    """A port nobody listens on now."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port nobody listens on, below those that the kernel gives to connections and to servers at port 0."""
+    for number in _ports:
+        port = 10_240 + number % 22_528
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("count has no end")
 
 
 class ServerProcess:

@@ -40,6 +40,12 @@ static void read_events(const uint64_t* at, uint64_t words) {
         }
         conch_free_result((conch_result*)(uintptr_t)at[RESPONSE_RESULT]);
         break;
+      case CONCH_SMALL_RESPONSE:
+        if (at[3] && atomic_fetch_add(&finals[number], 1)) fail("a second final response", number);
+        if (!at[3] && atomic_load(&finals[number])) fail("a response behind the final one", number);
+        if (at[4] != 7 || at[5] != 1 || at[6] != 0 || at[8] != 2 || at[11] != 8 || at[0] != 13)
+          fail("an odd small response", number);
+        break;
       case CONCH_STATE:
         conch_free_result((conch_result*)(uintptr_t)at[STATE_RESULT]);
         break;

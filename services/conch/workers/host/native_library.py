@@ -14,8 +14,9 @@ from typing import Any
 from conch.core.errors import ConchError, UnavailableError
 from conch.workers.host.native_words import OK, code_of, error_of
 
-_INTERFACE = 2
+_INTERFACE = 3
 _OUT_WORDS = 1 << 14
+_MORE_WORDS = 5
 _WAIT_WORDS = 1 << 16
 """Words of a buffer at first; it grows for larger events."""
 
@@ -65,7 +66,7 @@ class Buffer:
     """Memory that the host writes words to.
 
     Attributes:
-        words: Its size.
+        words: Its size; `data` has a few more, for readers of events.
         address: Where it begins.
         data: Its bytes.
     """
@@ -77,7 +78,7 @@ class Buffer:
 
     def grow(self, words: int) -> None:
         """Replaces the memory by more."""
-        self._memory = (_U64 * words)()
+        self._memory = (_U64 * (words + _MORE_WORDS))()
         self.words = words
         self.address = ctypes.addressof(self._memory)
         self.data = memoryview(self._memory).cast("B")

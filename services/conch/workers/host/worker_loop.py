@@ -30,14 +30,13 @@ from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
-from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.workers.host.host_reader import BackupReader, HostReader
 from conch.workers.host.hosted_metrics import RemoteFamilies
 from conch.workers.host.hosted_requests import HostedRequests
-from conch.workers.host.response_writer import ResponseWriter
+from conch.workers.host.response_writer import JoinedResponses, Responses, ResponseWriter
 from conch.workers.host.server_client import ServerClient
 from conch.workers.protocol import codec
 from conch.workers.protocol.busy_poll import BusyPoll
@@ -82,7 +81,7 @@ class HostedInstance(Protocol):
 
     readiness: Readiness | None
 
-    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+    def execute(self, batch: Batch) -> Responses | JoinedResponses | None:
         """See `BackendInstance.execute`."""
 
     def close(self) -> None:
@@ -207,7 +206,8 @@ class Host:
             return False
         finally:
             first.backup_reader.disarm()
-        self._writer = ResponseWriter(load.spec, self._stream, self._reader)
+        by_address = load.library is not None and load.spec.padding is None
+        self._writer = ResponseWriter(load.spec, self._stream, self._reader, by_address)
         self._stream.send(Kind.LOADED, 0, codec.encode_json(facts))
         return True
 
@@ -299,7 +299,7 @@ class Host:
         item = todo.popleft()
         assert item is not None, "the lane has checked"
         number, batch = item
-        outcome: Outcome
+        outcome: Outcome | JoinedResponses
         try:
             outcome = self._instances[batch.instance or 0].execute(batch)
         except BaseException as error:  # the server ends the process, not a model that raises

@@ -14,8 +14,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define CONCH_INTERFACE 2
+#define CONCH_INTERFACE 3
 #define CONCH_OK (-1)
+
+/* Most bytes of the outputs of a SMALL_RESPONSE, each padded to words. */
+#define CONCH_SMALL 1024
 
 #ifndef CONCH_API
 #define CONCH_API __attribute__((visibility("default")))
@@ -136,6 +139,10 @@ enum conch_event {
   CONCH_CALL = 10,
   /* The backend cancels a call: call. */
   CONCH_CALL_CANCEL = 11,
+  /* A response that holds no memory, without an error or parameters: final (0 or 1), words of the description
+   * that follows, count of outputs, for each: index, TRITONSERVER_DataType, rank, dims..., size; then the bytes
+   * of each, padded to words. */
+  CONCH_SMALL_RESPONSE = 12,
 };
 
 enum conch_metric { CONCH_METRIC_INCREMENT, CONCH_METRIC_SET, CONCH_METRIC_OBSERVE, CONCH_METRIC_DELETE, CONCH_METRIC_NEW };

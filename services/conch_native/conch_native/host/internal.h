@@ -72,6 +72,8 @@ void words_put(words_t* to, uint64_t word);
 void words_put_real(words_t* to, double value);
 void words_put_text(words_t* to, const char* text);
 void words_put_bytes(words_t* to, const void* bytes, size_t size);
+/* As `words_put_bytes` without the length. */
+void words_put_padded(words_t* to, const void* bytes, size_t size);
 void words_put_dims(words_t* to, const int64_t* dims, uint32_t rank);
 void words_put_parameters(words_t* to, const TRITONSERVER_Parameter* first);
 /* Reads a text, which need not end with a NUL, and moves behind it. */

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from conch.cli import demo_command, serve_command
+from conch.cli.examples import examples_directory
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.core.option import DEFAULT, FlagError, Settings
 from conch.core.scheduling.resource_scheduler import ResourceLimit
@@ -342,7 +343,7 @@ def test_each_default_of_the_demo_yields_to_a_setting(
     monkeypatch.setattr(serve_command, "serve", serve)
     monkeypatch.setattr(serve_command, "read_flags", partial(read_flags, environment=variables))
     assert demo_command.run([flag.format(viewers=viewers) for flag in flags]) == 0
-    models = demo_command.examples_directory() / "models"
+    models = examples_directory() / "models"
     expected = {
         "console_port": 8004,
         "console_allow_control": True,
