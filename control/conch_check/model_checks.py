@@ -133,8 +133,12 @@ class ModelCheck:
         effective = self.model_report.config
         if effective is not None and self.model_report.certain:
             found = self._backend_found
-            known, passed_on = ((), True) if found is None else (found.parameters, found.passes_parameters)
-            self.report(ineffective_settings(effective, known, passed_on), "warning")
+            of_backend = (
+                ((), True, False)
+                if found is None
+                else (found.parameters, found.passes_parameters, found.takes_host_policies)
+            )
+            self.report(ineffective_settings(effective, *of_backend), "warning")
         wrong = {finding.path for finding in self.model_report.findings}
         self.report((each for each in _unknown_enum_numbers(written) if each.path not in wrong), "warning")
 

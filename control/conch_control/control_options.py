@@ -44,6 +44,13 @@ _SECRET_URL = re.compile(r".*?://[^/@:]*:(?=[^/@]+@)")
 """Scheme and user of a URL with a password; the rest is hidden."""
 
 
+_POLICY_VALUES = {
+    "cpu-cores": (re.compile(r"\d+-\d+"), "the first and the last one, such as 0-3"),
+    "numa-node": (re.compile(r"\d+"), "a number"),
+}
+"""Forms of values of host policies, and a description; others are for backends."""
+
+
 def _repository(text: str) -> str | Path:
     return text if "://" in text else Path(text)  # a Path merges the two slashes
 
@@ -77,6 +84,27 @@ def backend_options(specifications: Iterable[str]) -> Mapping[str, Mapping[str, 
             )
         options.setdefault(backend, {})[key] = value
     return options
+
+
+def host_policies(specifications: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
+    """Parses ``<policy>,<setting>=<value>`` options.
+
+    Raises:
+        FlagError: One is malformed.
+    """
+    policies: dict[str, dict[str, str]] = {}
+    for specification in specifications:
+        policy, _, setting = specification.partition(",")
+        key, equals, value = setting.partition("=")
+        if not (policy and key and equals):
+            raise FlagError(
+                f"--host-policy: '{specification}' is not of the form '<policy>,<setting>=<value>'"
+            )
+        form, example = _POLICY_VALUES.get(key, (None, ""))
+        if form is not None and form.fullmatch(value) is None:
+            raise FlagError(f"--host-policy: {key} of '{policy}' is '{value}', expected {example}")
+        policies.setdefault(policy, {})[key] = value
+    return policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +240,7 @@ class ControlOptions:
         model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
         backend_directory: Directory of backends that are not installed; None for Triton's.
         repoagent_directory: Directory of compiled repository agents.
+        host_policies: Settings of host policies, by name.
         backend_options: Options by backend; those under the empty name apply to all.
         rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
             limits.
@@ -366,6 +395,15 @@ class ControlOptions:
         secret=SECRET_OPTION,
         group=_LOADING,
         convert=backend_options,
+    )
+    host_policies: Mapping[str, Mapping[str, str]] = option(
+        "--host-policy",
+        TEXT,
+        help="<policy>,<setting>=<value>, such as cpu,cpu-cores=0-3 or gpu_0,numa-node=0: where instances of "
+        "backends compiled for Triton run",
+        repeatable=True,
+        group=_LOADING,
+        convert=host_policies,
     )
     devices: Devices = field(default_factory=_no_devices)
     rate_limits: tuple[ResourceLimit, ...] | None = None

@@ -27,6 +27,7 @@ from conch.core.registry import Registry
 from conch.core.server_state import ServerState
 from conch.core.shadows.shadow_service import Shadows
 from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.server_facts import ServerFacts
 from conch.frontends.load_reports import LoadReports
 from conch.frontends.operations.operation_handlers import Services
 from conch.memory.cuda_regions import cuda_opener
@@ -159,6 +160,8 @@ def build_components(
         get_backend=get_backend,
     )
     parts += in_order(_open_parts(options, context))
+    metrics = next((part.text for part in parts if isinstance(part, MetricsPart)), None)
+    agent.calls.facts = ServerFacts(core, services, metrics)
     return Components(context, policy, planner)
 
 

@@ -1,4 +1,4 @@
-"""The C host and backends in C, compiled once for the tests that serve models with them."""
+"""The C host and backends in C and C++, compiled once for the tests that serve models with them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ class NativeBackends:
     def build(self, name: str) -> Path:
         """Compiles a backend of the tests, unless that was done; returns its library."""
         library = self.directory / name / f"libtriton_{name}.so"
-        return library if library.exists() else build_backend(BACKENDS / f"{name}.c", library.parent)
+        if not library.exists():
+            (source,) = BACKENDS.glob(f"{name}.c*")
+            build_backend(source, library.parent)
+        return library
 
     @contextmanager
     def serving(self, models: Path, *names: str, flags: tuple[str, ...] = ()) -> Iterator[ServerProcess]:

@@ -59,6 +59,7 @@ class Agent:
     """Implements `AgentPort` and `ModelControl`.
 
     Attributes:
+        calls: The server as its models see it.
         loads: Load times and failure counts.
         archives: Directories that are registered while the server runs.
         canary: Labels and rollouts.
@@ -97,8 +98,8 @@ class Agent:
         models = GuardedAgent(
             _ModelFacingAgent(self), options.mode, most_config_bytes=options.max_config_bytes
         )
-        calls = Calls(registry, models)
-        loader = ModelLoader(options, get_backend, registry, cache, calls, families)
+        self.calls = Calls(registry, models)
+        loader = ModelLoader(options, get_backend, registry, cache, self.calls, families)
         self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
         self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self._states, self.loads)
         self.archives = ModelArchives(self, self.repositories, registry, self._states, self.events, options)

@@ -38,6 +38,7 @@ class ServerKeywords(TypedDict, total=False):
     backend_directory: Path | str | None
     repoagent_directory: Path | str | None
     backend_config: str | Sequence[str] | None
+    host_policy: str | Sequence[str] | None
     id: str | None
     exit_on_error: bool | str | None
     strict_readiness: bool | str | None

@@ -111,6 +111,10 @@ class MetricsPart(Port):
         """The handler of ``GET /metrics``, for other ports of the same event loop."""
         return self._handler
 
+    def text(self) -> str:
+        """The metrics as Prometheus' text; blocks."""
+        return self._app.text()
+
     def endpoints(self) -> Sequence[Endpoint]:
         """The port, with the path of the metrics."""
         return [replace(each, url=f"{each.url}/metrics") for each in super().endpoints()]

@@ -110,7 +110,14 @@ static void* run(void* given) {
       if (written || strcmp(conch_error_text(), "the batch fails") != 0) fail("an odd error of Execute", first);
       continue;
     }
-    read_events(out, written);
+    if (written <= 512) {
+      read_events(out, written);
+      continue;
+    }
+    uint64_t* more = conch_alloc(written * sizeof *more);
+    if (conch_left(host, index, more, written) != written) fail("other events than those that did not fit", first);
+    read_events(more, written);
+    free(more);
   }
   return NULL;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import threading
 from collections.abc import Iterator
@@ -23,12 +24,21 @@ from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse, SpanRecord
 from conch.core.scheduling.scheduler import Batch
-from conch.core.spec import TensorSpec
+from conch.core.spec import SequenceBatching, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
 from conch.workers.host import native_model
 from conch.workers.host.host_reader import HostReader
 from conch.workers.host.hosted_requests import HostedRequest
+from conch.workers.host.native_library import Buffer, ExecuteBuffers, HostLibrary
 from conch.workers.host.native_model import NativeModel
+from conch.workers.host.native_words import (
+    Released,
+    Response,
+    address_of,
+    pack_layout,
+    pack_words,
+    read_events,
+)
 from conch.workers.host.response_writer import JoinedResponses, ResponseWriter
 from conch.workers.protocol.channel import Kind, PacketChannel
 from conch.workers.protocol.codec import decode_responses, encode_requests
@@ -84,14 +94,20 @@ class Answered:
 
     @property
     def values(self) -> list[int]:
-        return [int(response.outputs[0].numpy()[0]) for response in self.responses]
+        return [int(response.outputs[0].numpy().flat[0]) for response in self.responses]
 
 
 @contextmanager
 def opened(
-    backends: NativeBackends, name: str, *outputs: TensorSpec, decoupled: bool = False
+    backends: NativeBackends,
+    name: str,
+    *outputs: TensorSpec,
+    decoupled: bool = False,
+    sequence: SequenceBatching | None = None,
 ) -> Iterator[NativeModel]:
-    spec = replace(make_spec(decoupled=decoupled), outputs=outputs, config={"input": [{"name": "IN"}]})
+    spec = replace(
+        make_spec(decoupled=decoupled, sequence=sequence), outputs=outputs, config={"input": [{"name": "IN"}]}
+    )
     library = Library(name, backends.build(name), {}, backends.host)
     calls: Any = None  # these backends make none
     model = NativeModel(spec, library, calls, CustomFamilies(), lambda text: None)
@@ -126,6 +142,31 @@ def test_responses_wait_for_their_own_client_only(stream: NativeModel) -> None:
         slow.grant(7)
         eventually(partial(slow.has_more, sent), "more are sent")
     assert slow.values == list(range(count))
+
+
+def test_responses_of_a_request_that_runs_again_stay_in_order(native_backends: NativeBackends) -> None:
+    state = StateSpec("LEFT_IN", "LEFT_OUT", "INT64", (1,), (1,))
+    sequence = SequenceBatching(states=(state,), iterative=True)
+    out = TensorSpec("OUT", "INT64", (1,))
+    with opened(native_backends, "steps", out, decoupled=True, sequence=sequence) as model:
+        answered = Answered(1, np.array([[5]]), "INT64", 1)
+        request = answered.request
+        request.sequence_start = True
+        runs = 1
+        while (outcome := model.instances[0].execute(Batch([request], 1, 0))) is not None:
+            states = outcome[0]
+            assert isinstance(states, InferenceResponse)
+            (left,) = states.outputs
+            assert (left.name, request.rescheduled) == ("LEFT_OUT", True)
+            request.inputs["LEFT_IN"] = Tensor("LEFT_IN", "INT64", (1, 1), bytes(left.data))
+            request.rescheduled = request.sequence_start = False
+            runs += 1
+        assert runs == 6
+        while not answered.ended.is_set():
+            sent = len(answered.responses)
+            answered.grant(1)
+            eventually(partial(answered.has_more, sent), "the next one is sent")
+        assert answered.values == [5, 4, 3, 2, 1, 0]
 
 
 def test_a_client_that_never_reads_ends_with_an_error(
@@ -243,3 +284,45 @@ def test_an_activity_is_a_span_before_the_response(native_backends: NativeBacken
             assert model.instances[0].execute(Batch([answered.request], 1, 0))
             ((name, _, parent, start, end, *_),) = watch.spans
             assert (name, parent, start, end) == ("probed", 0xB7AD6B7169203331, 17, 17)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_response_may_be_larger_than_the_buffers(native_backends: NativeBackends, decoupled: bool) -> None:
+    with opened(native_backends, "heavy", TensorSpec("OUT", "UINT8", (-1,)), decoupled=decoupled) as model:
+        nbytes = 20 << 20
+        answered = Answered(1, np.array([nbytes, 0]), "INT64", 1)
+        if decoupled:
+            model.instances[0].execute(Batch([answered.request], 1, 0))
+            assert answered.ended.wait(60)
+        (response,) = answered.responses if decoupled else responses_of(model, answered)
+        assert response.parameters == {"text": "x" * nbytes}
+
+
+def test_a_backend_waits_while_much_is_undelivered(native_backends: NativeBackends) -> None:
+    # Without `NativeModel`, which would deliver.
+    host, library = HostLibrary(native_backends.host), native_backends.build("heavy")
+    sent = ctypes.c_long.in_dll(ctypes.CDLL(str(library)), "heavy_sent")
+    most, count = 65, 400
+    host.open(library, "heavy", "{}")
+    host.open_model("m", 1, Path("/"), "{}", False, True, False, lambda config: None)
+    host.set_outputs(["OUT"], 0)
+    host.open_instance(0, "m_0", 1, 0, False, "{}", [])
+    one = Buffer(64)
+    assert host.wait(one, 0) == 0
+    inputs = np.array([1 << 20, count])
+    layout = host.new_layout(pack_layout((("IN", "INT64", (2,)),), ("OUT",)))
+    words = pack_words((1, layout, 0, 0, 0, 0, 0, 0, address_of(inputs), inputs.nbytes))
+    host.execute(0, 1, words, ExecuteBuffers())
+    eventually(lambda: sent.value >= most - 5, "the queue is full")
+    taken, released, ended = 0, False, False
+    while not (released and ended):
+        assert sent.value - taken <= most
+        for event in read_events(one.data, host.wait(one, 60_000)):
+            released |= isinstance(event, Released)
+            if isinstance(event, Response):
+                ended = event.final
+                taken += event.result != 0
+                if event.result:
+                    host.free_result(event.result)
+    assert (taken, sent.value) == (count, count)
+    host.close()

@@ -23,7 +23,7 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -40,11 +40,12 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
+from conch.workers.host.host_policies import Policy, bind, policy_name
 from conch.workers.host.native_calls import NativeCalls
+from conch.workers.host.native_instances import open_instances, threads_of
 from conch.workers.host.native_library import ExecuteBuffers, HostLibrary, waiting_buffer
 from conch.workers.host.native_metrics import NativeMetrics
 from conch.workers.host.native_words import (
-    KINDS,
     Activity,
     Call,
     CallCancel,
@@ -99,6 +100,10 @@ class NativeModel:
         calls: The server, for calls of the library.
         families: Registry of its metrics.
         note: Receives deviations from the config.
+
+    Attributes:
+        instances: The instances, once it is open.
+        threads: For each of them the number of the first one with which it shares its thread.
     """
 
     def __init__(
@@ -127,6 +132,8 @@ class NativeModel:
         self._closing = False
         self._deliverer: threading.Thread | None = None
         self.instances: list[NativeInstance] = []
+        self.threads: list[int] = []
+        self._policies: list[tuple[str, Policy]] = []
         self.has_readiness = False
 
     # --- opening and closing, on the main thread -----------------------------------------------------------
@@ -145,12 +152,12 @@ class NativeModel:
         self._deliverer = threading.Thread(target=self._deliver, name="conch-native-deliver", daemon=True)
         self._deliverer.start()
         try:
-            self._open_instances(placements)
+            self._open_instances(placements, facts)
         except ConchError:
             self._stop_delivery()  # once the log has what the library has logged
             raise
 
-    def _open_instances(self, placements: Sequence[Placement]) -> None:
+    def _open_instances(self, placements: Sequence[Placement], facts: Mapping[str, Any]) -> None:
         spec, host = self.spec, self.host
         sequence = spec.sequence
         host.open_model(
@@ -164,21 +171,15 @@ class NativeModel:
             _keep_config,
         )
         host.set_outputs(self._names, len(self._states))
-        for index, placement in enumerate(placements):
-            try:
-                host.open_instance(
-                    index,
-                    placement.name,
-                    KINDS.index(placement.kind),
-                    placement.device_id,
-                    placement.passive,
-                    json.dumps({_policy(placement): {}}),
-                    placement.profiles,
-                )
-            except ConchError as error:
-                log.error("ERROR: Failed to create instance: %s", error.message)
-                raise
-            self.instances.append(NativeInstance(self, index))
+        names = [policy_name(spec, placement) for placement in placements]
+        self._policies = [(name, self._library.policies.get(name, {})) for name in names]
+        open_instances(host, placements, self._policies, facts)
+        self.threads = threads_of(placements, facts, spec.name, sequence is not None)
+        self.instances += [NativeInstance(self, index) for index in range(len(placements))]
+
+    def enter_thread(self, number: int) -> None:
+        """Has the calling thread run where the host policy of an instance says."""
+        bind(*self._policies[number])
 
     def close(self) -> None:
         """Finalizes everything; events that come meanwhile are handled."""
@@ -201,11 +202,21 @@ class NativeModel:
     def begin(self, request: HostedRequest, inputs: object, batch: Batch, index: int) -> None:
         """Registers a request that is about to be executed, and keeps its inputs until it is released."""
         request.on_cancel = self._cancel
-        self._open[request.number] = _OpenRequest(request, inputs, batch, index)
+        opened = self._open.get(request.number)
+        if opened is None:
+            self._open[request.number] = _OpenRequest(request, inputs, batch, index)
+        else:  # it runs again, and has responses that wait
+            opened.inputs, opened.batch, opened.index, opened.released = inputs, batch, index, False
 
     def forget(self, requests: Sequence[HostedRequest]) -> None:
         """Drops the requests of a batch that failed, or has ended."""
         for request in requests:
+            self._open.pop(request.number, None)
+
+    def forget_waiting(self, request: HostedRequest) -> None:
+        """Drops a request that does not run again."""
+        opened = self._open.get(request.number)
+        if opened is not None and opened.released:
             self._open.pop(request.number, None)
 
     def _cancel(self, request: InferenceRequest) -> None:
@@ -323,7 +334,8 @@ class NativeModel:
         opened.inputs = opened.request.area = None
         opened.released = True
         if event.again:
-            self._open.pop(event.number, None)
+            if not self.decoupled or batch is None:  # else its responses may come at any time
+                self._open.pop(event.number, None)
             if responses is not None and opened.batch is batch:
                 opened.request.rescheduled = True
                 if opened.states:
@@ -337,8 +349,17 @@ class NativeModel:
     def _keep_state(
         self, event: State, batch: Batch | None, responses: list[InferenceResponse | None] | None
     ) -> None:
-        """Adds a state to the response that it belongs to; most states come before."""
+        """Adds a state to the response that it belongs to; most states come before.
+
+        States of a decoupled model are the response of their batch.
+        """
         tensors = self._tensors(event.result, (event.output,), None)
+        if self.decoupled and batch is not None and responses is not None:
+            requests = cast("Sequence[HostedRequest]", batch.requests)
+            index = next(index for index, each in enumerate(requests) if each.number == event.number)
+            before = responses[index]
+            responses[index] = InferenceResponse([*(before.outputs if before else ()), *tensors])
+            return
         opened = self._open.get(event.number)
         if opened is None:
             return
@@ -489,7 +510,7 @@ class NativeInstance:
         responses: list[InferenceResponse | None] = [None] * len(requests)
         for event in read_events(buffers.out.data, buffers.written):
             model.handle(event, batch, responses)
-        return None if model.decoupled else responses
+        return responses if not model.decoupled or any(responses) else None
 
     def close(self) -> None:
         """Ends the model with its first instance, once none runs a batch."""
@@ -700,11 +721,6 @@ def _memory_of(tensor: Tensor, batch: Batch) -> tuple[int, int]:
         array = tensor.numpy()
         nbytes = array.nbytes
     return address_of(array), nbytes
-
-
-def _policy(placement: Placement) -> str:
-    """The name of an instance's host policy."""
-    return f"gpu_{placement.device_id}" if placement.kind == "GPU" else placement.kind.lower()
 
 
 def _keep_config(config: str) -> None:

@@ -149,13 +149,14 @@ class MetricChange(NamedTuple):
 
 
 class Query(NamedTuple):
-    """What the backend asks of the server."""
+    """What the backend asks of the server; a load has parameters."""
 
     call: int
     operation: int
     version: int
     model: str
     text: str
+    parameters: Mapping[str, str | bytes]
 
 
 class CallInput(NamedTuple):
@@ -496,7 +497,14 @@ def _read_metric(number: int, reader: _Words) -> MetricChange:
 
 
 def _read_query(number: int, reader: _Words) -> Query:
-    return Query(reader.word(), reader.word(), reader.signed(), reader.text(), reader.text())
+    call, operation, version = reader.word(), reader.word(), reader.signed()
+    model, text = reader.text(), reader.text()
+    parameters: dict[str, str | bytes] = {}
+    for _ in range(reader.word()):
+        kind, key = reader.word(), reader.text()
+        value = reader.raw(reader.word())
+        parameters[key] = value if kind == _BYTES else value.decode("utf-8", "replace")
+    return Query(call, operation, version, model, text, parameters)
 
 
 def _read_call(number: int, reader: _Words) -> Call:

@@ -131,7 +131,7 @@ class ResponseWriter:
             if response is None or response.error is not None:
                 plain = False
                 continue
-            if response.parameters or request.completed or request.rescheduled:
+            if response.parameters or request.completed or request.rescheduled or self._decoupled:
                 plain = False
             lists.append(response.outputs)
         left: list[HostedRequest] = []
@@ -147,8 +147,8 @@ class ResponseWriter:
                 if request.rescheduled and (response is None or response.error is None):
                     own |= RESCHEDULED  # a response has only states
                     left.append(request)  # even if completed: the server may resend it before it knows
-                elif response is None and not request.gone:
-                    left.append(request)
+                elif (response is None or self._decoupled) and not request.gone:
+                    left.append(request)  # a response of a decoupled model has only states, too
                 flags.append(own)
         payload = self._stream.pack(lists, True, True)
         self.requests.end(number, left)

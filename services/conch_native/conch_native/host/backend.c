@@ -63,6 +63,8 @@ int32_t conch_open(
   host->library = opened;
   host->server.host = host->backend.host = host->model.host = host;
   pthread_mutex_init(&host->lock, NULL);
+  pthread_cond_init(&host->room, NULL);
+  pthread_mutex_init(&host->instances_lock, NULL);
   pthread_mutex_init(&host->lives_lock, NULL);
   pthread_mutex_init(&host->calls_lock, NULL);
   pthread_condattr_t monotonic;
@@ -155,9 +157,13 @@ int32_t conch_open_instance(
     TRITONSERVER_Error* error = host->instance_initialize(instance);
     if (error != NULL) return conch_take_error(error);
   }
-  host->instances = conch_realloc(host->instances, (index + 1) * sizeof *host->instances);
+  pthread_mutex_lock(&host->instances_lock);
+  if (index >= host->instance_count) {
+    host->instances = conch_realloc(host->instances, (index + 1) * sizeof *host->instances);
+    while (host->instance_count <= index) host->instances[host->instance_count++] = NULL;
+  }
   host->instances[index] = instance;
-  host->instance_count = index + 1;
+  pthread_mutex_unlock(&host->instances_lock);
   return CONCH_OK;
 }
 

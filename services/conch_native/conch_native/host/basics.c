@@ -374,7 +374,7 @@ void words_put_parameters(words_t* to, const TRITONSERVER_Parameter* first) {
     words_put_text(to, first->name);
     switch (first->type) {
       case TRITONSERVER_PARAMETER_STRING:
-        words_put_text(to, first->value.text);
+        words_put_bytes(to, first->value.text, strlen(first->value.text));
         break;
       case TRITONSERVER_PARAMETER_BYTES:
         words_put_bytes(to, first->value.bytes, first->size);

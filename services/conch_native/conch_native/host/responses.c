@@ -287,6 +287,7 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
     TRITONBACKEND_Response* response, uint32_t flags, TRITONSERVER_Error* error) {
   CHECK_RESPONSE(response);
   life_t* life = response->life;
+  event_wait_for_room(life->host);
   /* The only response is the last one, also where the flag follows by itself. */
   bool final = (flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL) != 0 || !life->host->model.decoupled;
   if (!admit(life)) {
@@ -313,8 +314,10 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
     words_put(body, (uint64_t)(uintptr_t)result);
     words_put_parameters(body, response->parameters);
     words_put(body, response->output_count);
-    for (const TRITONBACKEND_Output* each = response->first; each != NULL; each = each->next)
+    for (const TRITONBACKEND_Output* each = response->first; each != NULL; each = each->next) {
       words_put_output(body, each);
+      event->held += sizeof *each + each->attributes.size;
+    }
   }
   life_respond(life, event, final);
   response_end(response);

@@ -87,7 +87,7 @@ def test_the_help_is_grouped_with_types_choices_units_and_defaults() -> None:
     ):
         assert part in text
     assert "None" not in text and "[]" not in text and "(default: )" not in text
-    assert "host-policy" not in text and "--sagemaker-models-root" not in text
+    assert "model-load-gpu-limit" not in text and "--sagemaker-models-root" not in text
 
 
 def test_every_listed_setting_is_described() -> None:
@@ -141,7 +141,7 @@ def test_config_prints_json_without_secrets(
         "from": "--model-repository",
     }
     assert found["http-restricted-api"]["value"] == ["inference:key=***"]
-    assert "model-store" not in found and "host-policy" not in found
+    assert "model-store" not in found and "model-load-gpu-limit" not in found
 
 
 def test_config_refuses_what_serve_refuses(
