@@ -36,6 +36,8 @@ PEERS = Path(os.environ.get("CONCH_PEERS", Path.home() / ".cache" / "conch-peers
 """Where a real Triton and its load generator are, if they are installed; see bench/setup_peers.sh."""
 GRPC_TRANSPORT = os.environ.get("CONCH_TEST_GRPC_TRANSPORT", "own")
 """What serves the gRPC port of these servers, unless a flag names it."""
+FRONT_ENDS = os.environ.get("CONCH_TEST_FRONT_ENDS", "0")
+"""Front processes of these servers, unless a flag says how many; none with grpcio."""
 
 WAIT_S = 30.0
 """For what happens at once unless the code under test is broken."""
@@ -134,6 +136,7 @@ class ServerProcess:
             "CONCH_HTTP_PORT": "0",
             "CONCH_METRICS_PORT": "0",
             "CONCH_GRPC_TRANSPORT": GRPC_TRANSPORT,
+            "CONCH_FRONT_ENDS": "0" if "--grpc-transport=grpcio" in arguments else FRONT_ENDS,
         }
         variables = {**inherited, **ours, **(environment or {})}
         with self._output.open("w") as output, self._errors.open("w") as errors:
@@ -310,6 +313,7 @@ def _keywords(flags: Sequence[str]) -> dict[str, Any]:
         "http_port": 0,
         "metrics_port": 0,
         "grpc_transport": GRPC_TRANSPORT,
+        "front_ends": "0" if "--grpc-transport=grpcio" in flags else FRONT_ENDS,
     }
     given: dict[str, list[str]] = {}
     for flag in flags:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd
+from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, Transport
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.observability.metrics.sample_text import Family
 from conch.observability.metrics.server_metrics import client_families
 from conch.parts.server_part import PartContext, Port
 from conch.process.endpoint import security
+
+
+def _fronts(options: GrpcOptions) -> Transport:
+    """Front processes, whose modules only servers with some import."""
+    from conch.fronts.decoded_requests import FrontDecoder, FrontEncoder
+    from conch.fronts.front_server import FrontServer
+
+    return Transport(FrontServer(options), FrontDecoder, FrontEncoder())
 
 
 class GrpcPart(Port):
@@ -34,6 +42,7 @@ class GrpcPart(Port):
             regions=services.regions,
             reports=context.reports,
             access=context.access,
+            transport=_fronts(options) if options.front_ends else None,
         )
 
     def listen(self) -> int:
