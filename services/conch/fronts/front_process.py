@@ -19,14 +19,16 @@ import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.io_loop import IO_LOOP
+from conch.core.recognition import Table
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
-from conch.core.tensor import Buffer
+from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.frontends.grpc.rpc_calls import RpcCall, StreamRpc, UnaryRpc
@@ -53,6 +55,7 @@ _TIDY_NS = 10_000_000_000
 _READ_STEP = 1 << 20
 """Bytes of a stream's answers after which the core is told that they were read."""
 _MOST_CONNECTION_BYTES = 4096
+_ANY_SIZE, _NO_SIZE = -1, -2
 _CALL_MASK = (1 << CALL_BITS) - 1
 
 
@@ -106,6 +109,7 @@ class Front:
         self._clock = monotonic_ns
         self._decode = RequestDecoder()
         self._encoder = ResponseEncoder()
+        self._sizes: Table[object, tuple[int, ...]] = Table()
         self._decoding = ThreadPool(_DECODE_THREADS, "conch-front-decode")
         self._numbers = itertools.count()
         self._callers: dict[CallerFacts, int] = {}
@@ -286,7 +290,7 @@ class Front:
             request = self._decode(message, _ignore, now_ns)
         except ConchError:
             request = None  # the core finds the error again
-        if request is None or request.classes or request.empty_final or request.region_bindings is not None:
+        if request is None or not self._travels(request):
             work = partial(self._open, INFER.grpc_method, call, message)
         else:
             work = partial(self._queue, request, call, message)
@@ -294,6 +298,25 @@ class Front:
             work()
         else:
             self._loop.call_soon(work)
+
+    def _travels(self, request: InferenceRequest) -> bool:
+        """Whether the message of a round can have the request.
+
+        The core finds a tensor's bytes by its shape, so that each must have as many as that says: else it would
+        have those of another request.
+        """
+        if request.classes or request.empty_final or request.region_bindings is not None:
+            return False
+        template = request.signature
+        sizes = self._sizes.get(template)
+        if sizes is None:
+            sizes = tuple(map(_expected_size, request.inputs.values()))
+            if template is not None:
+                self._sizes.keep(template, sizes)
+        for tensor, size in zip(request.inputs.values(), sizes, strict=True):
+            if size != tensor.nbytes and size != _ANY_SIZE:
+                return False
+        return True
 
     def _queue(self, request: InferenceRequest, call: UnaryRpc, message: Buffer) -> None:
         number = next(self._numbers) & _CALL_MASK
@@ -437,6 +460,15 @@ class _Acceptor:
     def on_ready(self, events: int) -> None:
         """Serves the connections that have come."""
         self._front.accept()
+
+
+def _expected_size(tensor: Tensor) -> int:
+    """The bytes of a tensor of its shape; `_ANY_SIZE` for strings, `_NO_SIZE` if it is malformed."""
+    if tensor.datatype == "BYTES":
+        return _ANY_SIZE
+    if tensor.datatype not in ELEMENT_SIZES or any(dim < 0 for dim in tensor.shape):
+        return _NO_SIZE
+    return prod(tensor.shape) * ELEMENT_SIZES[tensor.datatype]
 
 
 def _ignore(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
