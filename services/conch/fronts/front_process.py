@@ -31,7 +31,7 @@ from conch.core.response_errors import unsendable
 from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
-from conch.frontends.grpc.rpc_calls import RpcCall, StreamRpc, UnaryRpc
+from conch.frontends.grpc.rpc_calls import Metadata, RpcCall, StreamRpc, UnaryRpc
 from conch.frontends.grpc.transport.grpc_connection import GrpcConnection
 from conch.frontends.grpc.transport.port_state import PortConnection, PortState
 from conch.frontends.grpc.transport.transport_server import wire
@@ -113,6 +113,8 @@ class Front:
         self._decoding = ThreadPool(_DECODE_THREADS, "conch-front-decode")
         self._numbers = itertools.count()
         self._callers: dict[CallerFacts, int] = {}
+        # The metadata is kept, so that no other has its identity.
+        self._by_metadata: Table[tuple[str, int], tuple[int, Metadata]] = Table(MOST_CALLERS)
         self._new_callers: list[CallerFacts] = []
         self._requests: dict[tuple[str, str], list[tuple[InferenceRequest, UnaryRpc, int, Buffer]]] = {}
         self._calls: dict[int, tuple[UnaryRpc, InferenceRequest | None]] = {}
@@ -302,8 +304,8 @@ class Front:
     def _travels(self, request: InferenceRequest) -> bool:
         """Whether the message of a round can have the request.
 
-        The core finds a tensor's bytes by its shape, so that each must have as many as that says: else it would
-        have those of another request.
+        The core finds a tensor's bytes by its shape, so each must have as many as that says: else it would
+        get those of another request.
         """
         if request.classes or request.empty_final or request.region_bindings is not None:
             return False
@@ -314,7 +316,7 @@ class Front:
             if template is not None:
                 self._sizes.keep(template, sizes)
         for tensor, size in zip(request.inputs.values(), sizes, strict=True):
-            if size != tensor.nbytes and size != _ANY_SIZE:
+            if size not in (tensor.nbytes, _ANY_SIZE):
                 return False
         return True
 
@@ -394,14 +396,22 @@ class Front:
         self._send(Kind.OPEN, number, fields, message)
 
     def _caller(self, call: RpcCall) -> int:
-        facts = CallerFacts(call.client, call.certificate_names, call.metadata)
+        """The number of a call's caller, found by its metadata: calls with the same head share the object."""
+        metadata = call.metadata
+        key = call.client, id(metadata)
+        known = self._by_metadata.get(key)
+        if known is not None:
+            return known[0]
+        facts = CallerFacts(call.client, call.certificate_names, metadata)
         number = self._callers.get(facts)
         if number is None:
             if len(self._callers) >= MOST_CALLERS:
                 self.flush()  # with the numbers of before
                 self._callers.clear()
+                self._by_metadata.clear()
             number = self._callers[facts] = len(self._callers)
             self._new_callers.append(facts)
+        self._by_metadata.keep(key, (number, metadata))
         return number
 
     def _send_callers(self) -> None:
@@ -464,9 +474,11 @@ class _Acceptor:
 
 def _expected_size(tensor: Tensor) -> int:
     """The bytes of a tensor of its shape; `_ANY_SIZE` for strings, `_NO_SIZE` if it is malformed."""
+    if any(dim < 0 for dim in tensor.shape):
+        return _NO_SIZE
     if tensor.datatype == "BYTES":
         return _ANY_SIZE
-    if tensor.datatype not in ELEMENT_SIZES or any(dim < 0 for dim in tensor.shape):
+    if tensor.datatype not in ELEMENT_SIZES:
         return _NO_SIZE
     return prod(tensor.shape) * ELEMENT_SIZES[tensor.datatype]
 

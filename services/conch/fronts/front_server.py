@@ -23,6 +23,7 @@ loop's thread's; policies and processes are those of `conch-fronts`, which the l
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import socket
 import subprocess
@@ -31,9 +32,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.io_loop import IO_LOOP, IoLoop
@@ -51,12 +53,15 @@ from conch.frontends.grpc.transport.transport_server import (
 from conch.frontends.grpc.transport.wire import tls_context
 from conch.fronts.front_link import FrontLink, Handlers
 from conch.fronts.front_messages import FrontSettings
+from conch.observability.metrics.server_metrics import FrontProcess
 from conch.workers.supervision.restart_policy import Phase, RestartPolicy
 
 log = logging.getLogger(__name__)
 
 _START_S = 60.0
 _MIN_WAIT_S = 0.5
+_CPU_FIELDS = slice(11, 13)  # utime and stime, behind the command's name, see proc(5)
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Front:
@@ -74,6 +79,33 @@ class Front:
         self.policy = RestartPolicy()
         self.link: FrontLink | None = None
         self.process: subprocess.Popen[bytes] | None = None
+        self._cpu_before_s = 0.0  # of processes that have ended
+        self._cpu_s = 0.0  # of the process, as last read
+
+    def shown(self) -> FrontProcess:
+        """The front, as metrics show it."""
+        link = self.link
+        self._read_cpu()
+        connections = 0 if link is None else link.connections
+        return FrontProcess(self.name, connections, self._cpu_before_s + self._cpu_s, self.policy.restarts)
+
+    def end(self) -> int:
+        """Kills and reaps its process; returns the status."""
+        process = self.process
+        assert process is not None, "only a front with a process is ended"
+        process.kill()
+        self._read_cpu()
+        status = process.wait()
+        self.process = None
+        self._cpu_before_s, self._cpu_s = self._cpu_before_s + self._cpu_s, 0.0
+        return status
+
+    def _read_cpu(self) -> None:
+        process = self.process
+        if process is not None:
+            with suppress(OSError):  # it has just been reaped
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                self._cpu_s = sum(map(int, fields[_CPU_FIELDS])) / _TICKS
 
 
 _Event = tuple[Front, str | None]
@@ -119,6 +151,10 @@ class FrontServer:
                 ended.update(link.counts.ended)
                 received += link.counts.received_bytes
         return ClientCounts(closed, ended, received)
+
+    def processes(self) -> list[FrontProcess]:
+        """The fronts, as metrics show them."""
+        return [front.shown() for front in self._fronts]
 
     def queue_inline(self, claim: InlineClaim) -> None:
         """Takes a claim of a model that the loop may run after the round's events."""
@@ -252,11 +288,11 @@ class FrontServer:
             front, reason = event
             if reason is None:
                 self._served(front)
-            elif front.process is not None:
+            else:
                 self._reap(front, reason)
         for front in self._fronts:
             if front.process is not None:
-                _end(front.process)
+                front.end()
 
     def _next(self) -> _Event | None:
         """The next event; starts those fronts meanwhile whose wait is over."""
@@ -281,13 +317,11 @@ class FrontServer:
 
     def _reap(self, front: Front, reason: str) -> None:
         """Ends the process of a front that was lost, and has it started again."""
-        assert front.process is not None, "only a front with a process is lost"
-        code = _end(front.process)
-        front.process = None
+        status = front.end()
         if self._stopping:
             front.policy.close()
             return
-        log.error("%s (status %d): %s; its connections have ended", front.name, code, reason)
+        log.error("%s (status %d): %s; its connections have ended", front.name, status, reason)
         now_ns = self._clock()
         if front.policy.phase is Phase.SERVING:
             front.policy.lost(now_ns, reason)
@@ -343,9 +377,3 @@ def _start_process(packets: int, connections: int) -> subprocess.Popen[bytes]:
         pass_fds=(packets, connections),
         start_new_session=True,  # a terminal's signals are for the core
     )
-
-
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """Kills and reaps a process; returns its status."""
-    process.kill()
-    return process.wait()
