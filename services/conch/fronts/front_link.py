@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 _READS = 8
 """Messages handled before other sockets have their turn."""
 
+_SILENCE_NS = 1_500_000_000
+"""A front that has not sent STATE for so long gets no connections."""
+
 _TIDY_NS = 10_000_000_000
 _UNKNOWN_METHOD = 12
 
@@ -70,6 +73,7 @@ class FrontLink:
         loop: The loop, which runs.
         clock: Monotonic time in nanoseconds.
         on_serving: Called once it serves.
+        on_heard: Called when it has said that it is alive.
         on_lost: Called once with the reason when it is gone.
 
     Attributes:
@@ -89,6 +93,7 @@ class FrontLink:
         loop: IoLoop,
         clock: Clock,
         on_serving: Callable[[], None],
+        on_heard: Callable[[], None],
         on_lost: Callable[[str], None],
     ) -> None:
         self.loop = loop
@@ -99,7 +104,9 @@ class FrontLink:
         self._handlers = handlers
         self._clock = clock
         self._on_serving = on_serving
+        self._on_heard = on_heard
         self._on_lost = on_lost
+        self._heard_ns = 0
         self._lost = False
         self._given = self._ended = 0  # connections
         self._connections = connections
@@ -127,6 +134,11 @@ class FrontLink:
     def connections(self) -> int:
         """Number of its connections."""
         return self._given - self._ended
+
+    @property
+    def responsive(self) -> bool:
+        """Whether it takes connections, and has said so lately."""
+        return self.serving and self._clock() - self._heard_ns < _SILENCE_NS
 
     def start(self, settings: FrontSettings) -> None:
         """Begins the conversation.
@@ -269,6 +281,8 @@ class FrontLink:
             self.counts = FrontCounts(fields["closed"], fields["ended"], fields["received"])
         except KeyError as error:
             raise WireError(f"a front's state lacks {error}") from None
+        self._heard_ns = self._clock()
+        self._on_heard()
 
     # --- to the front --------------------------------------------------------------------------------------
 

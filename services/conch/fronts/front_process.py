@@ -121,7 +121,6 @@ class Front:
         self._streams: dict[int, _Stream] = {}
         self._models: dict[int, _Model] = {}
         self._ended = 0
-        self._told = 0, 0
         self._tls: list[Any] = []
         self._port: _Port | None = None
         self._handle = {
@@ -441,13 +440,8 @@ class Front:
         self._send(Kind.STATE, self._ended, codec.encode_json(fields))
 
     def _report(self) -> None:
-        """Says regularly what clients have caused, if that has changed."""
-        port = self._port
-        assert port is not None, "it has started"
-        state = port.received.total, port.ended.total()
-        if state != self._told:
-            self._told = state
-            self._send_state()
+        """Says regularly that the front is alive, and what clients have caused."""
+        self._send_state()
         self._loop.call_at(self._clock() + _STATE_NS, self._report)
 
     def _tidy(self) -> None:

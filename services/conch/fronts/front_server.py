@@ -1,9 +1,10 @@
 """The gRPC port with fronts: listens, gives each connection to a front, keeps the fronts alive.
 
-Theory of operation. The loop accepts, and sends each connection's descriptor to the serving front with the
-fewest open calls, of equals with the fewest connections. A thread, `conch-fronts`, starts fronts and reaps
-them: each has a `RestartPolicy`, as an instance's worker has. A front that is lost takes its connections
-along; the calls of its clients are cancelled.
+Theory of operation. The loop accepts, and sends each connection's descriptor to the front with the fewest open
+calls, of equals with the fewest connections. A front that has said nothing lately gets none. While no front
+takes it, a connection waits. A thread, `conch-fronts`, starts fronts and reaps them: each has a
+`RestartPolicy`, as an instance's worker has. A front that is lost takes its connections along; the calls of its
+clients are cancelled.
 
     ========  ==========================  =====================  ====================================
     phase     event                       next                   what is done
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -60,6 +61,7 @@ log = logging.getLogger(__name__)
 
 _START_S = 60.0
 _MIN_WAIT_S = 0.5
+_LONGEST_WAIT_NS = 1_000_000_000  # shorter than a worker's: without fronts nothing is served
 _CPU_FIELDS = slice(11, 13)  # utime and stime, behind the command's name, see proc(5)
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -76,7 +78,7 @@ class Front:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.policy = RestartPolicy()
+        self.policy = RestartPolicy(longest_wait_ns=_LONGEST_WAIT_NS)
         self.link: FrontLink | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._cpu_before_s = 0.0  # of processes that have ended
@@ -137,6 +139,8 @@ class FrontServer:
         self._all_serve = threading.Event()
         self._all_ended = threading.Event()
         self._stopping = self._ended = False
+        self._most_connections = limits.most_connections
+        self._waiting: deque[tuple[int, socket.socket, str]] = deque()  # connections that no front takes
 
     # --- RpcServer -----------------------------------------------------------------------------------------
 
@@ -231,20 +235,33 @@ class FrontServer:
     # --- on the loop's thread ------------------------------------------------------------------------------
 
     def _accept(self, listener: int, accepted: socket.socket, peer: str) -> None:
-        links = [front.link for front in self._fronts if front.link is not None and front.link.serving]
-        with accepted:
-            if sum(link.connections for link in links) >= self._port.options.most_connections:
-                self._port.closed["connections"] += 1
-                return
-            links.sort(key=lambda link: (len(link.calls), link.connections))
-            for link in links:
-                if link.give(accepted, listener, peer):
-                    return
-        log.warning("a gRPC connection was closed: no front process takes it")
+        links = [front.link for front in self._fronts if front.link is not None]
+        if len(self._waiting) + sum(link.connections for link in links) >= self._most_connections:
+            self._port.closed["connections"] += 1
+            accepted.close()
+        elif not self._give(listener, accepted, peer):
+            self._waiting.append((listener, accepted, peer))
+
+    def _give(self, listener: int, accepted: socket.socket, peer: str) -> bool:
+        """Gives a connection to a front; False if none takes it now."""
+        links = [front.link for front in self._fronts if front.link is not None and front.link.responsive]
+        links.sort(key=lambda link: (len(link.calls), link.connections))
+        for link in links:
+            if link.give(accepted, listener, peer):
+                accepted.close()
+                return True
+        return False
+
+    def _give_waiting(self) -> None:
+        """Gives connections that wait to a front that has just been heard of."""
+        while self._waiting and self._give(*self._waiting[0]):
+            self._waiting.popleft()
 
     def _drain(self) -> None:
         for listener in self._bound:
             listener.close()
+        while self._waiting:
+            self._waiting.popleft()[1].close()
         for front in self._fronts:
             if front.link is not None:
                 front.link.drain()
@@ -259,6 +276,9 @@ class FrontServer:
         else:
             if self._stopping:
                 link.drain()
+
+    def _on_serving(self, front: Front) -> None:
+        self._events.put((front, None))
 
     def _on_lost(self, front: Front, reason: str) -> None:
         link, front.link = front.link, None
@@ -354,7 +374,8 @@ class FrontServer:
             self._port.open_calls,
             loop,
             self._clock,
-            on_serving=lambda: self._events.put((front, None)),
+            on_serving=partial(self._on_serving, front),
+            on_heard=self._give_waiting,
             on_lost=partial(self._on_lost, front),
         )
         limits = replace(self._port.options, most_received_bytes=self._share)
