@@ -1,10 +1,10 @@
 """The gRPC port with fronts: listens, gives each connection to a front, keeps the fronts alive.
 
-Theory of operation. The loop accepts, and sends each connection's descriptor to the front with the fewest open
-calls, of equals with the fewest connections. A front that has said nothing lately gets none. While no front
-takes it, a connection waits. A thread, `conch-fronts`, starts fronts and reaps them: each has a
-`RestartPolicy`, as an instance's worker has. A front that is lost takes its connections along; the calls of its
-clients are cancelled.
+Theory of operation. The loop accepts, and sends each connection's descriptor to the front with the fewest
+open calls, of equals with the fewest connections. A front that has said nothing lately gets none. While no
+front takes it, a connection waits. A thread, `conch-fronts`, starts fronts and reaps them: each has a
+`RestartPolicy`, as an instance's worker has. A front that is lost takes its connections along; the calls of
+its clients are cancelled.
 
     ========  ==========================  =====================  ====================================
     phase     event                       next                   what is done
@@ -88,8 +88,10 @@ class Front:
         """The front, as metrics show it."""
         link = self.link
         self._read_cpu()
-        connections = 0 if link is None else link.connections
-        return FrontProcess(self.name, connections, self._cpu_before_s + self._cpu_s, self.policy.restarts)
+        cpu_s = self._cpu_before_s + self._cpu_s
+        if link is None:
+            return FrontProcess(self.name, False, 0, cpu_s, self.policy.restarts)
+        return FrontProcess(self.name, link.responsive, link.connections, cpu_s, self.policy.restarts)
 
     def end(self) -> int:
         """Kills and reaps its process; returns the status."""

@@ -64,6 +64,7 @@ _ENDED = Family(
 _RECEIVED = Family(
     "conch_grpc_received_bytes", "gauge", "Bytes of gRPC messages that are received and that no model has yet"
 )
+_FRONT_UP = Family("conch_front_up", "gauge", "1 if the front process serves, else 0")
 _FRONT_CONNECTIONS = Family("conch_front_connections", "gauge", "Connections of each front process")
 _FRONT_CPU = Family(
     "conch_front_cpu_seconds_total", "counter", "Processor time of each front process, in seconds"
@@ -297,6 +298,7 @@ class FrontProcess(NamedTuple):
     """A front process, as metrics show it."""
 
     name: str
+    serves: bool
     connections: int
     cpu_s: float
     restarts: int
@@ -304,15 +306,22 @@ class FrontProcess(NamedTuple):
 
 def front_families(fronts: Iterable[FrontProcess]) -> Found:
     """The families of front processes."""
+    up: list[str] = []
     connections: list[str] = []
     cpu: list[str] = []
     restarts: list[str] = []
     for front in fronts:
         labels = {"front": front.name}
+        up.append(sample(_FRONT_UP.name, int(front.serves), labels))
         connections.append(sample(_FRONT_CONNECTIONS.name, front.connections, labels))
         cpu.append(sample(_FRONT_CPU.name, front.cpu_s, labels))
         restarts.append(sample(_FRONT_RESTARTS.name, front.restarts, labels))
-    return [(_FRONT_CONNECTIONS, connections), (_FRONT_CPU, cpu), (_FRONT_RESTARTS, restarts)]
+    return [
+        (_FRONT_UP, up),
+        (_FRONT_CONNECTIONS, connections),
+        (_FRONT_CPU, cpu),
+        (_FRONT_RESTARTS, restarts),
+    ]
 
 
 def export_families(exporters: Mapping[str, Exporter[Any]]) -> Found:
