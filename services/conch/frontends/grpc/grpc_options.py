@@ -6,7 +6,6 @@ where one is given.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,7 +160,9 @@ def _restrictions(specifications: list[str]) -> Restrictions:
 
 def _front_ends(text: str) -> int:
     if text == "auto":
-        return min(len(os.sched_getaffinity(0)) // _CORES_PER_FRONT, _MOST_AUTOMATIC)
+        from conch.core.process_setup import usable_cores
+
+        return min(usable_cores() // _CORES_PER_FRONT, _MOST_AUTOMATIC)
     if not text.isdecimal() or not text.isascii() or int(text) > _MOST_FRONT_ENDS:
         raise FlagError(f"--front-ends must be 'auto' or from 0 to {_MOST_FRONT_ENDS}, got '{text}'")
     return int(text)
@@ -209,7 +210,7 @@ class GrpcOptions:
         TEXT,
         "0",
         "front processes that own the connections of the gRPC port: a number, auto for a quarter of the "
-        "processor's cores, at most 8, or 0 for none; the server's own process serves them then",
+        "cores, at most 8, or 0 to serve them in the server's own process; conch's own transport only",
         convert=_front_ends,
     )
     pollers: int = option(
