@@ -88,7 +88,7 @@ def memory_bytes(cgroup_limits: Sequence[Path] = _CGROUP_LIMITS) -> int:
 
 
 def usable_cores(cpu_limit: Path = _CPU_LIMIT) -> int:
-    """Cores that this process may use: those it may run on, or fewer in a cgroup (a container) with a limit."""
+    """Cores that this process may use: fewer than it may run on in a cgroup (a container) with a limit."""
     cores = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # not this version of cgroups; "max"
         quota, period = map(int, cpu_limit.read_text().split())

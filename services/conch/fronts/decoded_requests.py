@@ -19,7 +19,7 @@ from conch.frontends.grpc.request_decoder import RequestDecoder
 from conch.frontends.grpc.response_encoder import ResponseEncoder
 from conch.fronts.front_messages import CALL_BITS
 from conch.fronts.remote_calls import RemoteUnary
-from conch.workers.protocol.channel import WireError
+from conch.workers.protocol.channel import MOST_INLINE, WireError
 from conch.workers.protocol.codec import (
     NO_DEADLINE,
     SEQUENCE_END,
@@ -28,7 +28,7 @@ from conch.workers.protocol.codec import (
     Row,
     decode_requests,
 )
-from conch.workers.protocol.tensors import ReceivedMessage, UnreachableError
+from conch.workers.protocol.tensors import Payload, ReceivedMessage, UnreachableError
 
 
 class DecodedRequest:
@@ -76,7 +76,6 @@ class DecodedRequest:
             options.requested,
         )
         request.signature = self.signature
-        request.responses_wait = True  # until the end of the loop's round
         if options.more:
             request.parameters = None if options.parameters is None else dict(options.parameters)
             request.priority, request.timeout_us = options.priority, options.timeout_us
@@ -169,7 +168,11 @@ class FrontEncoder(ResponseEncoder):
         call = request.context
         if type(call) is not RemoteUnary or not call.decoded or response is None:
             return super().message(request, response)
-        return UnencodedResponse(self, request, response)
+        outputs = response.outputs
+        if sum(tensor.nbytes for tensor in outputs) > MOST_INLINE:
+            return UnencodedResponse(self, request, response, call.link.pack(outputs))
+        kept = InferenceResponse(list(map(_kept, outputs)), None, response.parameters)
+        return UnencodedResponse(self, request, kept, None)
 
     def encoded(self, request: InferenceRequest, response: InferenceResponse) -> bytes:
         """The message, in any case."""
@@ -177,11 +180,22 @@ class FrontEncoder(ResponseEncoder):
 
 
 class UnencodedResponse:
-    """A response in place of its message."""
+    """A response in place of its message; it is sent once the model may write to its arrays again.
 
-    __slots__ = ("_encoder", "request", "response")
+    Attributes:
+        payload: The outputs, if they travel in a block; a call that does not send it discards it.
+    """
 
-    def __init__(self, encoder: FrontEncoder, request: InferenceRequest, response: InferenceResponse) -> None:
+    __slots__ = ("_encoder", "payload", "request", "response")
+
+    def __init__(
+        self,
+        encoder: FrontEncoder,
+        request: InferenceRequest,
+        response: InferenceResponse,
+        payload: Payload | None,
+    ) -> None:
+        self.payload = payload
         self._encoder = encoder
         self.request = request
         self.response = response
@@ -193,6 +207,13 @@ class UnencodedResponse:
     def encode(self) -> bytes:
         """The message, for answers with more than that."""
         return self._encoder.encoded(self.request, self.response)
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """A tensor that its model can't change."""
+    if tensor.has_data and type(tensor.data) is bytes:
+        return tensor
+    return tensor.detached(tensor.name)
 
 
 def _size(part: Buffer) -> int:

@@ -19,9 +19,9 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError, without_traceback
 from conch.core.io_loop import IoLoop
 from conch.core.response_errors import unsendable
-from conch.core.tensor import Buffer
+from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
-from conch.frontends.grpc.rpc_calls import Admit, StreamMethod, UnaryMethod
+from conch.frontends.grpc.rpc_calls import StreamMethod, UnaryMethod
 from conch.frontends.operations.operation_table import INFER
 from conch.fronts import front_messages as messages
 from conch.fronts.decoded_requests import RequestReader, UnencodedResponse
@@ -30,7 +30,7 @@ from conch.fronts.remote_calls import OpenCall, RemoteCall, RemoteStream, Remote
 from conch.workers.protocol import codec
 from conch.workers.protocol.channel import ChannelClosedError, Kind, PacketChannel, WireError
 from conch.workers.protocol.spec_json import record_to_json
-from conch.workers.protocol.tensors import MessageStream, ReceivedMessage
+from conch.workers.protocol.tensors import MessageStream, Payload, ReceivedMessage
 from conch.workers.protocol.worker_log import WorkerLog
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,6 @@ class Handlers(NamedTuple):
 
     unary: Mapping[str, UnaryMethod] = {}
     streams: Mapping[str, StreamMethod] = {}
-    admissions: Mapping[str, Admit] = {}
 
 
 class FrontCounts(NamedTuple):
@@ -175,6 +174,9 @@ class FrontLink:
         self._stream.channel.close()
         self._connections.close()
         calls, self.calls = self.calls, {}
+        for answers in self._ready.values():
+            for _, message in answers:
+                self.discard(message)
         self._ready.clear()
         for call in calls.values():
             self._guarded(call, call.cancelled)
@@ -219,14 +221,12 @@ class FrontLink:
 
     def _execute(self, received: ReceivedMessage) -> None:
         handle = self._handlers.unary[INFER.grpc_method]
-        admit = self._handlers.admissions.get(INFER.grpc_method)
         for caller, number, deadline_ns, request in self._requests.read(received):
             call = RemoteUnary(self, number, self._caller(caller), deadline_ns, decoded=True)
             self.calls[number] = call
             self.open_calls.unary.add(call)
             try:
-                if admit is None or admit(call):
-                    handle(call, request)  # type: ignore[arg-type]  # `FrontDecoder` takes it
+                handle(call, request)  # type: ignore[arg-type]  # `FrontDecoder` takes it
             except Exception:  # boundary: the call fails alone
                 log.exception("a call could not be handled")
                 call.fail()
@@ -245,10 +245,10 @@ class FrontLink:
         call = RemoteUnary(self, number, facts, deadline_ns, decoded=False)
         self.calls[number] = call
         self.open_calls.unary.add(call)
-        handle, admit = self._handlers.unary.get(method), self._handlers.admissions.get(method)
+        handle = self._handlers.unary.get(method)
         if handle is None:
             raise WireError(f"there is no method {method}")
-        self._guarded(call, lambda: (admit is None or admit(call)) and handle(call, message))
+        self._guarded(call, lambda: handle(call, message))
 
     def _guarded(self, call: OpenCall, work: Callable[[], object]) -> None:
         """Does work of a call; if its handler raises, the call alone fails."""
@@ -286,8 +286,20 @@ class FrontLink:
 
     # --- to the front --------------------------------------------------------------------------------------
 
+    def pack(self, outputs: Sequence[Tensor]) -> Payload:
+        """See `CallLink`."""
+        return self._stream.pack([outputs])
+
+    def discard(self, message: Any) -> None:
+        """See `CallLink`."""
+        if type(message) is UnencodedResponse and message.payload is not None:
+            self._stream.discard(message.payload)
+
     def answer(self, call: RemoteUnary, message: Any) -> None:
         """See `CallLink`."""
+        if self._lost:
+            self.discard(message)
+            return
         if type(message) is not UnencodedResponse:
             self.end(call, Answer(0, "", (), None, message))
             return
@@ -308,18 +320,29 @@ class FrontLink:
             if model is None:
                 model = self._models[key] = len(self._models)
                 self._send(Kind.MODEL, model, codec.encode_json({"name": key[0], "version": key[1]}))
+            large = [answer for answer in answers if answer[1].payload is not None]
             try:
-                self._respond(model, answers)
+                for answer in large:
+                    self._respond(model, [answer], answer[1].payload)
+                if small := [answer for answer in answers if answer[1].payload is None]:
+                    self._respond(model, small)
             except (ChannelClosedError, OSError) as error:
                 self.lose(str(error))
                 return
             except Exception:  # boundary: outputs that models have made
                 for answer in answers:
-                    self._respond_alone(model, answer)
+                    if answer[0].number in self.calls:
+                        self._respond_alone(model, answer)
 
-    def _respond(self, model: int, answers: Sequence[tuple[RemoteUnary, UnencodedResponse]]) -> None:
+    def _respond(
+        self,
+        model: int,
+        answers: Sequence[tuple[RemoteUnary, UnencodedResponse]],
+        payload: Payload | None = None,
+    ) -> None:
         responses = [answer.response for _, answer in answers]
-        payload = self._stream.pack([response.outputs for response in responses])
+        if payload is None:
+            payload = self._stream.pack([response.outputs for response in responses])
         texts = [codec.text_of(response) for response in responses]
         has_texts = any(texts)
         numbers = [call.number for call, _ in answers]

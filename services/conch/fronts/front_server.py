@@ -173,8 +173,9 @@ class FrontServer:
         streams: Mapping[str, StreamMethod],
         admissions: Mapping[str, Admit],
     ) -> None:
-        """See `RpcServer`; a call is checked once its front has received the message."""
-        self._handlers = Handlers(unary, streams, admissions)
+        """See `RpcServer`; there are no admissions."""
+        assert not admissions, "the port refuses options with checks before the message"
+        self._handlers = Handlers(unary, streams)
 
     def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
         """Listens on an address; see `RpcServer`."""

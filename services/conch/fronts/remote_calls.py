@@ -7,20 +7,20 @@ for what writers and the loop share.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from conch.access.principals import Grant
 from conch.core.io_loop import IoLoop
 from conch.core.request import Reader
-from conch.core.tensor import Buffer
+from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.open_calls import OpenCalls
 from conch.frontends.grpc.rpc_calls import Metadata
 from conch.frontends.unread_bytes import LEAST_OF_ONE
 from conch.fronts.front_messages import Answer, CallerFacts
+from conch.workers.protocol.tensors import Payload
 
-_CANCELLED = 1
 _INTERNAL = 13
 _HANDLER_FAILED = "the server failed to handle the call; its log has the cause"
 _MAX_UNREAD_BYTES = 64 << 20
@@ -36,6 +36,12 @@ class CallLink(Protocol):
 
     loop: IoLoop
     open_calls: OpenCalls
+
+    def pack(self, outputs: Sequence[Tensor]) -> Payload:
+        """Packs the outputs of one response, to be answered with or discarded; from any thread."""
+
+    def discard(self, message: Any) -> None:
+        """Frees what an answer holds that is not sent; from any thread."""
 
     def answer(self, call: RemoteUnary, message: Any) -> None:
         """Sends the answer of a unary call: a message, or the response to a decoded request."""
@@ -159,6 +165,7 @@ class RemoteUnary(RemoteCall):
     def _send(self) -> None:
         answer, self._answer = self._answer, None
         if self.ended:
+            self.link.discard(answer)
             return
         self.ended = True
         self._on_cancel = self._subject = None
@@ -189,7 +196,10 @@ class RemoteUnary(RemoteCall):
 
     def reply_with(self, message: Any, compression: str | None, trailing: Metadata | None) -> None:
         """Answers with status OK, a gRPC compression such as ``gzip``, and trailing metadata."""
-        encoded = message if isinstance(message, bytes) else message.encode()
+        encoded = message
+        if not isinstance(message, bytes):
+            encoded = message.encode()
+            self.link.discard(message)
         self._finish(Answer(0, "", self._with_added(trailing), compression, encoded))
 
     def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
@@ -198,6 +208,7 @@ class RemoteUnary(RemoteCall):
 
     def _finish(self, answer: Any) -> None:
         if self._answered:
+            self.link.discard(answer)
             return
         self._answered = True
         self._answer = answer

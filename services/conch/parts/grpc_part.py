@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from conch.core.errors import InvalidArgumentError
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, Transport
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.observability.metrics.sample_text import Family
@@ -30,6 +31,7 @@ class GrpcPart(Port):
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
+        InvalidArgumentError: An option does not work with front processes.
     """
 
     for_clients = True
@@ -42,6 +44,11 @@ class GrpcPart(Port):
         self._fronts: FrontServer | None = None
         transport = None
         if options.front_ends:
+            if context.access is not None or options.restrictions:
+                raise InvalidArgumentError(
+                    "--front-ends does not work with --access-policy or --grpc-restricted-protocol yet: they "
+                    "refuse calls before their messages are received, and front processes do not; leave out one"
+                )
             self._fronts, transport = _fronts(options)
         self._front_end = GrpcFrontEnd(
             context.core,

@@ -517,11 +517,13 @@ def test_closed_connections_are_counted_by_reason(tmp_path: Path, transport: str
             peer.send(b"GET / HTTP/1.1\r\nHost: conch\r\n\r\n")
             peer.wait_closed()
         if transport == "own":
-            counts = {
-                dict(labels)["reason"]: n
-                for (each, labels), n in scrape(server.metrics_url).items()
-                if each == name
-            }
+
+            def counted() -> dict[str, float]:
+                found = scrape(server.metrics_url).items()
+                return {dict(labels)["reason"]: n for (each, labels), n in found if each == name}
+
+            eventually(lambda: counted()["preface"] == 1, "a front process has told of it")
+            counts = counted()
             assert counts.pop("preface") == 1
             assert counts and set(counts.values()) == {0}
         else:
