@@ -46,8 +46,8 @@ class GrpcPart(Port):
         if options.front_ends:
             if context.access is not None or options.restrictions:
                 raise InvalidArgumentError(
-                    "--front-ends does not work with --access-policy or --grpc-restricted-protocol yet: they "
-                    "refuse calls before their messages are received, and front processes do not; leave out one"
+                    "--front-ends does not work with --access-policy or --grpc-restricted-protocol yet, as "
+                    "these refuse calls before their messages are received, and front processes do not"
                 )
             self._fronts, transport = _fronts(options)
         self._front_end = GrpcFrontEnd(
