@@ -104,7 +104,7 @@ def decode_callers(fields: Buffer) -> list[CallerFacts]:
             CallerFacts(client, tuple(names), _metadata_from_json(metadata))
             for client, names, metadata in json.loads(bytes(fields))
         ]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WireError(f"callers can't be read: {error}") from None
 
 
@@ -184,7 +184,7 @@ def decode_answer(received: ReceivedMessage) -> Answer:
     try:
         status, details, trailing, compression = json.loads(rest)
         return Answer(status, details, _metadata_from_json(trailing), compression, message)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WireError(f"an answer can't be read: {error}") from None
 
 
