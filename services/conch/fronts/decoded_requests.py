@@ -16,7 +16,7 @@ from conch.core.recognition import RequestTemplate, Table
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Buffer, Tensor
 from conch.frontends.grpc.request_decoder import RequestDecoder
-from conch.frontends.grpc.response_encoder import ResponseEncoder
+from conch.frontends.grpc.response_encoder import ResponseEncoder, encode_parameters
 from conch.fronts.front_messages import CALL_BITS
 from conch.fronts.remote_calls import RemoteUnary
 from conch.workers.protocol.channel import MOST_INLINE, WireError
@@ -168,6 +168,8 @@ class FrontEncoder(ResponseEncoder):
         call = request.context
         if type(call) is not RemoteUnary or not call.decoded or response is None:
             return super().message(request, response)
+        if response.parameters:
+            encode_parameters(response.parameters, request.model_name)  # raises here what it would there
         outputs = response.outputs
         if sum(tensor.nbytes for tensor in outputs) > MOST_INLINE:
             return UnencodedResponse(self, request, response, call.link.pack(outputs))

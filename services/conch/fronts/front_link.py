@@ -42,7 +42,6 @@ _SILENCE_NS = 1_500_000_000
 """A front that has not sent STATE for so long gets no connections."""
 
 _TIDY_NS = 10_000_000_000
-_UNKNOWN_METHOD = 12
 
 
 class Handlers(NamedTuple):
@@ -294,6 +293,8 @@ class FrontLink:
         """See `CallLink`."""
         if type(message) is UnencodedResponse and message.payload is not None:
             self._stream.discard(message.payload)
+            if self._lost:
+                self._stream.pool.close()  # the block may have been taken after the end
 
     def answer(self, call: RemoteUnary, message: Any) -> None:
         """See `CallLink`."""

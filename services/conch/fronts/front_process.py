@@ -484,7 +484,9 @@ def _ignore(request: InferenceRequest, response: InferenceResponse | None, final
 def main(arguments: Sequence[str]) -> None:
     """Serves until the core or its last connection ends."""
     packets, connections = (socket.socket(fileno=int(each)) for each in arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the core says when to end
+    # The core says when to end; service managers send signals to all processes of a service.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     front = Front(MessageStream(PacketChannel(packets, blocking=False), in_worker=False), connections)
     front.over.wait()
     os._exit(0)

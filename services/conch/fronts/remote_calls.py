@@ -50,10 +50,10 @@ class CallLink(Protocol):
         """Ends a call."""
 
     def begin(self, call: RemoteStream, compression: str | None) -> None:
-        """Has the front send the headers of a stream, and read its first message."""
+        """Has the front send the headers of a stream, and read its first message; from any thread."""
 
     def read_next(self, call: RemoteStream) -> None:
-        """Has the front read the next message of a stream."""
+        """Has the front read the next message of a stream; from any thread."""
 
     def write(self, call: RemoteStream, message: Buffer) -> None:
         """Sends a message of a stream; from any thread."""
@@ -316,15 +316,11 @@ class RemoteStream(RemoteCall, Reader):
         self._on_message = on_message
         self._on_cancel = on_cancel
         self.link.open_calls.add_stream(self)
-        self.link.loop.call_soon(partial(self.link.begin, self, compression))
+        self.link.begin(self, compression)
 
     def read_next(self) -> None:
         """Has the next message delivered."""
-        loop = self.link.loop
-        if loop.on_thread:
-            self.link.read_next(self)
-        else:
-            loop.call_soon(partial(self.link.read_next, self))
+        self.link.read_next(self)
 
     def write(self, message: Buffer) -> None:
         """Sends a message after those written before it."""
