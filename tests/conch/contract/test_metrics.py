@@ -500,7 +500,7 @@ def exported(server: AnyServer) -> dict[str, tuple[str, tuple[str, ...]]]:
 @pytest.mark.parametrize("everything", ["worker"], indirect=True)
 def test_the_documented_families_are_those_there_are(everything: AnyServer, tmp_path: Path) -> None:
     found = exported(everything)
-    with serving(tmp_path, flags=["--model-control-mode=on-demand"]) as catalogue:
+    with serving(tmp_path, flags=["--model-control-mode=on-demand", "--front-ends=1"]) as catalogue:
         found = exported(catalogue) | found
     table = (ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(\S+)` \| (\w+) \| ([^|]*) \|", table, re.MULTILINE)
