@@ -503,7 +503,7 @@ def exported(server: AnyServer) -> dict[str, tuple[str, tuple[str, ...]]]:
 def test_the_documented_families_are_those_there_are(everything: AnyServer, tmp_path: Path) -> None:
     found = exported(everything)
     (tmp_path / "none").mkdir()
-    with serving(tmp_path / "none", flags=["--model-control-mode=on-demand"]) as catalogue:
+    with serving(tmp_path / "none", flags=["--model-control-mode=on-demand", "--front-ends=1"]) as catalogue:
         found = exported(catalogue) | found
     model = write_number(tmp_path / "shadowed", "m", extra="version_policy { all { } }", versions=(1, 2))
     steps = '[labels]\nstable = 1\n[rollout]\nsteps = ["shadow 100% 1h"]\n'
@@ -531,11 +531,13 @@ def test_closed_connections_are_counted_by_reason(tmp_path: Path, transport: str
             peer.send(b"GET / HTTP/1.1\r\nHost: conch\r\n\r\n")
             peer.wait_closed()
         if transport == "own":
-            counts = {
-                dict(labels)["reason"]: n
-                for (each, labels), n in scrape(server.metrics_url).items()
-                if each == name
-            }
+
+            def counted() -> dict[str, float]:
+                found = scrape(server.metrics_url).items()
+                return {dict(labels)["reason"]: n for (each, labels), n in found if each == name}
+
+            eventually(lambda: counted()["preface"] == 1, "a front process has told of it")
+            counts = counted()
             assert counts.pop("preface") == 1
             assert counts and set(counts.values()) == {0}
         else:

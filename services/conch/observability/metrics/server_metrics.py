@@ -6,9 +6,9 @@ The server's: model states, loads, response cache, shared-memory regions, traces
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from conch.core.custom_metrics import FAMILIES, CustomFamilies, FamilySnapshot, Histogram, MetricSnapshot
 from conch.core.load_statistics import LoadCounts, Spread
@@ -64,6 +64,12 @@ _ENDED = Family(
 _RECEIVED = Family(
     "conch_grpc_received_bytes", "gauge", "Bytes of gRPC messages that are received and that no model has yet"
 )
+_FRONT_UP = Family("conch_front_up", "gauge", "1 if the front process serves, else 0")
+_FRONT_CONNECTIONS = Family("conch_front_connections", "gauge", "Connections of each front process")
+_FRONT_CPU = Family(
+    "conch_front_cpu_seconds_total", "counter", "Processor time of each front process, in seconds"
+)
+_FRONT_RESTARTS = Family("conch_front_restarts_total", "counter", "Restarts of each front process")
 _READY = Family("conch_ready", "gauge", "1 if the server is ready for requests, else 0")
 _POOLS = (
     Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
@@ -285,6 +291,36 @@ def client_families(closed: Mapping[str, int], ended: Mapping[str, int], receive
         (_CLOSED, counted(_CLOSED, "reason", closed)),
         (_ENDED, counted(_ENDED, "reason", ended)),
         (_RECEIVED, [sample(_RECEIVED.name, received_bytes)]),
+    ]
+
+
+class FrontProcess(NamedTuple):
+    """A front process, as metrics show it."""
+
+    name: str
+    serves: bool
+    connections: int
+    cpu_s: float
+    restarts: int
+
+
+def front_families(fronts: Iterable[FrontProcess]) -> Found:
+    """The families of front processes."""
+    up: list[str] = []
+    connections: list[str] = []
+    cpu: list[str] = []
+    restarts: list[str] = []
+    for front in fronts:
+        labels = {"front": front.name}
+        up.append(sample(_FRONT_UP.name, int(front.serves), labels))
+        connections.append(sample(_FRONT_CONNECTIONS.name, front.connections, labels))
+        cpu.append(sample(_FRONT_CPU.name, front.cpu_s, labels))
+        restarts.append(sample(_FRONT_RESTARTS.name, front.restarts, labels))
+    return [
+        (_FRONT_UP, up),
+        (_FRONT_CONNECTIONS, connections),
+        (_FRONT_CPU, cpu),
+        (_FRONT_RESTARTS, restarts),
     ]
 
 

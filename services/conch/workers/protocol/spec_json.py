@@ -81,6 +81,20 @@ def library_from_json(value: object) -> Library | None:
     return None if value is None else _read(Library, value)
 
 
+def record_to_json(record: object) -> dict[str, Any]:
+    """Encodes any dataclass as JSON values."""
+    return _pack_record(record)
+
+
+def record_from_json(kind: type[_Record], value: object) -> _Record:
+    """Decodes a dataclass.
+
+    Raises:
+        WireError: It is malformed.
+    """
+    return _read(kind, value)
+
+
 def _pack_record(record: Any) -> dict[str, Any]:
     return {field.name: _pack(getattr(record, field.name)) for field in fields(record)}
 

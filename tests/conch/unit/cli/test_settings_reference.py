@@ -14,6 +14,7 @@ from conch.cli import config_command
 from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.settings_reference import docs_text, help_parser, keywords_text
 from conch.core.option import FlagError, Source
+from conch.core.process_setup import usable_cores
 from conch.frontends.grpc.grpc_options import GrpcOptions
 from conch.frontends.http.http_options import HttpOptions
 from conch.observability.logging.log_settings import LogOptions
@@ -40,11 +41,19 @@ def test_defaults_of_settings_are_those_of_the_options() -> None:
     assert (options.planner, options.control_port, options.access_log) == (None, None, None)
 
 
-@pytest.mark.parametrize("flag", ["--grpc-max-received-bytes", "--grpc-min-client-rate"])
-def test_limits_of_the_own_transport_are_refused_elsewhere(flag: str) -> None:
-    build_options(read_flags([f"{flag}=5000"], {}))
+@pytest.mark.parametrize("flag", ["--grpc-max-received-bytes", "--grpc-min-client-rate", "--front-ends"])
+def test_settings_of_the_own_transport_are_refused_elsewhere(flag: str) -> None:
+    build_options(read_flags([f"{flag}=50"], {}))
     with pytest.raises(FlagError, match=f"^{flag} needs --grpc-transport=own$"):
-        build_options(read_flags([f"{flag}=5000", "--grpc-transport=grpcio"], {}))
+        build_options(read_flags([f"{flag}=50", "--grpc-transport=grpcio"], {}))
+
+
+@pytest.mark.parametrize("given", ["-1", "65", "many", "٢"])
+def test_numbers_of_front_processes_are_checked(given: str) -> None:
+    with pytest.raises(FlagError, match=r"^--front-ends must be 'auto' or from 0 to 64, got "):
+        build_options(read_flags([f"--front-ends={given}"], {}))
+    automatic = build_options(read_flags(["--front-ends=auto"], {}))
+    assert automatic.grpc is not None and automatic.grpc.front_ends == min(usable_cores() // 4, 8)
 
 
 @pytest.mark.process
