@@ -22,8 +22,9 @@ keys anew; for that the hash has to mix, which crc32 does not: another salt ther
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Literal, Protocol
@@ -39,6 +40,9 @@ OVERRIDE = "conch-version"
 """Header or metadata that names a version, where the route lets it."""
 
 CANDIDATE = "candidate"
+
+RoutedBy = Literal["weight", "sticky", "override", "sequence", "match"]
+"""The rule that has chosen a version: by chance and shares, by a key and shares, and the others by name."""
 
 _ATTRIBUTE = re.compile(r"(sequence|principal)|(header):([a-z0-9!#$%&'*+.^_`|~-]+)", re.IGNORECASE)
 
@@ -135,6 +139,26 @@ def route_salt(group: str, rollout: str) -> bytes:
     return blake2b(f"{group}\0{rollout}".encode(), digest_size=32).digest()
 
 
+class RouteCounts:
+    """Requests of one model that routes have divided, by version and rule; thread-safe."""
+
+    __slots__ = ("_counts", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[int, RoutedBy], int] = {}
+
+    def add(self, version: int, by: RoutedBy) -> None:
+        """Counts a request."""
+        with self._lock:
+            self._counts[version, by] = self._counts.get((version, by), 0) + 1
+
+    def snapshot(self) -> dict[tuple[int, RoutedBy], int]:
+        """A copy."""
+        with self._lock:
+            return dict(self._counts)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Divides the requests of one model without a version; see the module.
@@ -147,6 +171,7 @@ class Route:
         sticky: The first of these that a request has is its key; a sequence is the last resort.
         match: Requests that get the candidate while it is ready.
         override: Whether `OVERRIDE` counts.
+        counts: Counts the requests; None for no counts.
     """
 
     stable: int
@@ -156,6 +181,7 @@ class Route:
     sticky: tuple[Attribute, ...] = ()
     match: tuple[MatchRule, ...] = ()
     override: bool = True
+    counts: RouteCounts | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         shares = [share for _, share in self.shares]
@@ -180,12 +206,15 @@ class Route:
         kept: int | None = getattr(request, "side", None)
         if kept is not None and kept in ready:
             return kept
-        version = request.side = self._choose(request, ready, labels)
+        version, by = self._choose(request, ready, labels)
+        request.side = version
+        if self.counts is not None:
+            self.counts.add(version, by)
         return version
 
     def _choose(
         self, request: InferenceRequest, ready: Mapping[int, Chosen], labels: Mapping[str, int]
-    ) -> int:
+    ) -> tuple[int, RoutedBy]:
         outer = request.outermost
         caller: _Caller | None = getattr(outer.context, "caller", None)
         wanted = caller.header(OVERRIDE) if self.override and caller is not None else ""
@@ -197,21 +226,21 @@ class Route:
                     raise
             else:
                 if outer is request or version in ready:
-                    return version
+                    return version, "override"
         if request.correlation_id and not request.sequence_start:
             for version, model in ready.items():
                 if model.continues(request):
-                    return version
+                    return version, "sequence"
         candidate = self.candidate
         for rule in self.match:
             if candidate is not None and candidate in ready and rule.matches(outer, caller):
-                return candidate
-        place, bound = self._place(outer, caller), 0
+                return candidate, "match"
+        (place, by), bound = self._place(outer, caller), 0
         for version, share in self.shares:
             bound += share
             if place < bound:
-                return version if version in ready else self.stable
-        return self.stable
+                return version if version in ready else self.stable, by
+        return self.stable, by
 
     def _named(self, wanted: str, labels: Mapping[str, int]) -> int:
         if wanted == CANDIDATE and self.candidate is not None:
@@ -220,8 +249,8 @@ class Route:
             return self.stable
         return labels[wanted] if wanted in labels else parse_version(wanted)
 
-    def _place(self, outer: InferenceRequest, caller: _Caller | None) -> int:
-        """The place of a request in [0, `WHOLE`)."""
+    def _place(self, outer: InferenceRequest, caller: _Caller | None) -> tuple[int, RoutedBy]:
+        """The place of a request in [0, `WHOLE`), and whether a key or chance gives it."""
         for attribute in self.sticky:
             key = attribute.read(outer, caller)
             if key:
@@ -230,6 +259,6 @@ class Route:
             key = str(outer.correlation_id or "")
         if key:
             digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=self.salt).digest()
-            return int.from_bytes(digest) % WHOLE
+            return int.from_bytes(digest) % WHOLE, "sticky"
         # Chance, but the same for all that the request makes, without anything to keep.
-        return hash((outer.received_ns, id(outer))) % WHOLE
+        return hash((outer.received_ns, id(outer))) % WHOLE, "weight"
