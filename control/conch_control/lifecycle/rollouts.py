@@ -9,7 +9,8 @@
 | transitions                   | `changed`: events, counters, and pins in on-demand mode |
 
 Threads: storage is read on the threads of loads and calls, never on the loop's. Locks: `_lock` guards which
-models are being followed; the load queue's is taken to read versions with what they were loaded from.
+models are being followed and the counters of transitions; the load queue's is taken to read versions with
+what they were loaded from.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from conch.core.model_statistics import QUEUE_FULL
 from conch.core.registry import Entry, Registry
 from conch.core.rollouts import (
     ROLLOUT_ACTIONS,
+    RolloutCounts,
     RolloutReport,
     RolloutSide,
     RolloutTransition,
@@ -144,7 +146,6 @@ class Rollouts:
     Attributes:
         events: The server's event log.
         loop: The thread that runs them.
-        transitions: Transitions by model, state and whether a call has led there.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Rollouts:
         self._failures: dict[str, tuple[str, float]] = {}
         self._followers: dict[str, _Follower] = {}
         self._labelled: dict[str, Mapping[str, int]] = {}  # labels of repositories
-        self.transitions: Counter[tuple[str, str, bool]] = Counter()
+        self._transitions: Counter[tuple[str, str, bool]] = Counter()
         directory = None if state_directory is None else StateDirectory(state_directory / STATE_DIRECTORY)
         self.loop = RolloutLoop(self, self, directory)
         lifecycle.observer = self
@@ -345,7 +346,8 @@ class Rollouts:
 
     def changed(self, model: str, transition: Transition) -> None:
         """See `CanaryServer.changed`."""
-        self.transitions[model, transition.state.value, transition.called] += 1
+        with self._lock:
+            self._transitions[model, transition.state.value, transition.called] += 1
         self._hold(model, transition.state not in RESTING)
         self._states.rollout_changed(model, _transition(transition))
 
@@ -389,6 +391,16 @@ class Rollouts:
             previous=progress.previous,
             reason=progress.reason,
         )
+
+    def counts(self) -> RolloutCounts:
+        """The figures for metrics."""
+        states = {}
+        for model in sorted(self.loop.models):
+            progress = self.loop.progress(model)
+            if progress is not None and progress.number:
+                states[model] = progress.state.value
+        with self._lock:
+            return RolloutCounts(states, dict(self._transitions))
 
     def rollouts(self) -> list[RolloutReport]:
         """See `RolloutControl.rollouts`."""

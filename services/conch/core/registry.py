@@ -31,7 +31,7 @@ from conch.core.errors import (
     UnavailableError,
 )
 from conch.core.request import InferenceRequest
-from conch.core.route import OVERRIDE, Route
+from conch.core.route import OVERRIDE, Route, RouteCounts
 from conch.core.servable import Servable
 from conch.core.version_text import STABLE, check_label, parse_version
 
@@ -108,6 +108,7 @@ class Registry:
         namespaces: The possible namespaces of models; empty if names are unique.
         draining: By identifier, versions that are being replaced or unloaded and may have live sequences,
             oldest first.
+        route_counts: Requests that routes have divided, by identifier; replaced, never changed.
         cold: Asked before a model without a version that serves is refused; None if all are in memory.
     """
 
@@ -115,6 +116,7 @@ class Registry:
         self._lock = threading.RLock()
         self._labels: dict[str, _Labels] = {}
         self._routes: dict[str, Route] = {}
+        self.route_counts: Mapping[str, RouteCounts] = {}
         self.cold: ColdModels | None = None
         self.namespaces: tuple[str, ...] = ()
         self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
@@ -211,7 +213,11 @@ class Registry:
             if route is None:
                 self._routes.pop(name, None)
             else:
-                self._routes[name] = route
+                counts = self.route_counts.get(name)
+                if counts is None:
+                    counts = RouteCounts()
+                    self.route_counts = {**self.route_counts, name: counts}
+                self._routes[name] = replace(route, counts=counts)
             self._publish_again(name)
 
     def _publish_again(self, name: str) -> None:
@@ -224,6 +230,7 @@ class Registry:
         with self._lock:
             self._labels.pop(name, None)
             self._routes.pop(name, None)
+            self.route_counts = {key: each for key, each in self.route_counts.items() if key != name}
         self.remove(name)
 
     def remove(self, name: str) -> None:

@@ -15,6 +15,7 @@ from conch.core.load_statistics import LoadCounts, Spread
 from conch.core.registry import Registry
 from conch.core.residency_counts import ResidencyCounts
 from conch.core.response_cache.local_cache import LocalCacheStatistics
+from conch.core.rollouts import RolloutCounts
 from conch.observability.exporters import DropCounter, Exporter
 from conch.observability.metrics.model_families import histogram_samples, seconds
 from conch.observability.metrics.sample_text import (
@@ -164,6 +165,18 @@ _RESIDENCY: tuple[tuple[Family, Callable[[ResidencyCounts], float]], ...] = (
         lambda c: c.thrash,
     ),
 )
+_WEIGHT = Family(
+    "conch_rollout_weight", "gauge", "Share of a model's requests without a version, by version [0.0 - 1.0]"
+)
+_STATE = Family("conch_rollout_state", "gauge", "1 for the state of a model's rollout")
+_TRANSITIONS = Family(
+    "conch_rollout_transitions_total", "counter", "Transitions of rollouts by state and cause"
+)
+_ROUTED = Family(
+    "conch_route_requests_total",
+    "counter",
+    "Requests without a version that a route has divided, by version and rule",
+)
 _COLD_STARTS = Family(
     "conch_cold_starts_total", "counter", "Requests for models that were not in memory, by result"
 )
@@ -250,6 +263,30 @@ def _residency_families(counts: ResidencyCounts) -> Found:
         found.append((family, samples))
     spreads = ((_COLD_TIMES, counts.start_times), (_LOAD_QUEUE, counts.queue_times), (_AGES, counts.ages))
     return [*found, *((family, [_histogram(family.name, spread)]) for family, spread in spreads)]
+
+
+def rollout_families(registry: Registry, counts: RolloutCounts) -> Found:
+    """The families of rollouts and routes, for models that have some."""
+    weights, states, transitions, routed = [], [], [], []
+    for identifier, entry in sorted(registry.entries.items()):
+        if entry.route is not None:
+            own = model_labels(*registry.name_and_namespace(identifier))
+            versions = sorted({entry.route.stable, *(version for version, _ in entry.route.shares)})
+            for version in versions:
+                weight = entry.route.traffic(version) / 100
+                weights.append(sample(_WEIGHT.name, weight, {**own, "version": str(version)}))
+    for identifier, state in sorted(counts.states.items()):
+        own = model_labels(*registry.name_and_namespace(identifier))
+        states.append(sample(_STATE.name, 1, {**own, "state": state}))
+    for (identifier, state, called), count in sorted(counts.transitions.items()):
+        own = model_labels(*registry.name_and_namespace(identifier))
+        reason = "call" if called else "rule"
+        transitions.append(sample(_TRANSITIONS.name, count, {**own, "to": state, "reason": reason}))
+    for identifier, divided in sorted(registry.route_counts.items()):
+        own = model_labels(*registry.name_and_namespace(identifier))
+        for (version, by), count in sorted(divided.snapshot().items()):
+            routed.append(sample(_ROUTED.name, count, {**own, "version": str(version), "by": by}))
+    return [(_WEIGHT, weights), (_STATE, states), (_TRANSITIONS, transitions), (_ROUTED, routed)]
 
 
 def _histogram(name: str, spread: Spread) -> str:
