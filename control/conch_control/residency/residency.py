@@ -158,10 +158,17 @@ class _Usage:
 
 @dataclass(slots=True)
 class _Pins:
-    """Models that are pinned, by calls and by their configs."""
+    """Models that are pinned: by calls, by their configs, and by holders with the reason of each."""
 
     by_calls: set[str] = field(default_factory=set)
     by_configs: set[str] = field(default_factory=set)
+    held: dict[str, set[str]] = field(default_factory=dict)
+
+    def reason(self, name: str) -> str:
+        """Why a model stays, for an error; empty if it is not pinned."""
+        if name in self.by_calls or name in self.by_configs:
+            return "pinned"
+        return ", ".join(sorted(self.held.get(name, ())))
 
 
 class Residency:
@@ -375,6 +382,29 @@ class Residency:
     def _has_above(self, name: str) -> bool:
         return any(name in each.parts for each in self._plan.resident())
 
+    def hold(self, name: str, reason: str) -> None:
+        """Keeps a model in memory, if it is there or as soon as it is, until `release` with the same reason.
+
+        A call that unloads the model still does so.
+
+        Args:
+            name: The model.
+            reason: A few words for the error of a load that finds no room, such as ``rollout``.
+        """
+        with self._lock:
+            self._pins.held.setdefault(name, set()).add(reason)
+            self._pin()
+
+    def release(self, name: str, reason: str) -> None:
+        """Ends `hold`; without effect if there is none."""
+        with self._lock:
+            reasons = self._pins.held.get(name, set())
+            reasons.discard(reason)
+            if not reasons:
+                self._pins.held.pop(name, None)
+            self._pin()
+            self._wake()
+
     def stop(self) -> None:
         """Ends all waits; no more loads begin."""
         with self._lock:
@@ -474,7 +504,10 @@ class Residency:
     def _holders(self) -> str:
         """The largest models in memory, for an error."""
         largest = sorted(self._plan.holdings, key=lambda each: -each.bytes)
-        shown = [f"'{each.name}' has {each.bytes / 1e6:.0f} MB" for each in largest[:_MOST_NAMED]]
+        shown = []
+        for each in largest[:_MOST_NAMED]:
+            reason = self._pins.reason(each.name)
+            shown.append(f"'{each.name}' has {each.bytes / 1e6:.0f} MB" + (f" ({reason})" if reason else ""))
         if len(largest) > _MOST_NAMED:
             shown.append(f"{len(largest) - _MOST_NAMED} more have less")
         limit = f"of {self._budget / 1e6:.0f} MB (--resident-memory) "
@@ -771,7 +804,7 @@ class Residency:
             self._wake()
 
     def _pin(self) -> None:
-        self._plan.pinned = self._pins.by_calls | self._pins.by_configs
+        self._plan.pinned = self._pins.by_calls | self._pins.by_configs | self._pins.held.keys()
 
     def _unpin(self, name: str) -> None:
         with self._lock:

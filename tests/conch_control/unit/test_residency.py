@@ -251,6 +251,21 @@ def test_a_loaded_model_is_pinned_until_it_is_unloaded(site: Site) -> None:
     assert ask(site, "b") is None
 
 
+def test_a_held_model_stays_until_all_holds_are_released(site: Site) -> None:
+    for name in "ab":
+        site.model(name)
+    residency = on_demand(site, models=1, cold_start_timeout_s=0.2).residency
+    assert residency is not None
+    residency.hold("a", "rollout")
+    residency.hold("a", "test")
+    assert ask(site, "a") is None
+    residency.release("a", "test")
+    with pytest.raises(ResourceExhaustedError, match=r"'a' has 1 MB \(rollout\)"):
+        ask(site, "b")
+    residency.release("a", "rollout")
+    assert ask(site, "b") is None
+
+
 def test_labels_stay_where_a_model_is_evicted(site: Site) -> None:
     site.model("a", {1: "ok", 2: "ok"}, f"{CONFIG} version_policy {{ all {{ }} }}")
     site.model("b")
