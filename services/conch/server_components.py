@@ -44,6 +44,7 @@ from conch.parts.http_part import HttpPart
 from conch.parts.metrics_part import MetricsPart
 from conch.parts.server_part import PartContext, ServerPart, in_order
 from conch.process.forked_sockets import ListeningAddresses
+from conch.process.nvml_memory import open_nvml_memory
 from conch.server_options import PartOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent
@@ -91,11 +92,23 @@ def build_components(
     control = options.control_with_counts()
     registry = Registry()
     cache = open_cache_service(server.cache) if server.cache else None
+    gpu_memory = None
     try:
+        if control.residency.gpu_memory:
+            gpu_memory = open_nvml_memory(control.residency.gpu_memory)
         agent = Agent(
-            control, registry, get_backend, cache, drain, repositories=repositories, families=families
+            control,
+            registry,
+            get_backend,
+            cache,
+            drain,
+            repositories=repositories,
+            families=families,
+            gpu_memory=gpu_memory,
         )
     except BaseException:
+        if gpu_memory is not None:
+            gpu_memory.close()
         if cache is not None:
             cache.close()
         raise

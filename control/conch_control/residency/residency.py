@@ -33,7 +33,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,14 +46,17 @@ from conch.core.errors import (
     ConchError,
     DeadlineExceededError,
     InternalError,
+    ModelTooLargeError,
     ResourceExhaustedError,
     UnavailableError,
     without_details,
 )
+from conch.core.gpu_memory import GpuMemory
 from conch.core.process_setup import memory_bytes
 from conch.core.registry import Registry
 from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics
 from conch.core.servable import Servable
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.control_options import ControlOptions
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.layout import Fingerprint, is_incomplete, split_markers
@@ -61,15 +64,22 @@ from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Scan
 from conch_control.residency.catalogue import Catalogue
 from conch_control.residency.cold_queue import ColdQueue, Waiter
+from conch_control.residency.gpu_meter import GpuMeter
 from conch_control.residency.model_sizes import (
+    GPU_MEMORY,
     LEAST_BYTES,
-    declared_bytes,
+    MEMORY,
+    ResidencyParameters,
     estimate,
-    is_pinned,
+    estimate_on_gpu,
+    gpu_copies,
+    memory_of,
     read_config_of,
-    worker_bytes,
+    read_parameters,
+    worker_pids,
 )
 from conch_control.residency.residency_plan import Holding, HoldingState, Limits, Outcome, Plan
+from conch_control.residency.residency_state import ResidencyFile, SavedResidency
 from conch_control.residency.segments import Room
 
 log = logging.getLogger(__name__)
@@ -82,9 +92,15 @@ _JOIN_S = 5.0
 _TOLERATED_PERCENT = 10
 """Share of the budget that the process may exceed before memory without a holding counts."""
 _MOST_NAMED = 5
+_RESTORED_PERCENT = 80
+"""Share of the budget up to which the models of the last run are loaded again."""
+_SAVE_NS = 10 * _S
+"""Least time between two writes of the state file."""
+_STATE_DIRECTORY = "residency"
 _HOURLY_NS = 3600 * _S
 _WARM_REQUESTS = 100
 _FAILED = "the model could not be loaded"
+_NO_ROOM = Room()
 
 Errors = Mapping[str, Exception]
 """Errors of a load by model."""
@@ -117,13 +133,13 @@ class _Prepared:
     """
 
     parts: Mapping[str, frozenset[str]]
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Room]
     states: Mapping[str, Fingerprint]
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """A wanted model; `run` is its load if a call has made it, which gets the errors by `result`."""
+    """A wanted model; `run` is its load if a call has made it, and `result` gets the errors of the load."""
 
     since_ns: int
     run: Callable[[], Errors] | None = None
@@ -131,6 +147,7 @@ class _Wanted:
     prepared: _Prepared | None = None
     busy: bool = False  # a thread prepares or loads it
     blocked: bool = False
+    restored: bool = False
 
 
 @dataclass(slots=True)
@@ -140,7 +157,9 @@ class _Seen:
     uses: int = 0
     looks: int = 0
     measured_ns: int = 0
-    worker_bytes: int = 0
+    own: Room = _NO_ROOM
+    """Its memory in this process; the rest is that of its workers."""
+    has_workers: bool = False
     remeasured: bool = False
 
 
@@ -180,6 +199,10 @@ class Residency:
         repositories: Where the models are.
         loads: Loads and evicts.
         clock: Monotonic time in nanoseconds.
+        gpu_memory: Reads the memory of GPUs; needed if some have a budget.
+
+    Raises:
+        InvalidArgumentError: The state directory can't be used.
     """
 
     def __init__(
@@ -189,6 +212,7 @@ class Residency:
         repositories: Repositories,
         loads: Loads,
         clock: Clock = monotonic_ns,
+        gpu_memory: GpuMemory | None = None,
     ) -> None:
         self._options = options
         self._registry = registry
@@ -196,14 +220,11 @@ class Residency:
         self._loads = loads
         self._clock = clock
         own = options.residency
-        self._budget = own.budget(memory_bytes())
-        self._plan = Plan(
-            Limits(
-                Room(self._budget, own.models or sys.maxsize),
-                round(own.min_resident_s * _S),
-                round(own.idle_s * _S),
-            )
-        )
+        self._gpus = GpuMeter(sorted(own.gpu_memory), gpu_memory)
+        gpu_budgets = tuple(own.gpu_memory[each] for each in self._gpus.devices)
+        self._no_gpus = (0,) * len(gpu_budgets)
+        self._budget = Room(own.budget(memory_bytes()), own.models or sys.maxsize, gpu_budgets)
+        self._plan = Plan(Limits(self._budget, round(own.min_resident_s * _S), round(own.idle_s * _S)))
         self._timeout_ns = round(own.cold_start_timeout_s * _S)
         self._lock = threading.Condition()
         self._catalogue = Catalogue()
@@ -216,6 +237,13 @@ class Residency:
         self._closed = False
         self._baseline = 0
         self._thread: threading.Thread | None = None
+        self._file: ResidencyFile | None = None
+        if options.state_directory is not None:
+            self._file = ResidencyFile(options.state_directory / _STATE_DIRECTORY, self._gpus.devices)
+        self._unrestored: list[str] = []
+        self._restoring: threading.Thread | None = None
+        self._unsaved = False
+        self._saved_ns = 0
         self.statistics = ResidencyStatistics()
 
     # --- the catalogue ------------------------------------------------------------------------------------
@@ -223,6 +251,10 @@ class Residency:
     def start(self, scan: Scan) -> None:
         """Takes the models of the repositories, and begins to serve their names."""
         self.catalogue(scan)
+        if self._file is not None:
+            saved = self._file.read()
+            self._catalogue.remember(saved.models)
+            self._unrestored = list(saved.resident)
         self._baseline = self._loads.resident_bytes() or 0
         self._registry.cold = self
         self._thread = threading.Thread(target=self._run, name="conch-residency", daemon=True)
@@ -237,9 +269,11 @@ class Residency:
         """The figures for metrics."""
         with self._lock:
             resident = [each for each in self._plan.holdings if each.state is HoldingState.RESIDENT]
-            return self.statistics.snapshot(
-                len(resident), sum(each.bytes for each in resident), len(self._catalogue), len(self._queue)
-            )
+            total = sum((each.room for each in resident), Room())
+            sizes = {"cpu": total.bytes}
+            for device, taken in zip(self._gpus.devices, total.gpus or self._no_gpus, strict=True):
+                sizes[f"gpu:{device}"] = taken
+            return self.statistics.snapshot(total.models, sizes, len(self._catalogue), len(self._queue))
 
     def ready(self, is_ready: Callable[[str], bool]) -> bool:
         """True if the catalogue is read and the models that calls have pinned are ready."""
@@ -408,6 +442,7 @@ class Residency:
     def stop(self) -> None:
         """Ends all waits; no more loads begin."""
         with self._lock:
+            saved = None if self._closed else self._to_save()
             self._closed = True
             waiters = [waiter for name in self._queue.in_order for waiter in self._queue.end(name)]
             futures = [each.result for each in self._wanted.values() if each.result is not None]
@@ -419,12 +454,66 @@ class Residency:
         for future in futures:
             if not future.done():
                 future.set_exception(_copy(error))
+        if self._file is not None and saved is not None:
+            self._file.write(saved)
 
     def close(self) -> None:
-        """Stops, and waits for the thread."""
+        """Stops, and waits for the threads."""
         self.stop()
-        if self._thread is not None:
-            self._thread.join(_JOIN_S)
+        for thread in (self._thread, self._restoring):
+            if thread is not None:
+                thread.join(_JOIN_S)
+        self._gpus.close()
+
+    # --- restarts -----------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Begins to load the models again that the last run had in memory; the ports are open.
+
+        One at a time, so that requests find load threads and each load is measured alone.
+        """
+        if self._unrestored:
+            self._restoring = threading.Thread(target=self._restore, name="conch-restore", daemon=True)
+            self._restoring.start()
+
+    def _restore(self) -> None:
+        share = self._budget.share(_RESTORED_PERCENT)
+        restored = 0
+        while True:
+            with self._lock:
+                if self._closed or not self._unrestored:
+                    break
+                name = self._unrestored[0]
+                size = self._catalogue.last_size(name)
+                wanted = name in self._wanted or self._serves(name)
+                future: Future[Errors] | None = None
+                if size is not None and not wanted and (self._plan.total + size).within(share):
+                    future = Future()
+                    self._want(name, self._clock())
+                    self._wanted[name].result, self._wanted[name].restored = future, True
+            try:
+                if future is not None and name not in future.result():
+                    restored += 1
+            except ConchError:  # the server stops
+                break
+            with self._lock:
+                self._unrestored.pop(0)
+        log.info("%d models of the last run are in memory again", restored)
+
+    def _to_save(self) -> SavedResidency | None:
+        if self._file is None:
+            return None
+        self._unsaved, self._saved_ns = False, self._clock()
+        resident = [each.name for each in reversed(self._plan.resident())]
+        left = [each for each in self._unrestored if self._plan.holding(each) is None]
+        return SavedResidency(self._catalogue.sizes(), (*resident, *left))
+
+    def _save(self) -> None:
+        with self._lock:
+            due = self._unsaved and not self._closed and self._clock() >= self._saved_ns + _SAVE_NS
+            saved = self._to_save() if due else None
+        if self._file is not None and saved is not None:
+            self._file.write(saved)
 
     # --- the thread ---------------------------------------------------------------------------------------
 
@@ -464,6 +553,7 @@ class Residency:
                 self._expire()
                 self._rescan()
                 self._schedule()
+                self._save()
             except Exception:  # boundary: the thread goes on
                 log.exception("models could not be scheduled")
 
@@ -510,7 +600,7 @@ class Residency:
             shown.append(f"'{each.name}' has {each.bytes / 1e6:.0f} MB" + (f" ({reason})" if reason else ""))
         if len(largest) > _MOST_NAMED:
             shown.append(f"{len(largest) - _MOST_NAMED} more have less")
-        limit = f"of {self._budget / 1e6:.0f} MB (--resident-memory) "
+        limit = f"of {self._budget.bytes / 1e6:.0f} MB (--resident-memory) "
         return limit + (", ".join(shown) or "no model has any")
 
     def _rescan(self) -> None:
@@ -563,6 +653,7 @@ class Residency:
             if uses is None or uses == seen.uses:
                 continue
             seen.uses = uses
+            self._unsaved = True
             seen.looks += 1
             if seen.looks > 1:  # the first ones are those that it was loaded for
                 self._plan.used(holding.name, now)
@@ -570,38 +661,45 @@ class Residency:
                 holding.used_ns = now
 
     def _remeasure(self) -> None:
-        """Measures worker processes after their first requests and hourly, and the memory of this process."""
+        """Measures models after their first requests and hourly, and the memory of this process."""
         now = self._clock()
         with self._lock:
             due = []
             for holding in self._plan.resident():
                 seen = self._seen.setdefault(holding.name, _Seen())
                 warm = not seen.remeasured and seen.uses >= _WARM_REQUESTS
-                if seen.worker_bytes and (warm or now >= seen.measured_ns + _HOURLY_NS):
+                if seen.has_workers and (warm or now >= seen.measured_ns + _HOURLY_NS):
                     seen.remeasured |= warm
                     due.append(holding.name)
         self._measure_again(due)
-        process = self._loads.resident_bytes()
-        if process is None:
-            return
+        process, on_gpus = self._loads.resident_bytes(), self._gpus.own()
         with self._lock:
-            workers = sum(each.worker_bytes for each in self._seen.values())
-            explained = self._plan.total.bytes - workers
-            tolerated = self._budget * _TOLERATED_PERCENT // 100
-            self._plan.unexplained = max(process - self._baseline - explained - tolerated, 0)
+            explained = sum((each.own for each in self._seen.values()), Room())
+            loading = [each.room for each in self._plan.holdings if each.state is not HoldingState.RESIDENT]
+            explained = sum(loading, explained)
+            tolerated = Room(self._budget.bytes * _TOLERATED_PERCENT // 100)
+            grown = Room(0 if process is None else process - self._baseline, gpus=on_gpus)
+            self._plan.unexplained = (grown - explained - tolerated).positive
 
     def _measure_again(self, names: Iterable[str]) -> None:
+        """Measures the workers of models, and the growth of this process by a load since."""
         for name in names:
             entry = self._registry.entries.get(name)
-            workers = 0 if entry is None else worker_bytes(entry.ready.values())
+            models = () if entry is None else tuple(entry.ready.values())
             grown = self._loads.host_bytes(name)
+            pids = worker_pids(models)
+            workers = Room(memory_of(pids), gpus=self._gpus.of_workers(pids))
             with self._lock:
                 holding, seen = self._plan.holding(name), self._seen.setdefault(name, _Seen())
                 if holding is None:
                     continue
-                own = holding.bytes - seen.worker_bytes if grown is None else grown
-                seen.worker_bytes, seen.measured_ns = workers, self._clock()
-                self._plan.resized(name, max(own + workers, LEAST_BYTES))
+                if grown is not None:
+                    seen.own = Room(grown, gpus=seen.own.gpus)
+                seen.has_workers, seen.measured_ns = bool(pids), self._clock()
+                size = _at_least(seen.own + workers)
+                self._plan.resized(name, size)
+                self._catalogue.grown(name, size)
+                self._unsaved = True
 
     # --- loads and evictions ------------------------------------------------------------------------------
 
@@ -658,17 +756,24 @@ class Residency:
         for work in begin:
             threading.Thread(target=work, name="conch-cold-load", daemon=True).start()
 
-    def _too_large(self, name: str, sizes: Mapping[str, int]) -> ConchError:
+    def _too_large(self, name: str, sizes: Mapping[str, Room]) -> ConchError:
         holdings = {each: self._plan.holding(each) for each in sizes}
-        size = sum(sizes[each] if held is None else held.bytes for each, held in holdings.items())
-        if size <= self._budget:
+        size = sum((sizes[each] if held is None else held.room for each, held in holdings.items()), Room())
+        for device, needed, budget in zip(self._gpus.devices, size.gpus, self._budget.gpus, strict=False):
+            if needed > budget:
+                return ModelTooLargeError(
+                    f"model '{name}' needs {needed / 1e6:.0f} MB of GPU {device}, and all models together "
+                    f"have {budget / 1e6:.0f} MB (--resident-gpu-memory); its parameter {GPU_MEMORY} "
+                    f"corrects a wrong estimate"
+                )
+        if size.bytes <= self._budget.bytes:
             return ResourceExhaustedError(
                 f"model '{name}' is composed of {len(sizes) - 1} models, and --resident-models allows "
                 f"{self._options.residency.models} in memory"
             )
-        return ResourceExhaustedError(
-            f"model '{name}' needs {size / 1e6:.0f} MB, and all models together have "
-            f"{self._budget / 1e6:.0f} MB (--resident-memory); its parameter CONCH_MEMORY_MB corrects a "
+        return ModelTooLargeError(
+            f"model '{name}' needs {size.bytes / 1e6:.0f} MB, and all models together have "
+            f"{self._budget.bytes / 1e6:.0f} MB (--resident-memory); its parameter {MEMORY} corrects a "
             f"wrong estimate"
         )
 
@@ -699,7 +804,7 @@ class Residency:
 
     def _read(self, name: str) -> _Prepared:
         parts: dict[str, tuple[str, ...]] = {}
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Room] = {}
         states: dict[str, Fingerprint] = {}
         unread = [name]
         with self._lock:
@@ -711,22 +816,30 @@ class Residency:
             source = scan.source(each)
             parts[each] = () if source is None else read_composing_models(source, self._options)
             unread += parts[each]
-            sizes[each] = LEAST_BYTES
+            sizes[each] = Room(LEAST_BYTES, 1, self._no_gpus)
             if source is not None:
                 state = states[each] = source.fingerprint()
                 if is_incomplete(split_markers(state)[1]):
                     raise UnavailableError(f"model '{each}' is incomplete: it has a marker .incomplete")
                 config = read_config_of(source, self._options)
                 parameters = {key: value.string_value for key, value in config.parameters.items()}
-                declared = declared_bytes(each, parameters)
+                own = read_parameters(each, parameters)
                 with self._lock:
                     known = self._catalogue.size(each, state)
-                sizes[each] = known or declared or estimate(state, config)
+                sizes[each] = known or self._estimate(state, config, own)
         return _Prepared(_closures(parts), sizes, states)
 
-    def _load(self, name: str, wanted: _Wanted, needs: Mapping[str, int]) -> None:
+    def _estimate(self, state: Fingerprint, config: ModelConfig, own: ResidencyParameters) -> Room:
+        gpus = self._no_gpus
+        if gpus:
+            copies = gpu_copies(state, config, self._options.devices)
+            one = estimate_on_gpu(state) if own.gpu_bytes is None else own.gpu_bytes
+            gpus = tuple(copies.get(device, 0) * one for device in self._gpus.devices)
+        return Room(estimate(state, config) if own.bytes is None else own.bytes, 1, gpus)
+
+    def _load(self, name: str, wanted: _Wanted, needs: Mapping[str, Room]) -> None:
         """Runs a load that the plan has granted; on a load thread."""
-        began = self._clock()
+        began, on_gpus = self._clock(), self._gpus.begin()
         errors: Errors
         with self._lock:
             scan = self._catalogue.scan
@@ -740,38 +853,56 @@ class Residency:
             log.error("failed to load '%s'", name, exc_info=error)
         prepared = wanted.prepared
         assert prepared is not None, "it was granted"
-        measured: dict[str, int] = {}
-        workers: dict[str, int] = {}
-        pinned = False
+        brought = {}
         for each in prepared.sizes:
             entry = self._registry.entries.get(each)
-            if entry is None or not entry.ready or not (each in needs or self._plan.holding(each) is None):
-                continue
-            models = list(entry.ready.values())
-            workers[each] = worker_bytes(models)
-            measured[each] = self._measured(each, prepared.sizes[each], workers[each])
-            if each == name:
-                pinned = _pins(models)
+            if entry is not None and entry.ready and (each in needs or self._plan.holding(each) is None):
+                brought[each] = list(entry.ready.values())
+        pids = {each: worker_pids(models) for each, models in brought.items()}
+        taken = self._gpus.end(on_gpus, [pid for each in pids.values() for pid in each])
+        if len(brought) != 1:  # it is not known which of them has taken what in this process
+            taken = (None,) * len(taken)
+        measured = {each: self._measured(each, prepared.sizes[each], pids[each], taken) for each in brought}
+        parameters = {each: _parameters_of(models) for each, models in brought.items()}
         now = self._clock()
         with self._lock:
-            self._plan.ended(name, measured, prepared.parts, now)
-            for each, size in measured.items():
-                self._seen[each] = _Seen(measured_ns=now, worker_bytes=workers[each])
+            sizes = {each: size for each, (size, _) in measured.items()}
+            self._plan.ended(name, sizes, prepared.parts, now, wanted.restored)
+            for each, (size, own) in measured.items():
+                looks = 1 if wanted.restored else 0  # the last run has used it
+                self._seen[each] = _Seen(0, looks, now, own, bool(pids[each]))
+                self._plan.set_idle(each, parameters[each].idle_ns)
                 if each in prepared.states:
                     self._catalogue.measured(each, prepared.states[each], size)
-            if pinned:
+            if name in parameters and parameters[name].pinned:
                 self._pins.by_configs.add(name)
                 self._pin()
             if error is None:
                 self._catalogue.loaded(name, took)
                 self.statistics.loaded(now - wanted.since_ns)
+            self._unsaved = True
         self._end(name, None if error is None else without_details(error, _FAILED), errors)
 
-    def _measured(self, name: str, estimated: int, workers: int) -> int:
+    def _measured(
+        self, name: str, estimated: Room, pids: Collection[int], taken: tuple[int | None, ...]
+    ) -> tuple[Room, Room]:
+        """Memory of a model after its load, and the part of it that is in this process.
+
+        Args:
+            name: The model.
+            estimated: What counts where a measurement is missing.
+            pids: Its worker processes.
+            taken: What the load has taken on the GPUs; None where that is not known.
+        """
+        workers = Room(memory_of(pids), gpus=self._gpus.of_workers(pids))
         grown = self._loads.host_bytes(name)
-        if grown is None:
-            return max(estimated, workers, LEAST_BYTES)
-        return max(grown + workers, LEAST_BYTES)
+        host = max(estimated.bytes, workers.bytes) if grown is None else grown + workers.bytes
+        gpus = tuple(
+            max(guess, of_workers) if known is None else known
+            for guess, of_workers, known in zip(estimated.gpus, workers.gpus, taken, strict=True)
+        )
+        size = _at_least(Room(host, 1, gpus))
+        return size, Room(size.bytes - workers.bytes, 0, (size - workers).gpus)
 
     def _end(self, name: str, error: ConchError | None, errors: Errors, remember: bool = True) -> None:
         """Ends a wanted model: its requests go on, or get the error, which may be remembered."""
@@ -794,6 +925,7 @@ class Residency:
         for holding in victims:
             with self._lock:
                 self._seen.pop(holding.name, None)
+                self._unsaved = True
                 self.statistics.evicted(reason, now - holding.since_ns)
             log.info("evicting '%s': %s", holding.name, reason)
             self._loads.evict(holding.name, partial(self._gone, holding))
@@ -818,14 +950,18 @@ def _is_busy(model: Servable) -> bool:
     return bool(gauges.pending or gauges.running or model.pending or model.held)
 
 
-def _pins(models: Iterable[Servable]) -> bool:
-    for model in models:
-        try:
-            if is_pinned(model.spec.name, model.spec.parameters):
-                return True
-        except ConchError as error:
-            log.error("%s", error.message)
-    return False
+def _parameters_of(models: Iterable[Servable]) -> ResidencyParameters:
+    """What the config of a loaded model says; that of its newest version."""
+    newest = max(models, key=lambda model: model.spec.version)
+    try:
+        return read_parameters(newest.spec.name, newest.spec.parameters)
+    except ConchError as error:
+        log.error("%s", error.message)  # of a load with its own config
+        return ResidencyParameters()
+
+
+def _at_least(size: Room) -> Room:
+    return Room(max(size.bytes, LEAST_BYTES), 1, size.gpus)
 
 
 def _closures(parts: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]:
@@ -846,7 +982,8 @@ def _closures(parts: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]
 
 def _copy(error: ConchError) -> ConchError:
     """An error for one request: raising a shared one would collect the tracebacks of all."""
-    copied = ERRORS_BY_CODE.get(error.code, InternalError)(error.message)
+    kind = ModelTooLargeError if isinstance(error, ModelTooLargeError) else ERRORS_BY_CODE.get(error.code)
+    copied = (kind or InternalError)(error.message)
     copied.retry_after_ms = error.retry_after_ms
     return copied
 

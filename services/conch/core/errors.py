@@ -133,6 +133,10 @@ class QueueLimitError(ResourceExhaustedError):
     """A model's queue has the size that the server allows; not one of Triton's limits."""
 
 
+class ModelTooLargeError(ResourceExhaustedError):
+    """A model that needs more memory than all models together have."""
+
+
 class DeadlineExceededError(ConchError):
     """The request's deadline has passed. Not one of Triton's codes."""
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.sites import CONFIG, WAIT_S, Answer
+from tests.support.sites import CONFIG, WAIT_S, Answer, Site
 
 from conch.core.clock import monotonic_ns
 from conch.core.cold_models import ColdModelError, resident
@@ -25,8 +25,7 @@ from conch_control.control_options import ResidencyOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from tests.support.sites import Site
+    from pathlib import Path
 
     from conch_control.lifecycle.agent import Agent
 
@@ -51,9 +50,11 @@ def parameter(key: str, value: str) -> str:
     return f'{CONFIG} parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
 
 
-def on_demand(site: Site, memory: int | str = "80%", **settings: Any) -> Agent:
+def on_demand(
+    site: Site, memory: int | str = "80%", state_directory: Path | None = None, **settings: Any
+) -> Agent:
     given = ResidencyOptions(memory=memory, **{"min_resident_s": 0.0} | settings)
-    agent = site.agent("on-demand", residency=given, load_threads=4)
+    agent = site.agent("on-demand", residency=given, load_threads=4, state_directory=state_directory)
     assert agent.start() == []
     return agent
 
@@ -264,6 +265,48 @@ def test_a_held_model_stays_until_all_holds_are_released(site: Site) -> None:
         ask(site, "b")
     residency.release("a", "rollout")
     assert ask(site, "b") is None
+
+
+def test_a_restart_brings_back_what_was_in_memory(site: Site, tmp_path: Path) -> None:
+    """Up to 80 % of the budget, the most recently used first, without a request; with the sizes measured."""
+    for name in "abcdefg":
+        site.model(name, config=parameter("CONCH_MEMORY_MB", "2"))
+    state = tmp_path / "state"
+    first = on_demand(site, models=5, state_directory=state)
+    for name in "abcdefg":
+        assert ask(site, name) is None
+    assert first.residency is not None
+    wait_until(lambda: in_memory(site) == set("cdefg"))
+    assert first.close(WAIT_S)
+    site.remove("f")
+    restarted = Site(site.repository.parent)
+    try:
+        agent = on_demand(restarted, models=5, state_directory=state)
+        assert agent.ready()
+        assert restarted.loads() == [], "not before the ports are open"
+        agent.restore()
+        wait_until(lambda: in_memory(restarted) == set("gedc"))
+        assert restarted.loads() == ["g:1", "e:1", "d:1", "c:1"]
+        assert ask(restarted, "a") is None
+        assert ask(restarted, "b") is None
+        wait_until(lambda: in_memory(restarted) == set("gedab"))
+    finally:
+        restarted.close()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"format": 2}', '{"format": 1, "models": {"a": [1, -1, 0, {}]}, "resident": []}']
+)
+def test_state_that_cannot_be_read_is_ignored(
+    site: Site, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "state" / "residency" / "models.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    site.model("a")
+    on_demand(site, state_directory=tmp_path / "state").restore()
+    assert ask(site, "a") is None
+    assert "models.json is no state of residency and is ignored" in caplog.text
 
 
 def test_labels_stay_where_a_model_is_evicted(site: Site) -> None:

@@ -12,6 +12,7 @@ from conch_control.repository.local import LocalRepository
 from conch_control.repository.source import Scan
 from conch_control.residency.catalogue import Catalogue
 from conch_control.residency.cold_queue import ColdQueue, Waiter
+from conch_control.residency.segments import Room
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ def test_a_model_of_the_catalogue_takes_less_than_1_kb(tmp_path: Path) -> None:
     try:
         catalogue.replace(Scan(repository.models()), 0)
         for name in catalogue.scan.models:
-            catalogue.measured(name, FILES, 1 << 20)
+            catalogue.measured(name, FILES, Room(1 << 20, 1))
             catalogue.loaded(name, S)
         # Not what threads of other tests allocate meanwhile.
         ours = tracemalloc.Filter(True, "*/conch_control/*", all_frames=True)
@@ -69,8 +70,8 @@ def test_failures_are_remembered_longer_each_time_until_the_files_change() -> No
 
 def test_sizes_belong_to_the_files_that_were_measured() -> None:
     catalogue = Catalogue()
-    catalogue.measured("m", FILES, 7)
-    assert (catalogue.size("m", FILES), catalogue.size("m", OTHER_FILES)) == (7, 0)
+    catalogue.measured("m", FILES, Room(7, 1))
+    assert (catalogue.size("m", FILES), catalogue.size("m", OTHER_FILES)) == (Room(7, 1), None)
 
 
 def test_unknown_names_ask_for_one_listing_in_five_seconds() -> None:
