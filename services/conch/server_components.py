@@ -90,6 +90,8 @@ def build_components(
     if options.control_port is not None:
         options.control_port.check()
     control = options.control_with_counts()
+    if policy is not None and control.mode != "on-demand":
+        policy.refuse_load_limits()
     registry = Registry()
     cache = open_cache_service(server.cache) if server.cache else None
     gpu_memory = None

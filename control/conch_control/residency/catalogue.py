@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conch.core.errors import ConchError, without_traceback
+from conch.core.model_statistics import ModelStatistics
+from conch.core.statistics_snapshot import VersionStatistics
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import ModelSource, Scan
 from conch_control.residency.residency_state import SavedModel
@@ -21,6 +23,10 @@ _S = 1_000_000_000
 _LONGEST_NS = 60 * _S
 RESCAN_NS = 5 * _S
 """Least time between two listings for unknown names."""
+
+
+Totals = tuple[tuple[int, bytes], ...]
+"""Statistics by version."""
 
 
 @dataclass(slots=True)
@@ -42,12 +48,14 @@ class Memory:
         digest: Digest of the files that were measured.
         load_ns: Duration of its last load; 0 if it was never loaded.
         failure: Its last load, if that failed.
+        totals: Statistics of its versions before it was evicted; see `ModelStatistics.keep`.
     """
 
     size: Room | None = None
     digest: int = 0
     load_ns: int = 0
     failure: Failure | None = None
+    totals: Totals = ()
 
 
 _NOTHING = Memory()
@@ -173,6 +181,27 @@ class Catalogue:
     def changed(self, name: str) -> None:
         """Forgets a failure: the files have changed."""
         self._memory(name).failure = None
+
+    def keep_totals(self, name: str, totals: Totals) -> None:
+        """Keeps the statistics of a model that leaves memory."""
+        self._memory(name).totals = totals
+
+    def take_totals(self, name: str) -> Totals:
+        """The kept statistics of a model that is in memory again, which has them from now on."""
+        memory = self._memory(name)
+        totals, memory.totals = memory.totals, ()
+        return totals
+
+    def totals(self, name: str) -> list[VersionStatistics]:
+        """The kept statistics of a model, or of all for an empty name."""
+        names = [name] if name else sorted(self._memories)
+        found = []
+        for each in names:
+            for version, totals in self._memories.get(each, _NOTHING).totals:
+                statistics = ModelStatistics()
+                statistics.add_kept(totals)
+                found.append(VersionStatistics(each, version, statistics.snapshot()))
+        return found
 
     def _memory(self, name: str) -> Memory:
         return self._memories.setdefault(name, Memory())

@@ -35,19 +35,19 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.cold_models import ColdModelError, ColdWait
+from conch.core.cold_models import ColdModelError, ColdWait, Payer
 from conch.core.errors import (
     ERRORS_BY_CODE,
     ConchError,
     DeadlineExceededError,
     InternalError,
-    ModelTooLargeError,
-    ResourceExhaustedError,
+    ModelMemoryError,
     UnavailableError,
     without_details,
 )
@@ -56,6 +56,7 @@ from conch.core.process_setup import memory_bytes
 from conch.core.registry import Registry
 from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics
 from conch.core.servable import Servable
+from conch.core.statistics_snapshot import VersionStatistics
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.control_options import ControlOptions
 from conch_control.repository.dependency_graph import read_composing_models
@@ -155,6 +156,8 @@ class _Seen:
     """What the last look has found of a resident model."""
 
     uses: int = 0
+    first_uses: int = 0
+    """Uses before its load, by the statistics that were kept."""
     looks: int = 0
     measured_ns: int = 0
     own: Room = _NO_ROOM
@@ -297,11 +300,18 @@ class Residency:
             raise _copy(failure)
         raise ColdModelError(name, self)
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, payer: Payer | None) -> None:
         """See `ColdModels.begin`."""
         with self._lock:
             if not self._closed:
-                self._want(name, self._clock())
+                with suppress(ConchError):  # its request has another error, and the next one gets this
+                    self._want_for(payer, name, self._clock())
+
+    def kept_statistics(self, name: str) -> list[VersionStatistics]:
+        """See `ColdModels.kept_statistics`."""
+        with self._lock:
+            kept = self._catalogue.totals(name)
+        return [each for each in kept if not self._serves(each.name)]
 
     def wait(self, wait: ColdWait) -> None:
         """See `ColdModels.wait`."""
@@ -319,8 +329,8 @@ class Residency:
         failure = self._catalogue.failure(name, now)
         if failure is not None and name not in self._wanted:
             raise _copy(failure)
+        self._want_for(wait.payer, name, now)
         self._plan.asked(name, now)
-        self._want(name, now)
         usual_ns = self._catalogue.load_ns(name)
         deadline = wait.deadline_ns
         if self._options.residency.cold_start == "reject":
@@ -526,6 +536,16 @@ class Residency:
             self._wanted[name] = _Wanted(now)
             self._wake()
 
+    def _want_for(self, payer: Payer | None, name: str, now: int) -> None:
+        """Has a model loaded for a request, which pays if no other one has begun the load."""
+        if payer is not None and name not in self._wanted:
+            try:
+                payer.pay_load()
+            except ConchError:
+                self.statistics.ended("rejected")
+                raise
+        self._want(name, now)
+
     def _serves(self, name: str) -> bool:
         entry = self._registry.entries.get(name)
         return entry is not None and bool(entry.ready)
@@ -587,7 +607,7 @@ class Residency:
             text = f"model '{name}' was not loaded within {seconds:g} s (--cold-start-timeout)"
             return partial(UnavailableError, text)
         return partial(
-            ResourceExhaustedError,
+            ModelMemoryError,
             f"no memory for model '{name}' within {seconds:g} s (--cold-start-timeout): {self._holders()}",
         )
 
@@ -641,7 +661,7 @@ class Residency:
         for name in names:
             entry = self._registry.entries.get(name)
             models = () if entry is None else entry.ready.values()
-            usage.uses[name] = sum(model.statistics.ended[0] for model in models)
+            usage.uses[name] = _uses_of(models)
             if not any(map(_is_busy, models)):
                 usage.idle.add(name)
         return usage
@@ -667,7 +687,7 @@ class Residency:
             due = []
             for holding in self._plan.resident():
                 seen = self._seen.setdefault(holding.name, _Seen())
-                warm = not seen.remeasured and seen.uses >= _WARM_REQUESTS
+                warm = not seen.remeasured and seen.uses - seen.first_uses >= _WARM_REQUESTS
                 if seen.has_workers and (warm or now >= seen.measured_ns + _HOURLY_NS):
                     seen.remeasured |= warm
                     due.append(holding.name)
@@ -761,18 +781,18 @@ class Residency:
         size = sum((sizes[each] if held is None else held.room for each, held in holdings.items()), Room())
         for device, needed, budget in zip(self._gpus.devices, size.gpus, self._budget.gpus, strict=False):
             if needed > budget:
-                return ModelTooLargeError(
-                    f"model '{name}' needs {needed / 1e6:.0f} MB of GPU {device}, and all models together "
-                    f"have {budget / 1e6:.0f} MB (--resident-gpu-memory); its parameter {GPU_MEMORY} "
-                    f"corrects a wrong estimate"
+                return ModelMemoryError(
+                    f"no memory for model '{name}': it needs {needed / 1e6:.0f} MB of GPU {device}, and "
+                    f"all models together have {budget / 1e6:.0f} MB (--resident-gpu-memory); its "
+                    f"parameter {GPU_MEMORY} corrects a wrong estimate"
                 )
         if size.bytes <= self._budget.bytes:
-            return ResourceExhaustedError(
-                f"model '{name}' is composed of {len(sizes) - 1} models, and --resident-models allows "
-                f"{self._options.residency.models} in memory"
+            return ModelMemoryError(
+                f"no memory for model '{name}': it is composed of {len(sizes) - 1} models, and "
+                f"--resident-models allows {self._options.residency.models} in memory"
             )
-        return ModelTooLargeError(
-            f"model '{name}' needs {size.bytes / 1e6:.0f} MB, and all models together have "
+        return ModelMemoryError(
+            f"no memory for model '{name}': it needs {size.bytes / 1e6:.0f} MB, and all models together have "
             f"{self._budget.bytes / 1e6:.0f} MB (--resident-memory); its parameter {MEMORY} corrects a "
             f"wrong estimate"
         )
@@ -864,13 +884,15 @@ class Residency:
             taken = (None,) * len(taken)
         measured = {each: self._measured(each, prepared.sizes[each], pids[each], taken) for each in brought}
         parameters = {each: _parameters_of(models) for each, models in brought.items()}
+        self._add_totals(brought)
+        uses = {each: _uses_of(models) for each, models in brought.items()}
         now = self._clock()
         with self._lock:
             sizes = {each: size for each, (size, _) in measured.items()}
             self._plan.ended(name, sizes, prepared.parts, now, wanted.restored)
             for each, (size, own) in measured.items():
                 looks = 1 if wanted.restored else 0  # the last run has used it
-                self._seen[each] = _Seen(0, looks, now, own, bool(pids[each]))
+                self._seen[each] = _Seen(uses[each], uses[each], looks, now, own, bool(pids[each]))
                 self._plan.set_idle(each, parameters[each].idle_ns)
                 if each in prepared.states:
                     self._catalogue.measured(each, prepared.states[each], size)
@@ -928,7 +950,24 @@ class Residency:
                 self._unsaved = True
                 self.statistics.evicted(reason, now - holding.since_ns)
             log.info("evicting '%s': %s", holding.name, reason)
+            entry = self._registry.entries.get(holding.name)
             self._loads.evict(holding.name, partial(self._gone, holding))
+            if entry is not None:  # it gets no more requests
+                self._keep_totals(holding.name, entry.ready.values())
+
+    def _keep_totals(self, name: str, models: Iterable[Servable]) -> None:
+        totals = tuple((model.spec.version, model.statistics.keep()) for model in models)
+        with self._lock:
+            self._catalogue.keep_totals(name, totals)
+
+    def _add_totals(self, brought: Mapping[str, Iterable[Servable]]) -> None:
+        """Has the statistics of loaded models go on from their totals before the eviction."""
+        for name, models in brought.items():
+            with self._lock:
+                kept = dict(self._catalogue.take_totals(name))
+            for model in models:
+                if model.spec.version in kept:
+                    model.statistics.add_kept(kept[model.spec.version])
 
     def _gone(self, holding: Holding) -> None:
         with self._lock:
@@ -948,6 +987,10 @@ class Residency:
 def _is_busy(model: Servable) -> bool:
     gauges = model.statistics.gauges()
     return bool(gauges.pending or gauges.running or model.pending or model.held)
+
+
+def _uses_of(models: Iterable[Servable]) -> int:
+    return sum(model.statistics.ended[0] for model in models)
 
 
 def _parameters_of(models: Iterable[Servable]) -> ResidencyParameters:
@@ -982,7 +1025,7 @@ def _closures(parts: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]
 
 def _copy(error: ConchError) -> ConchError:
     """An error for one request: raising a shared one would collect the tracebacks of all."""
-    kind = ModelTooLargeError if isinstance(error, ModelTooLargeError) else ERRORS_BY_CODE.get(error.code)
+    kind = ModelMemoryError if isinstance(error, ModelMemoryError) else ERRORS_BY_CODE.get(error.code)
     copied = (kind or InternalError)(error.message)
     copied.retry_after_ms = error.retry_after_ms
     return copied

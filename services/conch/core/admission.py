@@ -176,7 +176,7 @@ class Admission:
         if request is not None:
             request.discard()
         if isinstance(error, ColdModelError):
-            error.begin()
+            error.begin(None if caller is None else caller.access)
         if not isinstance(error, ConchError):
             what = "a request of a stream" if self._protocol == "grpc-stream" else "a request"
             log.error("%s could not be handled", what, exc_info=error)

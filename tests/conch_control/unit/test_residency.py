@@ -167,7 +167,7 @@ def test_a_model_larger_than_the_budget_is_refused(site: Site) -> None:
     site.model("wrong", config=parameter("CONCH_MEMORY_MB", "x"))
     site.model("small")
     on_demand(site, memory=10_000_000)
-    with pytest.raises(ResourceExhaustedError, match=r"model 'large' needs 11 MB, .* have 10 MB"):
+    with pytest.raises(ResourceExhaustedError, match=r"model 'large': it needs 11 MB, .* have 10 MB"):
         ask(site, "large")
     with pytest.raises(InvalidArgumentError, match=r"'CONCH_MEMORY_MB' of model 'wrong' must be a number"):
         ask(site, "wrong")

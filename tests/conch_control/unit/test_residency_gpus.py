@@ -10,7 +10,7 @@ from tests.support.servers import eventually
 from tests.support.sites import CONFIG, WAIT_S
 
 from conch.core.cold_models import resident
-from conch.core.errors import ModelTooLargeError
+from conch.core.errors import ModelMemoryError
 from conch.core.execution.placement import Devices
 from conch.core.gpu_memory import GpuUse
 from conch_control.control_options import ResidencyOptions
@@ -101,7 +101,7 @@ def test_models_of_a_gpu_stay_within_its_budget(site: Site) -> None:
     assert resident(lambda: site.send("a")).error() is None  # its size is known now
     assert residency.counts().evictions == {"memory": 1, "room": 1}
     assert residency.counts().bytes["gpu:0"] == 90 * MB
-    with pytest.raises(ModelTooLargeError, match=r"'large' needs 101 MB of GPU 0, .* have 100 MB"):
+    with pytest.raises(ModelMemoryError, match=r"'large': it needs 101 MB of GPU 0, .* have 100 MB"):
         resident(lambda: site.send("large"))
     assert agent.close(WAIT_S)
     assert gpu.closed

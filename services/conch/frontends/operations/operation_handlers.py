@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnsupportedError
 from conch.core.model_control import ArchiveControl, IndexEntry, LoadParameter
-from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.servable import Servable
 from conch.core.server_state import EXTENSIONS, ServerState
 from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.statistics_snapshot import VersionStatistics
 from conch.memory.region import CudaRegion
 from conch.memory.regions import Regions
 from conch.memory.system_region import SystemRegion
@@ -188,14 +188,18 @@ def model_config(core: ServerState, services: Services, request: ModelRequest) -
     return core.model(request.name, request.version).spec
 
 
-def statistics(
-    core: ServerState, services: Services, request: ModelRequest
-) -> list[tuple[ModelSpec, StatisticsSnapshot]]:
-    """Returns the counters of ready model versions by name and version."""
-    return [
-        (model.spec, model.statistics.snapshot())
-        for model in models_with_statistics(core, request.name, request.version)
-    ]
+def statistics(core: ServerState, services: Services, request: ModelRequest) -> list[VersionStatistics]:
+    """Returns the counters of ready model versions, and those kept of evicted ones, by name and version."""
+    cold = core.registry.cold
+    kept = [] if cold is None else cold.kept_statistics(request.name)
+    number = core.registry.version_number(request.name, request.version)
+    found = [each for each in kept if number in (-1, each.version)]
+    if request.name and found:
+        return found
+    for model in models_with_statistics(core, request.name, request.version):
+        spec = model.spec
+        found.append(VersionStatistics(spec.name, spec.version, model.statistics.snapshot()))
+    return sorted(found, key=lambda each: (each.name, each.version)) if kept else found
 
 
 def repository_index(core: ServerState, services: Services, ready_only: bool) -> list[IndexEntry]:
@@ -208,11 +212,9 @@ def entries_of(entries: list[IndexEntry], sees: Callable[[str], bool]) -> list[I
     return [entry for entry in entries if sees(entry.name)]
 
 
-def statistics_of(
-    models: list[tuple[ModelSpec, StatisticsSnapshot]], sees: Callable[[str], bool]
-) -> list[tuple[ModelSpec, StatisticsSnapshot]]:
+def statistics_of(models: list[VersionStatistics], sees: Callable[[str], bool]) -> list[VersionStatistics]:
     """The counters of models that a caller may see."""
-    return [each for each in models if sees(each[0].name)]
+    return [each for each in models if sees(each.name)]
 
 
 def load_model(core: ServerState, services: Services, request: LoadRequest) -> None:

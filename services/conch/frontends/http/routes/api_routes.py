@@ -24,9 +24,8 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.cold_models import ColdModelError
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.model_control import LoadParameter
-from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.server_state import ServerState
-from conch.core.spec import ModelSpec
+from conch.core.statistics_snapshot import VersionStatistics
 from conch.frontends.access_policy import is_loopback
 from conch.frontends.http.generate.generate_route import generate_routes
 from conch.frontends.http.http_exchange import ClientDisconnectError, HttpExchange, Reply
@@ -281,8 +280,8 @@ def _trace(settings: Mapping[str, Sequence[str]]) -> Reply:
     return json_reply(json.trace_object(settings))
 
 
-def _statistics(models: list[tuple[ModelSpec, StatisticsSnapshot]]) -> Reply:
-    return json_reply({"model_stats": [json.statistics_object(*model) for model in models]})
+def _statistics(models: list[VersionStatistics]) -> Reply:
+    return json_reply({"model_stats": [json.statistics_object(model) for model in models]})
 
 
 def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Reply]:
