@@ -18,7 +18,6 @@ from conch.core.errors import (
     AlreadyExistsError,
     ConchError,
     InvalidArgumentError,
-    ModelMemoryError,
     NotFoundError,
     ResourceExhaustedError,
 )
@@ -199,9 +198,7 @@ def is_memory_error(text: str) -> bool:
 def _refused(error: ConchError, name: str, directory: Path) -> ConchError:
     text = f"{getattr(error, 'reason', '')} {error.message}"
     # Name and directory may be any words.
-    if isinstance(error, ModelMemoryError) or is_memory_error(
-        text.replace(str(directory), "").replace(f"'{name}'", "")
-    ):
+    if is_memory_error(text.replace(str(directory), "").replace(f"'{name}'", "")):
         return OutOfMemoryError(error.message)
     return RefusedLoadError(error.message)
 

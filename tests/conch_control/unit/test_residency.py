@@ -361,6 +361,74 @@ def test_idle_models_are_evicted(site: Site) -> None:
     assert ask(site, "m") is None
 
 
+def test_a_model_may_have_its_own_idle_timeout(site: Site) -> None:
+    site.model("short", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "0.5"))
+    site.model("for_ever", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "0"))
+    site.model("other")
+    site.model("wrong", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "-1"))
+    on_demand(site, idle_s=1.5)
+    for name in ("short", "for_ever", "other"):
+        assert ask(site, name) is None
+    wait_until(lambda: in_memory(site) == {"for_ever", "other"})
+    wait_until(lambda: in_memory(site) == {"for_ever"})
+    with pytest.raises(InvalidArgumentError, match=r"'CONCH_KEEP_ALIVE_SECONDS' of model 'wrong' must be a"):
+        ask(site, "wrong")
+
+
+def test_statistics_survive_an_eviction(site: Site) -> None:
+    for name in "ab":
+        site.model(name)
+    agent = on_demand(site, models=1)
+    residency = agent.residency
+    assert residency is not None
+    for _ in range(3):
+        assert ask(site, "a") is None
+    assert residency.kept_statistics("a") == []
+    before = site.serving("a")[1].statistics.snapshot()
+    assert ask(site, "b") is None
+    (kept,) = residency.kept_statistics("")
+    assert (kept.name, kept.version) == ("a", 1)
+    assert (kept.snapshot.success, kept.snapshot.queue) == (before.success, before.queue)
+    assert ask(site, "a") is None
+    (after,) = (model.statistics.snapshot() for model in site.serving("a").values())
+    assert (after.success.count, after.inference_count, after.execution_count) == (4, 4, 4)
+    assert [each.name for each in residency.kept_statistics("")] == ["b"]
+
+
+class Purse:
+    """A principal that may have a number of models loaded."""
+
+    def __init__(self, loads: int) -> None:
+        self.loads = loads
+
+    def pay_load(self) -> None:
+        if not self.loads:
+            raise ResourceExhaustedError("no loads left")
+        self.loads -= 1
+
+
+def test_the_request_that_begins_a_load_pays_for_it(site: Site) -> None:
+    site.model("slow", {1: "slowly"})
+    site.model("b")
+    on_demand(site)
+    purse = Purse(1)
+
+    def wait_for(name: str) -> Future[None]:
+        with pytest.raises(ColdModelError) as cold:
+            site.send(name)
+        return cold.value.future(payer=purse)
+
+    first, second = wait_for("slow"), wait_for("slow")
+    with pytest.raises(ResourceExhaustedError, match="no loads left"):
+        wait_for("b")
+    site.backend.gate.set()
+    first.result(WAIT_S)
+    second.result(WAIT_S)
+    assert purse.loads == 0
+    assert ask(site, "b") is None
+    assert site.loads() == ["slow:1", "b:1"]
+
+
 def test_a_stop_ends_the_requests_that_wait(site: Site) -> None:
     site.model("slow", {1: "slowly"})
     agent = on_demand(site)
