@@ -350,29 +350,20 @@ def test_requests_are_refused_where_they_shall_not_wait(site: Site) -> None:
     assert ask(site, "m") is None
 
 
-def test_idle_models_are_evicted(site: Site) -> None:
+def test_idle_models_are_evicted_unless_they_have_their_own_timeout(site: Site) -> None:
     site.model("m")
+    site.model("for_ever", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "0"))
+    site.model("wrong", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "-1"))
     agent = on_demand(site, idle_s=0.5)
+    assert ask(site, "for_ever") is None
     assert ask(site, "m") is None
-    wait_until(lambda: not in_memory(site))
+    with pytest.raises(InvalidArgumentError, match=r"'CONCH_KEEP_ALIVE_SECONDS' of model 'wrong' must be a"):
+        ask(site, "wrong")
+    wait_until(lambda: in_memory(site) == {"for_ever"})
     residency = agent.residency
     assert residency is not None
     wait_until(lambda: residency.counts().evictions == {"idle": 1})
     assert ask(site, "m") is None
-
-
-def test_a_model_may_have_its_own_idle_timeout(site: Site) -> None:
-    site.model("short", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "0.5"))
-    site.model("for_ever", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "0"))
-    site.model("other")
-    site.model("wrong", config=parameter("CONCH_KEEP_ALIVE_SECONDS", "-1"))
-    on_demand(site, idle_s=1.5)
-    for name in ("short", "for_ever", "other"):
-        assert ask(site, name) is None
-    wait_until(lambda: in_memory(site) == {"for_ever", "other"})
-    wait_until(lambda: in_memory(site) == {"for_ever"})
-    with pytest.raises(InvalidArgumentError, match=r"'CONCH_KEEP_ALIVE_SECONDS' of model 'wrong' must be a"):
-        ask(site, "wrong")
 
 
 def test_statistics_survive_an_eviction(site: Site) -> None:
