@@ -210,20 +210,21 @@ def measure_resident(folder: Path, rounds: int, seconds: float, clients: int, pe
     names = numbered(2 * RESIDENT)
     repository = write_onnx_models(folder / "resident", [HOT, *names])
     windows: dict[str, list[Window]] = {"none": [], "on-demand": [], "beside cold starts": []}
+    window = partial(measure_window, HOT, clients=clients, seconds=seconds, shapes={"INPUT0": INPUT.shape})
     with (
         serving("none", repository, ()) as none,
         serving("demand", repository, FEW) as demand,
         Probe(demand.address) as probe,
     ):
         for server in (none, demand):
-            measure_window(HOT, server, clients, 2.0)  # warms up
+            window(server=server)  # warms up
         for _ in range(rounds):
-            windows["none"].append(measure_window(HOT, none, clients, seconds))
-            windows["on-demand"].append(measure_window(HOT, demand, clients, seconds))
+            windows["none"].append(window(server=none))
+            windows["on-demand"].append(window(server=demand))
             for name in names[-RESIDENT:]:  # so that none of the first are in memory
                 probe.infer(name, INPUT)
             with cold_requests(demand, names, per_second):
-                windows["beside cold starts"].append(measure_window(HOT, demand, clients, seconds))
+                windows["beside cold starts"].append(window(server=demand))
     lines = [
         "| mode | req/s | p50 µs | p99 µs [min - max] | p99 ratio to on-demand [min - max] |",
         "|---|---|---|---|---|",

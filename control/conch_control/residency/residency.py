@@ -171,11 +171,16 @@ class _Usage:
     """Requests of the models in memory: how many have ended, and which models have none now."""
 
     uses: dict[str, int] = field(default_factory=dict)
-    idle: set[str] = field(default_factory=set)
+    idle: dict[str, tuple[Servable, ...]] = field(default_factory=dict)
 
     def is_busy(self, name: str) -> bool:
-        """Whether a model has requests or live sequences, or came into memory since."""
-        return name not in self.idle
+        """Whether a model has requests or live sequences, or came into memory since.
+
+        Sequences may have begun since too. The eviction of a model with one would wait for its end, and what
+        its client does meanwhile may need the memory.
+        """
+        models = self.idle.get(name)
+        return models is None or any(model.held for model in models)
 
 
 @dataclass(slots=True)
@@ -660,10 +665,10 @@ class Residency:
         usage = _Usage()
         for name in names:
             entry = self._registry.entries.get(name)
-            models = () if entry is None else entry.ready.values()
+            models = () if entry is None else tuple(entry.ready.values())
             usage.uses[name] = _uses_of(models)
             if not any(map(_is_busy, models)):
-                usage.idle.add(name)
+                usage.idle[name] = models
         return usage
 
     def _note_uses(self, usage: _Usage, now: int) -> None:

@@ -254,7 +254,15 @@ class Admission:
             model = self._draining(request)
             if model is not None:
                 return model
-        return self._registry.resolve_request(request)
+        try:
+            return self._registry.resolve_request(request)
+        except ConchError:
+            if not request.correlation_id or request.sequence_start:
+                raise
+            model = self._draining(request)  # it may have been unloaded since
+            if model is None:
+                raise
+            return model
 
     def _successor(self, request: InferenceRequest, closed: Servable) -> Servable:
         model = self._resolve(request)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from conch.core.request import InferenceRequest
+    from conch.core.servable import Servable
+
     from conch_control.lifecycle.agent import Agent
 
 S = 1_000_000_000
@@ -146,6 +149,24 @@ def test_a_live_sequence_keeps_its_model(site: Site) -> None:
         ask(site, "b")
     assert site.send_in_sequence("sequences", 1, end=True).error() is None
     assert ask(site, "b") is None
+
+
+def test_a_sequence_goes_on_where_its_model_is_evicted_at_this_moment(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.model("sequences", config=f"{CONFIG} sequence_batching {{ }}")
+    residency = on_demand(site).residency
+    assert residency is not None
+    assert resident(lambda: site.send_in_sequence("sequences", 1, start=True)).error() is None
+    resolve = site.registry.resolve_request
+
+    def evicted_first(request: InferenceRequest) -> Servable:
+        assert residency.unload("sequences", False)
+        return resolve(request)
+
+    monkeypatch.setattr(site.registry, "resolve_request", evicted_first)
+    assert site.send_in_sequence("sequences", 1, end=True).error() is None
+    assert site.loads() == ["sequences:1"]
 
 
 def test_models_in_use_are_named_when_there_is_no_room(site: Site) -> None:
