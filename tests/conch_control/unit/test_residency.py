@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from conch.core.request import InferenceRequest
     from conch.core.servable import Servable
-
     from conch_control.lifecycle.agent import Agent
 
 S = 1_000_000_000
