@@ -101,7 +101,7 @@ class Agent:
         on_demand = options.mode == "on-demand"
         self.residency: Residency | None = None
         if on_demand:
-            loads = ResidentLoads(self._dependencies, self._states)
+            loads = ResidentLoads(options, self._dependencies, self._states, loader)
             self.residency = Residency(options, registry, self.repositories, loads, gpu_memory=gpu_memory)
         self._index = ModelIndex(
             registry, self._states, self.events, self.lifecycle, NOT_RESIDENT if on_demand else ""

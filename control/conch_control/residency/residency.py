@@ -56,13 +56,14 @@ from conch.core.process_setup import memory_bytes
 from conch.core.registry import Registry
 from conch.core.residency_counts import ResidencyCounts, ResidencyStatistics
 from conch.core.servable import Servable
+from conch.core.spec import ModelSpec
 from conch.core.statistics_snapshot import VersionStatistics
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.control_options import ControlOptions
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.layout import Fingerprint, is_incomplete, split_markers
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import Scan
+from conch_control.repository.source import ModelSource, Scan
 from conch_control.residency.catalogue import Catalogue
 from conch_control.residency.cold_queue import ColdQueue, Waiter
 from conch_control.residency.gpu_meter import GpuMeter
@@ -121,6 +122,9 @@ class Loads(Protocol):
 
     def resident_bytes(self) -> int | None:
         """Memory of the process; None if unknown."""
+
+    def describe(self, source: ModelSource) -> Mapping[int, ModelSpec]:
+        """Specs of a model's versions, from its files; empty if only a load tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +315,14 @@ class Residency:
             if not self._closed:
                 with suppress(ConchError):  # its request has another error, and the next one gets this
                     self._want_for(payer, name, self._clock())
+
+    def describe(self, name: str) -> Mapping[int, ModelSpec]:
+        """See `ColdModels.describe`."""
+        with self._lock:
+            source = self._catalogue.source(name)
+        if source is None or self._registry.labelled_versions(name):  # labels add versions to the policy's
+            return {}
+        return self._loads.describe(source)
 
     def kept_statistics(self, name: str) -> list[VersionStatistics]:
         """See `ColdModels.kept_statistics`."""

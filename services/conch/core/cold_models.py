@@ -9,11 +9,12 @@ request is kept half made. A caller that does not know the error fails with UNAV
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
 from conch.core.errors import ConchError, UnavailableError
+from conch.core.spec import ModelSpec
 from conch.core.statistics_snapshot import VersionStatistics
 
 _T = TypeVar("_T")
@@ -43,6 +44,9 @@ class ColdModels(Protocol):
     def begin(self, name: str, payer: Payer | None) -> None:
         """Has a model loaded, with no request that waits for it, unless the payer's limit forbids it."""
 
+    def describe(self, name: str) -> Mapping[int, ModelSpec]:
+        """Specs by version, from the model's files; empty if only a load tells them. Reads storage."""
+
     def kept_statistics(self, name: str) -> list[VersionStatistics]:
         """Counters of the versions of a model that was evicted, or of all such models for an empty name."""
 
@@ -64,6 +68,10 @@ class ColdModelError(UnavailableError):
         super().__init__(f"model '{name}' is not in memory, and is being loaded: send the request again")
         self.name = name
         self._models = models
+
+    def describe(self) -> Mapping[int, ModelSpec]:
+        """Specs of the versions, from the model's files; empty if only a load tells them. Reads storage."""
+        return self._models.describe(self.name)
 
     def begin(self, payer: Payer | None = None) -> None:
         """Has the model loaded, unless the payer's limit forbids it."""

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.calling import run, write_callers, write_script
+from tests.support.onnx_graphs import ADD_SUB
 from tests.support.server_fixtures import server_fixture
 from tests.support.servers import WAIT_S, LocalServer, client_of, eventually, tensor, write_model
 from tritonclient.utils import InferenceServerException
@@ -69,6 +70,12 @@ CHAIN = """
         }
     }
 """
+COMPLETE = """
+    backend: "onnxruntime"
+    input { name: "A" data_type: TYPE_FP32 dims: [ -1, 2 ] }
+    input { name: "B" data_type: TYPE_FP32 dims: [ -1, 2 ] }
+    output { name: "SUM" data_type: TYPE_FP32 dims: [ -1, 2 ] }
+"""
 INPUTS = [tensor("IN", np.array([7], np.float32))]
 BODY: dict[str, Any] = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [7]}]}
 
@@ -97,13 +104,17 @@ def loads_of(repository: Path, name: str) -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
+def index_of(client: triton.InferenceServerClient) -> list[dict[str, str]]:
+    index: list[dict[str, str]] = client.get_model_repository_index(as_json=True)["models"]
+    return index
+
+
 def make_cold(client: triton.InferenceServerClient, *names: str) -> None:
     for name in names:
         client.unload_model(name)
 
     def cold() -> bool:
-        index = client.get_model_repository_index(as_json=True)["models"]
-        reasons = {line["name"]: line.get("reason") for line in index}
+        reasons = {line["name"]: line.get("reason") for line in index_of(client)}
         return all(reasons[name] == "not resident" for name in names)
 
     eventually(cold, "the models have left memory")
@@ -215,6 +226,27 @@ def program_async(server: AnyServer, name: str) -> float:
         return float((await embedded.infer_async(name, {"IN": [7]}, timeout=WAIT_S))["OUT"][0])
 
     return asyncio.run(ask())
+
+
+def test_a_complete_config_answers_without_a_load(server: AnyServer, repository: Path) -> None:
+    write_model(repository, "added", COMPLETE, {"model.onnx": ADD_SUB})
+
+    def answers_of(client: triton.InferenceServerClient) -> list[Any]:
+        return [
+            client.get_model_metadata("added"),
+            client.get_model_config("added"),
+            over_http(server, "added").json(),
+            over_http(server, "added/versions/1/config").json(),
+        ]
+
+    with client_of(server) as client:
+        client.get_model_repository_index()  # a listing finds it
+        cold = answers_of(client)
+        (line,) = (each for each in index_of(client) if each["name"] == "added")
+        assert line["reason"] == "not resident"
+        inputs = [tensor(name, np.ones((1, 2), np.float32)) for name in "AB"]
+        assert client.infer("added", inputs, client_timeout=WAIT_S).as_numpy("SUM")[0][0] == 2.0
+        assert answers_of(client) == cold
 
 
 WAYS = (

@@ -96,6 +96,25 @@ def test_a_model_is_loaded_by_its_first_request(site: Site) -> None:
     }
 
 
+def test_a_complete_config_describes_a_cold_model(site: Site) -> None:
+    site.model(
+        "a", {1: "ok", 2: "ok", 3: "ok"}, f"{CONFIG} version_policy {{ latest {{ num_versions: 2 }} }}"
+    )
+    site.model("incomplete", config='backend: "echo"')
+    site.model("wrong", {})
+    residency = on_demand(site).residency
+    assert residency is not None
+    described = residency.describe("a")
+    assert residency.describe("incomplete") == residency.describe("wrong") == residency.describe("x") == {}
+    assert site.loads() == []
+    assert ask(site, "a") is None
+    assert described == {version: model.spec for version, model in site.serving("a").items()}
+    site.registry.set_label("a", "stable", 2)
+    residency.unload("a", False)
+    wait_until(lambda: "a" not in site.registry.entries)
+    assert residency.describe("a") == {}
+
+
 def test_many_requests_for_a_cold_model_share_one_load(site: Site) -> None:
     site.model("slow", {1: "slowly"})
     on_demand(site)

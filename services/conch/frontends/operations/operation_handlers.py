@@ -177,15 +177,34 @@ def model_ready(core: ServerState, services: Services, request: ModelRequest) ->
 
 def model_metadata(core: ServerState, services: Services, request: ModelRequest) -> ModelMetadata:
     """Returns a model's metadata: of all ready versions, or of the requested one."""
-    spec = core.model(request.name, request.version).spec
-    if request.version:
-        return ModelMetadata(spec, [spec.version])
-    return ModelMetadata(spec, sorted(core.registry.find(request.name)[1].ready))
+    try:
+        spec = core.model(request.name, request.version).spec
+    except ColdModelError as cold:
+        spec, versions = _described(cold, request.version)
+    else:
+        versions = [] if request.version else sorted(core.registry.find(request.name)[1].ready)
+    return ModelMetadata(spec, [spec.version] if request.version else versions)
 
 
 def model_config(core: ServerState, services: Services, request: ModelRequest) -> ModelSpec:
     """Returns the spec with the model's configuration."""
-    return core.model(request.name, request.version).spec
+    try:
+        return core.model(request.name, request.version).spec
+    except ColdModelError as cold:
+        return _described(cold, request.version)[0]
+
+
+def _described(cold: ColdModelError, version: str) -> tuple[ModelSpec, list[int]]:
+    """Spec and versions of a model that is not in memory, from its files.
+
+    Raises:
+        ColdModelError: They do not tell, and the model is to be loaded.
+    """
+    specs = cold.describe()
+    number = int(version) if version.isdecimal() else max(specs, default=0)
+    if number not in specs:
+        raise cold
+    return specs[number], sorted(specs)
 
 
 def statistics(core: ServerState, services: Services, request: ModelRequest) -> list[VersionStatistics]:

@@ -149,12 +149,7 @@ def _endpoint(
         run = checked(form.operation, guard, exchange) if guard.identifies else handler
         pool = pools.operations.choose(runs_on, core)
         if pool is None:
-            while True:
-                try:
-                    return form.write(run(core, services, plain))
-                except ColdModelError as cold:
-                    waiting = cold
-                await loaded(exchange, waiting)
+            return form.write(run(core, services, plain))
 
         def begin() -> Future[Any]:
             if exchange.lost:
@@ -163,7 +158,12 @@ def _endpoint(
             exchange.on_disconnect = future.cancel  # what waits leaves the queue
             return future
 
-        return form.write(await result_of(begin))
+        while True:
+            try:
+                return form.write(await result_of(begin))
+            except ColdModelError as cold:
+                waiting = cold
+            await loaded(exchange, waiting)
 
     return answer
 
