@@ -210,7 +210,9 @@ def measure_resident(folder: Path, rounds: int, seconds: float, clients: int, pe
     names = numbered(2 * RESIDENT)
     repository = write_onnx_models(folder / "resident", [HOT, *names])
     windows: dict[str, list[Window]] = {"none": [], "on-demand": [], "beside cold starts": []}
-    window = partial(measure_window, HOT, clients=clients, seconds=seconds, shapes={"INPUT0": INPUT.shape[1:]})
+    window = partial(
+        measure_window, HOT, clients=clients, seconds=seconds, shapes={"INPUT0": INPUT.shape[1:]}
+    )
     with (
         serving("none", repository, ()) as none,
         serving("demand", repository, FEW) as demand,

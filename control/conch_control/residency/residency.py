@@ -23,9 +23,12 @@ States of a wanted model, as far as there is one; the load of another model may 
 An eviction unpublishes the model at once, drains it and closes it. A request that comes meanwhile is cold,
 and a request that was resolved before is resolved again.
 
+With a state directory, sizes and residents are written while the server runs, and a start loads the residents
+again (`restore`).
+
 Owns: catalogue, queue and plan. Threads: `conch-residency`, which decides once a second and when something
-has ended, and one `conch-cold-load` for each load in progress. Locks: one, inside which only that of the
-statistics is taken.
+has ended, one `conch-cold-load` for each load in progress, `conch-restore` after the start, and
+`conch-residency-state` for each write. Locks: one, inside which only those of the statistics are taken.
 """
 
 from __future__ import annotations
@@ -252,6 +255,7 @@ class Residency:
         self._file: ResidencyFile | None = None
         if options.state_directory is not None:
             self._file = ResidencyFile(options.state_directory / _STATE_DIRECTORY, self._gpus.devices)
+        self._writer: threading.Thread | None = None
         self._unrestored: list[str] = []
         self._restoring: threading.Thread | None = None
         self._unsaved = False
@@ -469,8 +473,8 @@ class Residency:
     def stop(self) -> None:
         """Ends all waits; no more loads begin."""
         with self._lock:
-            saved = None if self._closed else self._to_save()
-            self._closed = True
+            first, self._closed = not self._closed, True
+            saved = self._to_save() if first and self._thread is not None else None
             waiters = [waiter for name in self._queue.in_order for waiter in self._queue.end(name)]
             futures = [each.result for each in self._wanted.values() if each.result is not None]
             self._wanted.clear()
@@ -482,6 +486,8 @@ class Residency:
             if not future.done():
                 future.set_exception(_copy(error))
         if self._file is not None and saved is not None:
+            if self._writer is not None:
+                self._writer.join()
             self._file.write(saved)
 
     def close(self) -> None:
@@ -536,11 +542,17 @@ class Residency:
         return SavedResidency(self._catalogue.sizes(), (*resident, *left))
 
     def _save(self) -> None:
+        """Begins to write the state if it has changed and the last write was some time ago."""
         with self._lock:
-            due = self._unsaved and not self._closed and self._clock() >= self._saved_ns + _SAVE_NS
-            saved = self._to_save() if due else None
-        if self._file is not None and saved is not None:
-            self._file.write(saved)
+            writes = self._writer is not None and self._writer.is_alive()
+            due = self._unsaved and not writes and self._clock() >= self._saved_ns + _SAVE_NS
+            saved = self._to_save() if due and not self._closed else None
+            if self._file is not None and saved is not None:
+                # On a thread of its own, as a disk may be slow.
+                self._writer = threading.Thread(
+                    target=self._file.write, args=(saved,), name="conch-residency-state", daemon=True
+                )
+                self._writer.start()
 
     # --- the thread ---------------------------------------------------------------------------------------
 

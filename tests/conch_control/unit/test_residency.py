@@ -333,6 +333,19 @@ def test_a_restart_brings_back_what_was_in_memory(site: Site, tmp_path: Path) ->
         restarted.close()
 
 
+def test_a_deadline_earlier_than_the_usual_load_fails_at_once(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "state" / "residency" / "models.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"format": 1, "models": {"slow": [1, 1000000, 300000000000, {}]}, "resident": []}')
+    site.model("slow", {1: "slowly"})
+    on_demand(site, state_directory=tmp_path / "state")
+    with pytest.raises(UnavailableError, match=r"its last load took 300\.0 s") as refused:
+        ask(site, "slow", WAIT_S)
+    assert refused.value.retry_after_ms == 300_000
+    site.backend.gate.set()
+    wait_until(lambda: in_memory(site) == {"slow"})
+
+
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"format": 2}', '{"format": 1, "models": {"a": [1, -1, 0, {}]}, "resident": []}']
 )
