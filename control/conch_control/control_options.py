@@ -148,12 +148,33 @@ def _memory(text: str) -> int | str:
     return int(text)
 
 
+_UNITS = {"": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _gpu_memory(texts: Iterable[str]) -> Mapping[int, int]:
+    """Budgets by GPU. Raises FlagError: one is malformed."""
+    budgets: dict[int, int] = {}
+    for text in texts:
+        found = re.fullmatch(r"([0-9]{1,3}):([0-9]{1,15})([A-Za-z]*)", text)
+        size = 0 if found is None else int(found[2]) * _UNITS.get(found[3], 0)
+        if found is None or not size:
+            raise FlagError(
+                f"--resident-gpu-memory must be <gpu>:<size>, such as 0:60GB, with a size above 0 in bytes, "
+                f"MB, GB, MiB or GiB, got '{text}'"
+            )
+        if int(found[1]) in budgets:
+            raise FlagError(f"--resident-gpu-memory has two sizes for GPU {int(found[1])}: give one")
+        budgets[int(found[1])] = size
+    return budgets
+
+
 @dataclass(frozen=True, slots=True)
 class ResidencyOptions:
     """Which models are in memory in on-demand mode.
 
     Attributes:
         memory: Memory of all models in bytes, or a percentage of what the process may use.
+        gpu_memory: Memory of all models on some GPUs in bytes, by the GPU's number; others have no limit.
         models: Most models in memory; 0 for no limit.
         cold_start: ``wait``: requests wait for a load; ``reject``: they are refused, and have it done.
         cold_start_timeout_s: Longest wait of a request for a load.
@@ -170,6 +191,14 @@ class ResidencyOptions:
         ValueType("bytes or percentage", _memory, "int | str"),
         "80%",
         "memory of all models together; a percentage is of the memory that the server may use",
+    )
+    gpu_memory: Mapping[int, int] = option(
+        "--resident-gpu-memory",
+        TEXT,
+        help="<gpu>:<size>, such as 0:60GB: memory of all models together on a GPU; sizes are in bytes, or "
+        "with MB, GB, MiB or GiB",
+        repeatable=True,
+        convert=_gpu_memory,
     )
     models: int = option("--resident-models", NATURAL, 0, "most models in memory, 0 for no limit")
     cold_start: str = option(

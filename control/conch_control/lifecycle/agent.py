@@ -23,6 +23,7 @@ from conch.core.errors import (
     UnsupportedError,
     without_details,
 )
+from conch.core.gpu_memory import GpuMemory
 from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
@@ -82,6 +83,7 @@ class Agent:
         repositories: Iterable[Repository] = (),
         families: CustomFamilies = FAMILIES,
         shadows: Shadows | None = None,
+        gpu_memory: GpuMemory | None = None,
     ) -> None:
         check_startup_options(options)
         self._registry = registry
@@ -106,8 +108,8 @@ class Agent:
         on_demand = options.mode == "on-demand"
         self.residency: Residency | None = None
         if on_demand:
-            loads = ResidentLoads(self._dependencies, self._states)
-            self.residency = Residency(options, registry, self.repositories, loads)
+            loads = ResidentLoads(options, self._dependencies, self._states, loader)
+            self.residency = Residency(options, registry, self.repositories, loads, gpu_memory=gpu_memory)
         self.canary = Rollouts(
             registry,
             self.lifecycle,
@@ -115,7 +117,7 @@ class Agent:
             self.events,
             self._load_selected,
             self._source,
-            lambda name, held: None if self.residency is None else self.residency.hold(name, held),
+            self.residency,
             Shadows() if shadows is None else shadows,
             options.state_directory,
         )
@@ -151,6 +153,11 @@ class Agent:
                 found = pool.map(lambda name: self._load([name], scan, Overrides()), names)
             errors = {name: error for each in found for name, error in each.items()}
         return [self._failure(name, errors[name]) for name in names if name in errors]
+
+    def restore(self) -> None:
+        """Begins to load what the last run had in memory; the ports are open."""
+        if self.residency is not None:
+            self.residency.restore()
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories with the state of each version, by name.

@@ -88,6 +88,25 @@ class ModelLoader:
         with self._families.used():
             return self._load(definition, version, on_warmup)
 
+    def describe(self, definition: Definition, version: int) -> ModelSpec | None:
+        """The spec that a load would make; None if only a load can tell it.
+
+        The config has to list the tensors, and its completion must not run the model's code.
+
+        Raises:
+            ConchError: The load would fail.
+        """
+        config = ModelConfig()
+        config.CopyFrom(definition.config)
+        if is_ensemble(config) or not (config.input and config.output):
+            return None
+        backend = self._backend_of(config, definition.directory)
+        if backend.completion_runs_code and not self._options.strict_model_config:
+            return None
+        raise_first(runtime_problems(config))
+        spec, _ = self._finish(config, backend, definition.directory, version)
+        return spec
+
     def _load(self, definition: Definition, version: int, on_warmup: Callable[[], None]) -> Servable:
         config = ModelConfig()
         config.CopyFrom(definition.config)

@@ -87,6 +87,7 @@ from conch_control.repository.layout import (
 )
 from conch_control.repository.namespaces import unwrapped
 from conch_control.repository.source import Declared, Labelled, ModelSource
+from conch_control.residency.residency import Residency
 from conch_control.version_phase import Phase
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class Rollouts:
         states: States of versions.
         load: Loads a model as it is selected now.
         source: Finds a model in the repositories as they are now.
-        hold: Keeps a model in memory, or no longer; for on-demand mode.
+        residency: Keeps models of rollouts in memory; None but in on-demand mode.
         shadows: Shadows of the server.
         state_directory: Of the server; None to forget progress with the process.
 
@@ -156,7 +157,7 @@ class Rollouts:
         events: EventLog,
         load: Callable[[str], None],
         source: Callable[[str], ModelSource | None],
-        hold: Callable[[str, bool], None],
+        residency: Residency | None,
         shadows: Shadows,
         state_directory: Path | None,
     ) -> None:
@@ -166,7 +167,7 @@ class Rollouts:
         self.events = events
         self._load = load
         self._source = source
-        self._hold = hold
+        self._residency = residency
         self._shadows = RolloutShadows(shadows)
         self._lock = threading.Lock()
         self._files: dict[str, _Files] = {}
@@ -348,7 +349,9 @@ class Rollouts:
         """See `CanaryServer.changed`."""
         with self._lock:
             self._transitions[model, transition.state.value, transition.called] += 1
-        self._hold(model, transition.state not in RESTING)
+        if self._residency is not None:
+            keep = self._residency.release if transition.state in RESTING else self._residency.hold
+            keep(model, "rollout")
         self._states.rollout_changed(model, _transition(transition))
 
     # --- the loop: Counters

@@ -145,6 +145,7 @@ class ServerKeywords(TypedDict, total=False):
     otlp_metrics_url: str | None
     metrics_config: str | Sequence[str] | None
     resident_memory: int | str | None
+    resident_gpu_memory: str | Sequence[str] | None
     resident_models: int | str | None
     cold_start: Literal["wait", "reject"] | None
     cold_start_timeout: float | str | None

@@ -137,6 +137,12 @@ class QueueLimitError(ResourceExhaustedError):
     """A model's queue has the size that the server allows; not one of Triton's limits."""
 
 
+class ModelMemoryError(ResourceExhaustedError):
+    """A model gets no memory: it is too large, or models in use have it. The text begins with `BEGINNING`."""
+
+    BEGINNING: ClassVar[str] = "no memory for model '"
+
+
 class DeadlineExceededError(ConchError):
     """The request's deadline has passed. Not one of Triton's codes."""
 

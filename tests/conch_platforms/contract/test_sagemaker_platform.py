@@ -123,6 +123,21 @@ def test_mlflows_scoring_protocol(tmp_path: Path) -> None:
         assert status == 400 and b"has no 'INPUT0'" in answer
 
 
+def test_a_model_that_gets_no_memory(tmp_path: Path) -> None:
+    config = copy_example(tmp_path, "simple") / "config.pbtxt"
+    with config.open("a") as file:
+        file.write('parameters { key: "CONCH_MEMORY_MB" value { string_value: "900" } }')
+    flags = [
+        "--sagemaker-default-model=simple",
+        "--model-control-mode=on-demand",
+        "--resident-memory=800000000",
+    ]
+    with sagemaker(tmp_path, flags=flags) as url:
+        status, _, body = post(f"{url}/invocations", SIMPLE_JSON)
+    text = "no memory for model 'simple': it needs 900 MB, and all models together have 800 MB"
+    assert (status, text in json.loads(body)["error"]) == (507, True), body
+
+
 def test_without_a_default_model(tmp_path: Path) -> None:
     copy_example(tmp_path, "simple")
     with sagemaker(tmp_path) as url:

@@ -123,7 +123,7 @@ class InferHandler:
                 self._refuse(call, message, request, gone, received_ns)
 
         deadline_ns, priority = (None, 0) if request is None else (request.deadline_ns, request.priority)
-        wait = cold.wait(then, len(message), deadline_ns, priority)
+        wait = cold.wait(then, len(message), deadline_ns, priority, call.access)
         call.watch(cancel, wait)  # first: `then` may run before `start` returns
         try:
             wait.start()

@@ -35,7 +35,7 @@ class ServerFacts:
                 return json.metadata_object(handlers.model_metadata(core, services, model))
             case "statistics":
                 found = handlers.statistics(core, services, model)
-                return {"model_stats": [json.statistics_object(*each) for each in found]}
+                return {"model_stats": [json.statistics_object(each) for each in found]}
             case "index" | "ready_index":
                 entries = handlers.repository_index(core, services, kind == "ready_index")
                 return [json.entry_object(each) for each in entries]

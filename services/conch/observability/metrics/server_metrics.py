@@ -147,10 +147,6 @@ _EXPORT_DROPS = Family(
 _RESIDENCY: tuple[tuple[Family, Callable[[ResidencyCounts], float]], ...] = (
     (Family("conch_resident_models", "gauge", "Models in memory, in on-demand mode"), lambda c: c.models),
     (
-        Family("conch_resident_bytes", "gauge", "Memory of the models in memory, measured or estimated"),
-        lambda c: c.bytes,
-    ),
-    (
         Family("conch_catalogue_models", "gauge", "Models of the repositories, in memory or not"),
         lambda c: c.catalogue,
     ),
@@ -176,6 +172,9 @@ _ROUTED = Family(
     "conch_route_requests_total",
     "counter",
     "Requests without a version that a route has divided, by version and rule",
+)
+_RESIDENT_BYTES = Family(
+    "conch_resident_bytes", "gauge", "Memory of the models in memory by device, measured or estimated"
 )
 _COLD_STARTS = Family(
     "conch_cold_starts_total", "counter", "Requests for models that were not in memory, by result"
@@ -255,6 +254,8 @@ class StateMetrics:
 
 def _residency_families(counts: ResidencyCounts) -> Found:
     found = [(family, [sample(family.name, value(counts))]) for family, value in _RESIDENCY]
+    sizes = [sample(_RESIDENT_BYTES.name, size, {"device": device}) for device, size in counts.bytes.items()]
+    found.append((_RESIDENT_BYTES, sizes))
     for family, by_label, label, known in (
         (_COLD_STARTS, counts.cold_starts, "result", _RESULTS),
         (_EVICTIONS, counts.evictions, "reason", _REASONS),
