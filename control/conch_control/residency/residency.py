@@ -28,7 +28,7 @@ again (`restore`).
 
 Owns: catalogue, queue and plan. Threads: `conch-residency`, which decides once a second and when something
 has ended, one `conch-cold-load` for each load in progress, `conch-restore` after the start, and
-`conch-residency-state` for each write. Locks: one, inside which only those of the statistics are taken.
+`conch-residency-state` for each write. Locks: one, inside which those of statistics and runners are taken.
 """
 
 from __future__ import annotations
@@ -183,11 +183,11 @@ class _Usage:
     def is_busy(self, name: str) -> bool:
         """Whether a model has requests or live sequences, or came into memory since.
 
-        Sequences may have begun since too. The eviction of a model with one would wait for its end, and what
-        its client does meanwhile may need the memory.
+        Models that were idle are looked at again: the eviction of one with a sequence, or with a request that
+        calls another model, waits for its end, and what is to happen before that may need the memory.
         """
         models = self.idle.get(name)
-        return models is None or any(model.held for model in models)
+        return models is None or any(map(_is_busy, models))
 
 
 @dataclass(slots=True)

@@ -95,7 +95,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 server = server_fixture(
-    flags=("--model-control-mode=on-demand", "--resident-models=4", "--min-resident-secs=0")
+    flags=("--model-control-mode=on-demand", "--resident-models=4", "--min-resident-secs=0.2")
 )
 
 

@@ -65,7 +65,7 @@ def offered(*words: str) -> set[str]:
         (["conch", "serve", "--log-file", ""], set()),
         (
             ["conch", "models", ""],
-            {"list", "describe", "load", "unload", "label", "watch", "drain", "--help"},
+            {"list", "describe", "load", "preload", "unload", "label", "watch", "drain", "--help"},
         ),
         (["conch", "models", "load", "list", "--co"], {"--config"}),
         (["conch", "control", "--model-control-mode", "w"], {"watch"}),

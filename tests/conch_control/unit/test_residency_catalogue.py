@@ -33,14 +33,14 @@ def test_a_model_of_the_catalogue_takes_less_than_1_kb(tmp_path: Path) -> None:
     for number in range(2000):
         (tmp_path / f"model-{number:06}-with-a-name-of-usual-length").mkdir()
     repository, catalogue = LocalRepository(tmp_path), Catalogue()
-    statistics = ModelStatistics()
+    counters = ModelStatistics()
     tracemalloc.start(10)
     try:
         catalogue.replace(Scan(repository.models()), 0)
         for name in catalogue.scan.models:
             catalogue.measured(name, FILES, Room(1 << 20, 1))
             catalogue.loaded(name, S)
-            catalogue.keep_totals(name, ((1, statistics.keep()),))
+            catalogue.keep_totals(name, ((1, counters.keep()),))
         # Not what threads of other tests allocate meanwhile.
         ours = tracemalloc.Filter(True, "*/conch_control/*", all_frames=True)
         traced = tracemalloc.take_snapshot().filter_traces([ours]).statistics("filename")
