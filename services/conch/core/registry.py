@@ -167,30 +167,6 @@ class Registry:
             if known != wanted and (numbers or known.source == "repository"):
                 self.set_labels(name, numbers, "repository")
 
-    def set_label(self, name: str, label: str, version: int | None) -> None:
-        """Sets one label of an identifier to a ready version, or removes it with None.
-
-        Raises:
-            InvalidArgumentError: The label is malformed.
-            FailedPreconditionError: A file or the repository declares the labels of this model.
-            NotFoundError: There is no such model, version or, where it is to be removed, label.
-            UnavailableError: The version is not ready.
-        """
-        check_label(label)
-        with self._lock:
-            entry = self._entries.get(name)
-            if entry is None:
-                raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-            self.refuse_label_change(name)
-            numbers = dict(self._labels.get(name, _NO_LABELS).numbers)
-            if version is not None:
-                if version not in entry.ready:
-                    raise self._not_ready(self.name_of(name), version, entry)
-                numbers[label] = version
-            elif numbers.pop(label, None) is None:
-                raise NotFoundError(f"model '{self.name_of(name)}' has no label '{label}'{_listed(numbers)}")
-            self._set_labels(name, _Labels(MappingProxyType(numbers), "api"))
-
     def refuse_label_change(self, name: str) -> None:
         """Raises FailedPreconditionError: a file or the repository declares an identifier's labels."""
         source = self._labels.get(name, _NO_LABELS).source

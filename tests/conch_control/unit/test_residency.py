@@ -109,7 +109,7 @@ def test_a_complete_config_describes_a_cold_model(site: Site) -> None:
     assert site.loads() == []
     assert ask(site, "a") is None
     assert described == {version: model.spec for version, model in site.serving("a").items()}
-    site.registry.set_label("a", "stable", 2)
+    site.registry.set_labels("a", {"stable": 2}, "api")
     residency.unload("a", False)
     wait_until(lambda: "a" not in site.registry.entries)
     assert residency.describe("a") == {}
@@ -366,7 +366,7 @@ def test_labels_stay_where_a_model_is_evicted(site: Site) -> None:
     site.model("b")
     on_demand(site, models=1)
     assert ask(site, "a") is None
-    site.registry.set_label("a", "champion", 1)
+    site.registry.set_labels("a", {"champion": 1}, "api")
     assert ask(site, "b") is None
     assert in_memory(site) == {"b"}
     assert resident(lambda: site.registry.resolve("a", "champion")).spec.version == 1
