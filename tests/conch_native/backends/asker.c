@@ -53,6 +53,23 @@ static TRITONSERVER_Error* of_policy(TRITONBACKEND_ModelInstance* instance, char
   return NULL;
 }
 
+/* Memory of each type, on a device. */
+static TRITONSERVER_Error* of_memory(TRITONBACKEND_ModelInstance* instance, int64_t device) {
+  TRITONBACKEND_Model* model;
+  TRITONBACKEND_Backend* backend;
+  TRITONBACKEND_MemoryManager* manager;
+  void *host, *gpu;
+  TRY(TRITONBACKEND_ModelInstanceModel(instance, &model));
+  TRY(TRITONBACKEND_ModelBackend(model, &backend));
+  TRY(TRITONBACKEND_BackendMemoryManager(backend, &manager));
+  TRY(TRITONBACKEND_MemoryManagerAllocate(manager, &host, TRITONSERVER_MEMORY_CPU_PINNED, 0, 64));
+  memset(host, 1, 64);
+  TRITONSERVER_Error* error = TRITONBACKEND_MemoryManagerAllocate(manager, &gpu, TRITONSERVER_MEMORY_GPU, device, 64);
+  if (error == NULL) error = TRITONBACKEND_MemoryManagerFree(manager, gpu, TRITONSERVER_MEMORY_GPU, device);
+  TRY(TRITONBACKEND_MemoryManagerFree(manager, host, TRITONSERVER_MEMORY_CPU_PINNED, 0));
+  return error;
+}
+
 static TRITONSERVER_Error* ask(
     TRITONBACKEND_ModelInstance* instance, TRITONSERVER_Server* server, const char* question, char** answer) {
   TRITONSERVER_Message* message = NULL;
@@ -60,7 +77,9 @@ static TRITONSERVER_Error* ask(
   bool yes = false;
   if (strcmp(question, "metrics") == 0) return of_metrics(server, answer);
   if (strcmp(question, "policy") == 0) return of_policy(instance, answer);
-  if (strcmp(question, "load") == 0) {
+  if (strncmp(question, "memory ", 7) == 0) {
+    TRY(of_memory(instance, atoi(question + 7)));
+  } else if (strcmp(question, "load") == 0) {
     TRY(load(server));
     TRY(TRITONSERVER_ServerModelIsReady(server, "made", 1, &yes));
   } else if (strcmp(question, "unload") == 0) {

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.core import make_spec
+from tests.support.cuda import FakeCuda
+from tests.support.cuda_fixtures import cuda, driver
 from tests.support.native_backends import NativeBackends, native_backends
 from tests.support.servers import ServerProcess, client_of, eventually
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
@@ -25,7 +27,7 @@ from conch.core.errors import UnavailableError
 from conch.core.tensor import Array
 from conch.workers.backend_directory import backends_within
 
-__all__ = ["native_backends"]
+__all__ = ["cuda", "driver", "native_backends"]
 
 pytestmark = pytest.mark.process
 
@@ -449,6 +451,39 @@ def test_a_backend_loads_a_model_from_files(tmp_path: Path, native_backends: Nat
         assert config["max_batch_size"] == 8
         assert probed(server, b"unload")[0].as_numpy("OUT").tobytes() == b"0"
         eventually(partial(gone, client, "made"), "it is unloaded")
+
+
+@pytest.mark.parametrize("with_driver", [False, True])
+def test_memory_of_gpus(
+    tmp_path: Path,
+    native_backends: NativeBackends,
+    cuda: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    with_driver: bool,
+) -> None:
+    if with_driver:
+        for name, value in cuda.environment.items():
+            monkeypatch.setenv(name, value)
+    config = (
+        f'{ASKER} parameters {{ key: "CONCH_PASS_ENVIRONMENT" value {{ string_value: "FAKE_CUDA_DIR" }} }}'
+    )
+    with native_backends.serving(write(tmp_path / "models", "probe", config), "asker") as server:
+
+        def asked(device: int) -> tuple[str, str]:
+            (result,) = probed(server, b"memory %d" % device)
+            if isinstance(result, InferenceServerException):
+                return str(result.status()), result.message()
+            return "", result.as_numpy("OUT").tobytes().decode()
+
+        if not with_driver:
+            assert asked(0) == ("StatusCode.UNIMPLEMENTED", "Pinned memory allocation not supported")
+            return
+        assert asked(1) == ("", "0")
+        for device in (2, -1, 64):
+            refused = "GPU memory allocation failed: invalid device ordinal"
+            assert asked(device) == ("StatusCode.UNAVAILABLE", refused)
+        with cuda.failing("cuMemHostAlloc", 2):
+            assert asked(1) == ("StatusCode.UNAVAILABLE", "Pinned memory allocation failed: out of memory")
 
 
 def test_without_the_package_the_load_says_what_to_install(

@@ -260,11 +260,7 @@ TRITONSERVER_Error* TRITONBACKEND_MemoryManagerAllocate(
     TRITONBACKEND_MemoryManager* manager, void** buffer, TRITONSERVER_MemoryType memory_type, int64_t id,
     uint64_t size) {
   (void)manager;
-  (void)id;
-  if (memory_type == TRITONSERVER_MEMORY_GPU)
-    return conch_error(TRITONSERVER_ERROR_UNSUPPORTED, "GPU memory allocation not supported");
-  if (memory_type == TRITONSERVER_MEMORY_CPU_PINNED)
-    return conch_error(TRITONSERVER_ERROR_UNSUPPORTED, "Pinned memory allocation not supported");
+  if (memory_type != TRITONSERVER_MEMORY_CPU) return conch_allocate_device(buffer, memory_type, id, size);
   *buffer = malloc(size ? size : 1);
   if (*buffer == NULL) return conch_error(TRITONSERVER_ERROR_UNAVAILABLE, "CPU memory allocation failed");
   return NO_ERROR;
@@ -273,11 +269,7 @@ TRITONSERVER_Error* TRITONBACKEND_MemoryManagerAllocate(
 TRITONSERVER_Error* TRITONBACKEND_MemoryManagerFree(
     TRITONBACKEND_MemoryManager* manager, void* buffer, TRITONSERVER_MemoryType memory_type, int64_t id) {
   (void)manager;
-  (void)id;
-  if (memory_type != TRITONSERVER_MEMORY_CPU)
-    return conch_error(
-        TRITONSERVER_ERROR_UNSUPPORTED, "%s memory was not allocated here",
-        TRITONSERVER_MemoryTypeString(memory_type));
+  if (memory_type != TRITONSERVER_MEMORY_CPU) return conch_free_device(buffer, memory_type, id);
   free(buffer);
   return NO_ERROR;
 }

@@ -18,6 +18,11 @@ TRITONSERVER_Error* conch_error(TRITONSERVER_Error_Code code, const char* format
     __attribute__((format(printf, 2, 3), nonnull(2)));
 /* The error of a function that conch does not provide. */
 TRITONSERVER_Error* conch_unsupported(const char* function);
+
+/* Memory of other types than CPU. */
+TRITONSERVER_Error* conch_allocate_device(
+    void** buffer, TRITONSERVER_MemoryType type, int64_t id, uint64_t size);
+TRITONSERVER_Error* conch_free_device(void* buffer, TRITONSERVER_MemoryType type, int64_t id);
 /* Takes an error: keeps its text for `conch_error_text`, and returns its code. */
 int32_t conch_take_error(TRITONSERVER_Error* error);
 
