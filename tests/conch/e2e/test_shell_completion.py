@@ -42,6 +42,7 @@ def offered(*words: str) -> set[str]:
                 "config",
                 "access",
                 "models",
+                "rollout",
                 "control",
                 "check",
                 "trace",
@@ -70,7 +71,7 @@ def offered(*words: str) -> set[str]:
         (["conch", "models", "load", "list", "--co"], {"--config"}),
         (["conch", "control", "--model-control-mode", "w"], {"watch"}),
         (["conch", "check", "--str"], {"--strict"}),
-        (["conch", "serve", "--host-pol"], set()),
+        (["conch", "serve", "--host-pol"], {"--host-policy"}),
     ],
 )
 def test_what_is_offered(words: list[str], expected: set[str]) -> None:

@@ -138,7 +138,7 @@ def test_a_bare_boolean_is_true() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--nonsense=1"], "unrecognized arguments: --nonsense=1"),
+        (["--qqqqqq=1"], "unrecognized arguments: --qqqqqq=1"),
         (["--grpc-prt=1"], "unrecognized arguments: --grpc-prt=1; did you mean '--grpc-port'?"),
         (
             ["--grpc-ports=1", "--x"],
