@@ -106,7 +106,7 @@ _ports = count(os.getpid() * 101)  # processes of one run begin far apart
 
 
 def free_port() -> int:
-    """A port nobody listens on, below those that the kernel gives to connections and to servers at port 0."""
+    """A port without a listener, below the range that the kernel takes ports from."""
     for number in _ports:
         port = 10_240 + number % 22_528
         with closing(socket.socket()) as probe, suppress(OSError):

@@ -53,7 +53,7 @@ _DECODE_THREADS = 1
 _STATE_NS = 500_000_000
 _TIDY_NS = 10_000_000_000
 _READ_STEP = 1 << 20
-"""Bytes of a stream's answers after which the core is told that they were read."""
+"""A front reports a stream's answers as read after so many bytes."""
 _MOST_CONNECTION_BYTES = 4096
 _ANY_SIZE, _NO_SIZE = -1, -2
 _CALL_MASK = (1 << CALL_BITS) - 1

@@ -66,7 +66,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value), pb_utils.Tensor("SEEN", seen)])
 '''
 STREAM = '''
-"""Answers with as many numbers as it is told; version 2 leaves the last one out above 5."""
+"""Its input is the number of its responses; version 2 sends one less above 5."""
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
