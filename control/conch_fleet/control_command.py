@@ -41,7 +41,7 @@ from conch_control.repository.repositories import Repositories, open_repositorie
 from conch_fleet.fleet_port import Fleet
 from conch_fleet.fleet_server import sight_of
 from conch_fleet.placement_file import FleetServer, PlacementRules, read_placement
-from conch_fleet.rollout import Rollout
+from conch_fleet.roll import Roll
 
 log = logging.getLogger(__name__)
 
@@ -145,17 +145,17 @@ def _first_look(
 
 def _plan(rules: PlacementRules, indexes: Mapping[str, Index | None], repositories: Repositories) -> str:
     """Where each model would be, and which servers would have to load or unload it."""
-    rollout = Rollout(rules, 1, 0)  # no time passes: servers that are lost keep what they have
+    roll = Roll(rules, 1, 0)  # no time passes: servers that are lost keep what they have
     for target, index in indexes.items():
         if index is None:
-            rollout.lost(target, "not reached", (), 0)
+            roll.lost(target, "not reached", (), 0)
         else:
-            rollout.seen(target, sight_of(index), (), 0)
+            roll.seen(target, sight_of(index), (), 0)
     parts = _parts(repositories)
     names = sorted(repositories.scan().models)
     for name in names:
-        rollout.want(name, parts(name), 0)
-    placement, serving = rollout.placement(), rollout.serving
+        roll.want(name, parts(name), 0)
+    placement, serving = roll.placement(), roll.serving
     rows = []
     for name in sorted({*names, *serving}):
         placed, now = placement.servers.get(name, ()), serving.get(name, [])

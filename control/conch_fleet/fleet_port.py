@@ -1,6 +1,6 @@
-"""Several servers as one agent for the planner: a load returns when the model has been rolled out.
+"""Several servers as one agent for the planner: a load returns when the model has been rolled to its servers.
 
-Owns: the rollout's state, and an event log that says which models the fleet serves. Threads: `conch-fleet`
+Owns: the state of the roll, and an event log that says which models the fleet serves. Threads: `conch-fleet`
 lets time pass; the members report on theirs; planner threads wait in `load` and `unload`. Locks: `_changed`
 guards everything.
 """
@@ -22,7 +22,7 @@ from conch_control.version_phase import Phase
 from conch_fleet.fleet_server import FleetMember
 from conch_fleet.fleet_state import Ended, Sight, Step
 from conch_fleet.placement_file import PlacementRules
-from conch_fleet.rollout import Rollout
+from conch_fleet.roll import Roll
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Fleet:
         self._parts = parts
         self._clock = clock
         self._changed = threading.Condition()
-        self._rollout = Rollout(rules, round(lost_s * _S), clock())
+        self._roll = Roll(rules, round(lost_s * _S), clock())
         self._members = {agent.target: FleetMember(agent, self) for agent in agents}
         self._unreported = set(self._members)
         self._stopped = False
@@ -95,14 +95,14 @@ class Fleet:
             raise InvalidArgumentError("a fleet loads models as they are in their repositories")
         parts = self._parts(name)
         with self._changed:
-            self._act(self._rollout.want(name, parts, self._clock()))
-            self._wait(lambda: self._rollout.load_result(name))
+            self._act(self._roll.want(name, parts, self._clock()))
+            self._wait(lambda: self._roll.load_result(name))
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Unloads a model from all servers."""
         with self._changed:
-            self._act(self._rollout.drop(name, self._clock()))
-            self._wait(lambda: self._rollout.unload_result(name))
+            self._act(self._roll.drop(name, self._clock()))
+            self._wait(lambda: self._roll.unload_result(name))
 
     def models(self) -> Index:
         """The models that the servers serve.
@@ -112,11 +112,11 @@ class Fleet:
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._unreported or self._stopped, _FIRST_REPORTS_S)
-            if not self._rollout.reached:
+            if not self._roll.reached:
                 raise UnreachableError(f"none of the servers can be reached: {', '.join(self._members)}")
             statuses = [
                 ModelStatus(name, "", (VersionStatus(_VERSION, Phase.READY),))
-                for name in sorted(self._rollout.serving)
+                for name in sorted(self._roll.serving)
             ]
             return Index(self._events.epoch, self._events.revision, tuple(statuses))
 
@@ -124,28 +124,28 @@ class Fleet:
         """Records what a server has and which steps have ended, and goes on."""
         with self._changed:
             self._unreported.discard(server)
-            self._act(self._rollout.seen(server, sight, ended, self._clock()))
+            self._act(self._roll.seen(server, sight, ended, self._clock()))
 
     def on_lost(self, server: str, reason: str, ended: list[Ended]) -> None:
         """Records that a server can't be reached, and goes on without it."""
         with self._changed:
             self._unreported.discard(server)
-            self._act(self._rollout.lost(server, reason, ended, self._clock()))
+            self._act(self._roll.lost(server, reason, ended, self._clock()))
 
     def _act(self, steps: Iterable[Step]) -> None:
-        """Carries out what the rollout has decided; the lock is held."""
-        rollout = self._rollout
-        for note in rollout.notes:
+        """Carries out what the roll has decided; the lock is held."""
+        roll = self._roll
+        for note in roll.notes:
             log.log(note.level, "%s", note.text)
-        rollout.notes.clear()
-        if rollout.strangers:
-            rollout.strangers = False
+        roll.notes.clear()
+        if roll.strangers:
+            roll.strangers = False
             self._events.close()
             self._events = EventLog(wall_seconds)  # the planner looks at everything anew
-        for change in rollout.changes:
+        for change in roll.changes:
             phase = Phase.READY if change.serves else Phase.UNLOADED
             self._events.append(change.model, _VERSION, phase)
-        rollout.changes.clear()
+        roll.changes.clear()
         for step in steps:
             if not self._stopped:
                 log.info("server %s: %s model '%s'", step.server, _DOING[step.kind], step.model)
@@ -170,10 +170,10 @@ class Fleet:
         with self._changed:
             while not self._stopped:
                 now = self._clock()
-                at = self._rollout.wake_at(now)
+                at = self._roll.wake_at(now)
                 self._changed.wait(None if at is None else (at - now) / _S)
                 if at is not None and self._clock() >= at:
-                    self._act(self._rollout.tick(self._clock()))
+                    self._act(self._roll.tick(self._clock()))
 
 
 _DOING = {"load": "loading", "unload": "unloading"}

@@ -33,7 +33,7 @@ from conch_fleet.placement import Demand, Placement, Room, place
 from conch_fleet.placement_file import PlacementRules
 
 
-class Rollout:
+class Roll:
     """State machine of a fleet; not thread-safe.
 
     Attributes:

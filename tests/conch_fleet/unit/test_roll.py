@@ -1,4 +1,4 @@
-"""The rollout as a pure function: turns, failures, servers that are lost and return, what always holds."""
+"""The roll as a pure function: turns, failures, servers that are lost and return, what always holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conch_control.planner.plan import FIRST_RETRY_NS, LAST_RETRY_NS
 from conch_control.remote_api.messages import UnreachableError
 from conch_fleet.fleet_state import Change, Sight, Step
 from conch_fleet.placement_file import FleetServer, PlacementRules, Rule
-from conch_fleet.rollout import Rollout
+from conch_fleet.roll import Roll
 
 GRACE = 100 * LAST_RETRY_NS
 SERVERS = ("a", "b", "c")
@@ -33,12 +33,12 @@ class FakeServer:
 
 
 class FakeFleet:
-    """Servers that do what the rollout says when the test lets them; files have a number each."""
+    """Servers that do what the roll says when the test lets them; files have a number each."""
 
     def __init__(self, *rules: Rule, servers: tuple[FleetServer, ...] = ()) -> None:
         specs = servers or tuple(map(FleetServer, SERVERS))
         self.now = 1
-        self.rollout = Rollout(PlacementRules(specs, rules), GRACE, self.now)
+        self.roll = Roll(PlacementRules(specs, rules), GRACE, self.now)
         self.servers = {each.address: FakeServer() for each in specs}
         self.files: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
@@ -49,25 +49,25 @@ class FakeFleet:
     def take(self, steps: list[Step]) -> list[Step]:
         for step in steps:
             self.servers[step.server].running.append(step)
-        self.notes += [note.text for note in self.rollout.notes if note.level >= logging.WARNING]
-        self.rollout.notes.clear()
+        self.notes += [note.text for note in self.roll.notes if note.level >= logging.WARNING]
+        self.roll.notes.clear()
         return steps
 
     def look(self, address: str, *ended: tuple[Step, ConchError | None]) -> list[Step]:
         server = self.servers[address]
         if not server.up:
-            return self.take(self.rollout.lost(address, "gone", ended, self.now))
+            return self.take(self.roll.lost(address, "gone", ended, self.now))
         serving = {name: self.sizes.get(name) for name in server.serving}
         sight = Sight(f"{address}{server.life}", serving, server.draining)
-        return self.take(self.rollout.seen(address, sight, ended, self.now))
+        return self.take(self.roll.seen(address, sight, ended, self.now))
 
     def change(self, name: str, parts: tuple[str, ...] = ()) -> list[Step]:
         self.files[name] = self.files.get(name, 0) + 1
-        return self.take(self.rollout.want(name, parts, self.now))
+        return self.take(self.roll.want(name, parts, self.now))
 
     def remove(self, name: str) -> list[Step]:
         self.files.pop(name, None)
-        return self.take(self.rollout.drop(name, self.now))
+        return self.take(self.roll.drop(name, self.now))
 
     def end(self, step: Step, error: ConchError | None = None) -> list[Step]:
         server = self.servers[step.server]
@@ -81,7 +81,7 @@ class FakeFleet:
 
     def wait(self, time: int) -> list[Step]:
         self.now += time
-        return self.take(self.rollout.tick(self.now))
+        return self.take(self.roll.tick(self.now))
 
     def kill(self, address: str) -> list[Step]:
         server = self.servers[address]
@@ -119,7 +119,7 @@ def rolled_out(
     for name in models:
         fleet.change(name)
         fleet.finish()
-        assert fleet.rollout.load_result(name) is True
+        assert fleet.roll.load_result(name) is True
     return fleet
 
 
@@ -130,9 +130,9 @@ def test_one_server_after_the_other() -> None:
         for address in SERVERS:
             assert where(steps) == [("load", address, "m")]
             assert steps[0].replaces == (number == 2)
-            assert fleet.rollout.load_result("m") is False
+            assert fleet.roll.load_result("m") is False
             steps = fleet.end(steps[0])
-        assert (steps, fleet.rollout.load_result("m")) == ([], True)
+        assert (steps, fleet.roll.load_result("m")) == ([], True)
         assert fleet.serving("m") == dict.fromkeys(SERVERS, number)
 
 
@@ -148,7 +148,7 @@ def test_a_failure_holds_the_model_until_its_files_change() -> None:
     fleet = rolled_out()
     (step,) = fleet.change("m")
     assert fleet.end(step, InternalError("boom")) == []
-    result = fleet.rollout.load_result("m")
+    result = fleet.roll.load_result("m")
     assert isinstance(result, InternalError) and result.message == "server a: boom"
     assert fleet.notes[-1] == "model 'm' is held, as a could not load it; what they have serves on: a, b, c"
     assert fleet.wait(GRACE) == []
@@ -164,8 +164,8 @@ def test_a_failure_that_may_pass_is_tried_again() -> None:
     wait = FIRST_RETRY_NS
     for _ in range(3):
         assert fleet.end(step, UnavailableError("busy")) == []
-        assert isinstance(fleet.rollout.load_result("m"), UnavailableError)
-        assert fleet.rollout.wake_at(fleet.now) == fleet.now + wait
+        assert isinstance(fleet.roll.load_result("m"), UnavailableError)
+        assert fleet.roll.wake_at(fleet.now) == fleet.now + wait
         assert fleet.wait(wait - 1) == []
         (step,) = fleet.wait(1)
         assert step.server == "a", "the others wait"
@@ -182,9 +182,9 @@ def test_a_server_that_dies_and_returns_gets_its_models_before_the_roll_goes_on(
     assert step.server == "b"
     (step,) = fleet.kill("b")
     assert step.server == "c", "the roll goes on without it"
-    assert fleet.rollout.load_result("m") is False
+    assert fleet.roll.load_result("m") is False
     assert fleet.end(step) == []
-    assert fleet.rollout.load_result("m") is True
+    assert fleet.roll.load_result("m") is True
     (on_a,) = fleet.change("n")
     (m_again,) = fleet.restart("b")
     assert where([on_a, m_again]) == [("load", "a", "n"), ("load", "b", "m")]
@@ -224,7 +224,7 @@ def test_replicas_of_a_lost_server_go_elsewhere_and_the_surplus_goes() -> None:
     server = fleet.servers["a"]
     server.up = False  # out of reach, but it serves on
     assert fleet.look("a") == []
-    assert fleet.rollout.wake_at(fleet.now) == fleet.now + GRACE
+    assert fleet.roll.wake_at(fleet.now) == fleet.now + GRACE
     assert fleet.wait(GRACE - 1) == []
     (step,) = fleet.wait(1)
     assert where([step]) == [("load", "c", "m")]
@@ -267,17 +267,17 @@ def test_a_load_that_a_server_breaks_off_as_it_stops_holds_nothing() -> None:
     (step,) = fleet.end(step, InternalError("cancelled"))
     assert step.server == "b"
     fleet.finish()
-    assert fleet.rollout.load_result("m") is True
+    assert fleet.roll.load_result("m") is True
 
 
 def test_what_others_do() -> None:
     fleet = rolled_out()
-    fleet.rollout.changes.clear()
+    fleet.roll.changes.clear()
     fleet.servers["a"].serving.clear()
     assert fleet.look("a") == [], "an unload by others holds until the files change"
     fleet.servers["b"].serving["x"] = 1
     assert fleet.look("b") == []
-    assert fleet.rollout.changes == [Change("m", True), Change("x", True)]
+    assert fleet.roll.changes == [Change("m", True), Change("x", True)]
     fleet.change("m")
     fleet.finish()
     assert fleet.serving("m") == dict.fromkeys(SERVERS, 2)
@@ -290,9 +290,9 @@ def test_a_model_that_is_dropped() -> None:
     fleet.look("c")
     steps = fleet.remove("m")
     assert where(steps) == [("unload", "a", "m"), ("unload", "b", "m")]
-    assert fleet.rollout.unload_result("m") is False
+    assert fleet.roll.unload_result("m") is False
     fleet.end(steps[0], InternalError("no"))
-    assert isinstance(fleet.rollout.unload_result("m"), InternalError)
+    assert isinstance(fleet.roll.unload_result("m"), InternalError)
     fleet.end(steps[1])
     assert where(fleet.wait(FIRST_RETRY_NS)) == [("unload", "a", "m")]
     fleet.servers["c"].up = True
@@ -327,7 +327,7 @@ def test_measured_memory_counts() -> None:
 def test_no_server_can_have_it() -> None:
     fleet = FakeFleet(Rule("m", labels={"gpu": "true"}))
     assert fleet.change("m") == []
-    result = fleet.rollout.load_result("m")
+    result = fleet.roll.load_result("m")
     assert isinstance(result, InvalidArgumentError)
     assert result.message.startswith(
         "no server can have model 'm': 0 of all copies placed: a has not the label"
@@ -339,8 +339,8 @@ def test_no_server_can_be_reached() -> None:
     for address in SERVERS:
         fleet.kill(address)
     assert fleet.change("m") == []
-    assert isinstance(fleet.rollout.load_result("m"), UnreachableError)
-    assert not fleet.rollout.reached
+    assert isinstance(fleet.roll.load_result("m"), UnreachableError)
+    assert not fleet.roll.reached
 
 
 ADDRESS = st.sampled_from(SERVERS)
@@ -414,7 +414,7 @@ class Fleets(RuleBasedStateMachine):
             number = fleet.files.get(name)
             found = fleet.serving(name)
             assert set(found.values()) <= {number}, (name, found, number)
-            rule = fleet.rollout.placement().servers.get(name, ())
+            rule = fleet.roll.placement().servers.get(name, ())
             assert sorted(found) == sorted(rule if number else ())
 
 
