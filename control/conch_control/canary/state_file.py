@@ -62,7 +62,7 @@ class StateDirectory:
                 path.unlink(missing_ok=True)
                 continue
             try:
-                model, saved = _decoded(json.loads(path.read_bytes()))
+                model, saved = decoded(json.loads(path.read_bytes()))
                 if path.name != file_name(model):
                     raise ValueError(f"it is of model '{model}', which has {file_name(model)}")
             except (
@@ -81,7 +81,7 @@ class StateDirectory:
         temporary = path.with_name(path.name + _TEMPORARY)
         try:
             with temporary.open("w", encoding="utf-8") as file:
-                json.dump(_encoded(model, saved), file, indent=1)
+                json.dump(encoded(model, saved), file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -113,7 +113,8 @@ def file_name(model: str) -> str:
     return f"{name}.json"
 
 
-def _encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
+def encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
+    """The content of a state file."""
     progress = {field.name: getattr(saved.progress, field.name) for field in dataclasses.fields(Progress)}
     progress["state"] = saved.progress.state.value
     progress["refused"] = [
@@ -131,8 +132,8 @@ def _encoded(model: str, saved: SavedRollout) -> dict[str, Any]:
     return content
 
 
-def _decoded(content: Any) -> tuple[str, SavedRollout]:
-    """Model and state. Raises ValueError: something is wrong, named by its field."""
+def decoded(content: Any) -> tuple[str, SavedRollout]:
+    """Model and state of a state file. Raises ValueError: something is wrong, named by its field."""
     _check_fields(
         "", content, {"format": int, "model": str, "progress": dict}, {"declaration": dict, "history": list}
     )

@@ -56,7 +56,8 @@ class RolloutReport:
     """A model's labels and rollout.
 
     Attributes:
-        source: ``file`` if rollout.toml declares them, ``api`` if calls do.
+        source: ``file`` if rollout.toml declares them, ``api`` if calls do, ``fleet`` if another process
+            manages them.
         id: Number of the newest rollout; 0 before the first.
         state: ``IDLE``, ``LOADING``, ``STEP``, ``PAUSED``, ``BAKING``, ``ROLLING_BACK``, ``ABORTING``,
             ``ABORTED``, ``DONE``, ``FAILED`` or ``SPLIT``.
@@ -80,6 +81,8 @@ class RolloutReport:
         labels: Versions by label, as declared.
         declaration: The table ``rollout`` as JSON; empty for labels alone.
         history: Transitions, oldest first.
+        managed_by: The process that runs the rollout on several servers; empty for the server itself.
+        managed_state: Its state of the rollout, as JSON; for that process alone.
     """
 
     model: str
@@ -106,6 +109,8 @@ class RolloutReport:
     labels: Mapping[str, int] = field(default_factory=dict)
     declaration: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[RolloutTransition, ...] = ()
+    managed_by: str = ""
+    managed_state: str = ""
 
     @property
     def rolls(self) -> bool:
@@ -114,7 +119,9 @@ class RolloutReport:
 
     def as_object(self) -> dict[str, Any]:
         """The report as JSON."""
-        return asdict(self)
+        found = asdict(self)
+        del found["managed_state"]
+        return found
 
 
 class RolloutControl(Protocol):
