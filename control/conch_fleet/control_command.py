@@ -97,9 +97,8 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
                 values.state_directory,
             )
             stack.enter_context(closing(fleet))
-            port = None if port_options is None else ControlPort(fleet, port_options)
             planner = Planner(fleet, repositories, settings)
-            return _run(fleet, planner, port, [each.target for each in connections])
+            return _run(fleet, planner, port_options, [each.target for each in connections])
     except ConchError as error:
         print(f"conch control: {error.message}", file=sys.stderr)
         return USAGE
@@ -197,12 +196,13 @@ def _port_options(values: argparse.Namespace) -> ControlPortOptions | None:
         raise UsageError(str(error)) from None
 
 
-def _run(fleet: Fleet, planner: Planner, port: ControlPort | None, targets: Sequence[str]) -> int:
+def _run(fleet: Fleet, planner: Planner, options: ControlPortOptions | None, targets: Sequence[str]) -> int:
+    port = None if options is None else ControlPort(fleet, options)
     with _until_signalled() as stop:
         fleet.start()
-        if port is not None:
-            number = port.start()
-            log.info("control port of the fleet: %d", number)
+        if port is not None and options is not None:
+            port.start()
+            log.info("the fleet's control port is %s, %s", options.target, options.security)
         planner.start()
         log.info("planning for %s", ", ".join(targets))
         # Waits in steps: a signal just before an endless wait would be noticed late.

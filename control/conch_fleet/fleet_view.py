@@ -203,7 +203,7 @@ def _plus(total: ManagedVersion, now: ManagedVersion, before: ManagedVersion) ->
 
 
 def _sum(total: Counts, now: Counts, before: Counts) -> Counts:
-    if now.requests < before.requests:  # loaded again
+    if now.requests < before.requests or len(now.latencies) < len(before.latencies):  # loaded again
         before = Counts()
     new = now.minus(before)
     latencies = tuple(a + b for a, b in zip_longest(total.latencies, new.latencies, fillvalue=0))
