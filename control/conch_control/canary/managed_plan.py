@@ -33,12 +33,13 @@ class ManagedPlan(RolloutPlan):
     Attributes:
         manager: Name of the process that runs the rollout.
         alarm: Why the candidate was left; empty if it was not.
+        given: The manager's progress.
     """
 
     from_file: bool = False
     manager: str = ""
     alarm: str = field(default="", init=False)
-    _given: Progress = field(default_factory=Progress, init=False)
+    given: Progress = field(default_factory=Progress, init=False)
     _lease_ns: int = field(default=0, init=False)
     _heard: int = field(default=0, init=False)
     _silent: bool = field(default=False, init=False)  # the lease has ended
@@ -62,7 +63,7 @@ class ManagedPlan(RolloutPlan):
         self, manager: str, declaration: Declaration, progress: Progress, lease_ns: int, now: int
     ) -> list[Action]:
         """Processes what the manager says, which also renews its lease."""
-        before, self._given = self._given, progress
+        before, self.given = self.given, progress
         self.manager, self._lease_ns, self._heard = manager, lease_ns, now
         if progress.number != before.number:
             self.alarm = ""
@@ -88,7 +89,7 @@ class ManagedPlan(RolloutPlan):
         """
         if call is not Call.ABORT:
             self._refuse_calls()
-        if self._given.state not in (*_TESTED, State.BAKING):
+        if self.given.state not in (*_TESTED, State.BAKING):
             self._fail(f"is {self.progress.state.value}; there is nothing to abort")
         self._abort("aborted by a call", now)
         return self._act(now)
@@ -125,7 +126,7 @@ class ManagedPlan(RolloutPlan):
 
     def _follow(self, now: int) -> None:
         """The progress that this server has with the manager's."""
-        given = self._given
+        given = self.given
         self._silent = given.state in _TESTED and now >= self._heard + self._lease_ns
         if given.candidate is not None:  # digests are the server's own
             given = replace(given, digest=self._sight(given.candidate).files)
@@ -154,7 +155,7 @@ class ManagedPlan(RolloutPlan):
 
     @property
     def _can_go_back(self) -> bool:
-        return self._given.previous is not None and bool(self._sight(self._given.previous).serves)
+        return self.given.previous is not None and bool(self._sight(self.given.previous).serves)
 
     def _abort(self, reason: str, now: int, called: bool = False) -> None:
         self.alarm = self.alarm or reason
