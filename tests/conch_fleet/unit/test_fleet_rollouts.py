@@ -229,11 +229,12 @@ class AnyOrder(RuleBasedStateMachine):
         server.do(server.plan.judged(FAIL, server.plan.window, fleet.now))
         if state in TESTED and server.up and server.plan.progress.number == number:
             assert server.traffic is None or server.traffic.candidate is None
-            tested = fleet.plan.progress.state in TESTED
+            tested, loaded = fleet.plan.progress.state in TESTED, bool(server.loaded)
             fleet.tell(name)
-            if tested and server.plan.alarm and server.loaded:
-                assert fleet.plan.progress.state in (State.ABORTING, State.ABORTED)
-                assert f"server {name}: all fail" in fleet.plan.progress.reason
+            progress = fleet.plan.progress
+            if tested and loaded and progress.number == number:
+                assert progress.state in (State.ABORTING, State.ABORTED)
+                assert f"server {name}: all fail" in progress.reason
 
     @rule(minutes=st.integers(1, 3))
     def wait(self, minutes: int) -> None:
